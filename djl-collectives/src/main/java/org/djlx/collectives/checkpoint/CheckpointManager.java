@@ -279,6 +279,12 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private static DataParallelTrainer own(Trainer trainer, String call) {
         if (trainer instanceof DataParallelTrainer own) {
             own.prepare(call);
+            if (own.isSharded()) {
+                throw new IllegalArgumentException(
+                        call
+                                + ": a CheckpointManager needs a trainer with NO_SHARD; this one"
+                                + " divides its optimizer's state among the ranks");
+            }
             return own;
         }
         throw new IllegalArgumentException(

@@ -93,6 +93,17 @@ final class P2pModel implements Model {
             LOG.info("Rank {} does not save {}: rank 0 saves it.", process, newModelName);
             return;
         }
+        for (Pair<String, Parameter> named : getBlock().getParameters()) {
+            Parameter parameter = named.getValue();
+            if (parameter.isInitialized() && parameter.getArray().isReleased()) {
+                throw new IllegalStateException(
+                        "save: the parameter '"
+                                + named.getKey()
+                                + "' is divided among the ranks or closed; save between"
+                                + " trainer.summonFullParameters() and its close(), or after the"
+                                + " trainer is closed");
+            }
+        }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
         // Creating the directory fails most often, so it comes first: all ranks then fail before a

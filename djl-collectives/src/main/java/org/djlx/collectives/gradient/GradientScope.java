@@ -131,23 +131,31 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Runs code on the calling thread within this scope, with gradients on.
+     * Runs code on the calling thread within this scope, with gradients on. A scope that is open on
+     * the thread is set aside meanwhile, so that a {@link GradientRule} can compute an operator
+     * again.
      *
      * @param body the code
      * @param <T> the type of the result
      * @return the result of the code
-     * @throws IllegalStateException if a scope is open on this thread, or this scope is closed
+     * @throws IllegalStateException if this scope is closed, or open on this thread already
      */
     public <T> T within(Supplier<T> body) {
         checkOpen();
-        enter();
+        GradientScope outer = CURRENT.get();
+        if (outer == this) {
+            throw new IllegalStateException("this GradientScope is open on this thread already");
+        }
+        CURRENT.set(this);
+        memory.enter();
         boolean before = JniUtils.isGradMode();
         JniUtils.setGradMode(true);
         try {
             return body.get();
         } finally {
             JniUtils.setGradMode(before);
-            exit();
+            memory.exit();
+            CURRENT.set(outer);
         }
     }
 

@@ -40,6 +40,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private boolean syncBatchNorm = flag("syncBatchNorm", Flag.TRUE);
     private boolean checkForward = flag("checkForward", Flag.TRUE);
     private boolean join = flag("join", Flag.FALSE);
+    private ShardingStrategy sharding =
+            property("shardingStrategy", ShardingStrategy.class, ShardingStrategy.NO_SHARD);
     private ProcessGroup group;
 
     /**
@@ -218,6 +220,25 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets what the ranks divide among each other. All ranks must set the same strategy. Losses
+     * equal those of undivided ranks. While a trainer with {@link ShardingStrategy#FULL_SHARD} is
+     * open, using the block's own arrays throws, except within {@link
+     * DataParallelTrainer#summonFullParameters}; its {@code close} gives the block whole arrays
+     * again. The optimizer's state ends with the trainer.
+     *
+     * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
+     *     property {@code org.djlx.shardingStrategy}
+     * @return this configuration
+     */
+    public DataParallelConfig optShardingStrategy(ShardingStrategy strategy) {
+        if (strategy == null) {
+            throw new IllegalArgumentException("optShardingStrategy: strategy is null");
+        }
+        sharding = strategy;
+        return this;
+    }
+
+    /**
      * Sets the process group of trainers that have one rank each, in processes or threads. Unless
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
@@ -275,6 +296,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String backend(boolean gpu) {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    ShardingStrategy shardingStrategy() {
+        return sharding;
     }
 
     boolean checkForward() {

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
@@ -404,7 +405,13 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         Block block = getModel().getBlock();
-        replicas.forEach(replica -> replica.load(block));
+        if (isSharded()) {
+            requireDivisible(block);
+        }
+        replicas.forEach(replica -> replica.load(block, processes));
+        if (isFullySharded()) {
+            replicas.get(0).shards().closeOriginals();
+        }
         alignOptimizer();
         loaded = true;
         if (replicas.get(0).group() != null) {
@@ -416,6 +423,71 @@ public final class DataParallelTrainer extends Trainer {
                         replica.verify("before training", false);
                     });
         }
+    }
+
+    /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
+    public boolean isSharded() {
+        return settings.shardingStrategy() != ShardingStrategy.NO_SHARD
+                && replicas.get(0).group() != null;
+    }
+
+    private boolean isFullySharded() {
+        return settings.shardingStrategy() == ShardingStrategy.FULL_SHARD
+                && replicas.get(0).group() != null;
+    }
+
+    /** Refuses what the sharding strategy cannot divide. */
+    private void requireDivisible(Block block) {
+        OptimizerState state = new OptimizerState(optimizer);
+        if (!isFullySharded()) {
+            return;
+        }
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
+                            + " among the ranks of group '"
+                            + parts.name()
+                            + "' already; use SHARD_OPTIMIZER");
+        }
+        for (Parameter parameter : block.getParameters().values()) {
+            if (state.count(parameter.getId()) != null) {
+                throw new IllegalStateException(
+                        "initialize: the optimizer has state of an earlier trainer, which"
+                                + " FULL_SHARD cannot divide; create a new optimizer");
+            }
+        }
+    }
+
+    /** The end of {@link #summonFullParameters}. */
+    public interface FullParameters extends AutoCloseable {
+
+        @Override
+        void close();
+    }
+
+    /**
+     * Gathers the parameters of a trainer with {@link ShardingStrategy#FULL_SHARD} into the block's
+     * own arrays, for example to save the model. All processes call it. The arrays are copies:
+     * changes are lost. Otherwise does nothing.
+     *
+     * @return to be closed; it frees the arrays
+     * @throws IllegalStateException if the trainer is closed or broken
+     */
+    public FullParameters summonFullParameters() {
+        prepare("summonFullParameters");
+        if (!isFullySharded()) {
+            return () -> {};
+        }
+        restore();
+        return replicas.get(0).shards()::closeOriginals;
+    }
+
+    private void restore() {
+        FullyShard first = replicas.get(0).shards();
+        eachRank(replica -> replica.shards().acquireAll());
+        first.restore(getModel().getNDManager());
+        eachRank(replica -> replica.shards().releaseAll());
     }
 
     /** Copies parameters that the program has written to since the last step to all ranks. */
@@ -527,11 +599,9 @@ public final class DataParallelTrainer extends Trainer {
                 replicas.forEach(Replica::beginBackward);
             }
             pass.run();
-            if (reduced) {
+            if (reduced && replicas.get(0).synchronizes()) {
                 eachRank(Replica::reduce);
-                if (replicas.size() > 1) {
-                    replicas.get(0).noteGradients();
-                }
+                noteGradients();
             }
         }
 
@@ -543,6 +613,12 @@ public final class DataParallelTrainer extends Trainer {
         @Override
         public void close() {
             scope.close();
+        }
+    }
+
+    private void noteGradients() {
+        if (replicas.size() > 1) {
+            replicas.get(0).noteGradients();
         }
     }
 
@@ -570,7 +646,8 @@ public final class DataParallelTrainer extends Trainer {
         replicas.forEach(Replica::followFreezing);
         Block block = getModel().getBlock();
         GradientScope scope = GradientScope.current().orElse(null);
-        if (scope == null && replicas.size() > 1 && JniUtils.isGradMode()) {
+        boolean scoped = replicas.size() > 1 || isFullySharded();
+        if (scope == null && scoped && JniUtils.isGradMode()) {
             throw new IllegalStateException(
                     "forward: gradients are on, but no collector of this trainer is open on this"
                             + " thread, so the gradients of "
@@ -603,7 +680,9 @@ public final class DataParallelTrainer extends Trainer {
                 false,
                 null,
                 (rank, part, labels) ->
-                        block.forward(replicas.get(rank).store(), part, false, null));
+                        isFullySharded()
+                                ? replicas.get(rank).shards().forward(part, null, false, null)
+                                : block.forward(replicas.get(rank).store(), part, false, null));
     }
 
     private NDList forward(
@@ -618,6 +697,9 @@ public final class DataParallelTrainer extends Trainer {
         SplitCheck check = null;
         if (training && layout == null) {
             Block block = getModel().getBlock();
+            if (isFullySharded() && settings.checkForward()) {
+                eachRank(replica -> replica.shards().acquireAll());
+            }
             check =
                     settings.checkForward()
                             ? new SplitCheck(
@@ -640,18 +722,22 @@ public final class DataParallelTrainer extends Trainer {
             NDList predictions =
                     SplitForward.run(
                             workers,
-                            !training || !SyncBatchNorm.isIn(getModel().getBlock()),
+                            !isFullySharded()
+                                    && (!training || !SyncBatchNorm.isIn(getModel().getBlock())),
                             devices,
                             data,
                             labels,
                             arrays,
                             scope,
-                            training,
+                            training || isFullySharded(), // All ranks gather.
                             body,
                             (rank, idle) -> replicas.get(rank).setIdle(idle),
                             passes::add);
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
+                if (isFullySharded()) {
+                    eachRank(replica -> replica.shards().releaseAll());
+                }
             }
             if (training && layout == null && data.head().getShape().get(0) > 1) {
                 layout = arrays; // A single row does not tell what is the batch.
@@ -670,6 +756,106 @@ public final class DataParallelTrainer extends Trainer {
         passes.forEach(SplitForward::close);
         passes.clear();
         replicas.forEach(Replica::forgetPasses);
+    }
+
+    /**
+     * Reduces the gradients of all ranks, and scales them so that their norm is at most a limit, as
+     * PyTorch's {@code clip_grad_norm_}. Call it between backward pass and {@link #step}; all
+     * processes call it.
+     *
+     * @param maxNorm the greatest norm, positive
+     * @return the 2-norm of all reduced gradients together before they were scaled, the same on all
+     *     ranks; parameters that are {@linkplain DividedBlock divided} among ranks count as a
+     *     whole. If it is NaN or infinite, so are gradients after the call
+     * @throws IllegalArgumentException if {@code maxNorm} is not positive
+     * @throws IllegalStateException if the trainer is closed or broken, or with {@link
+     *     DataParallelConfig#optJoin}
+     */
+    public double clipGradNorm(double maxNorm) {
+        requirePositive("clipGradNorm: maxNorm", maxNorm);
+        finishBackward("clipGradNorm");
+        double[] norms = new double[replicas.size()];
+        Block block = getModel().getBlock();
+        eachRank(replica -> norms[replica.index()] = replica.clipNorm(block, maxNorm));
+        noteGradients();
+        return norms[0];
+    }
+
+    /**
+     * Reduces the gradients of all ranks, and limits each element to [-clipValue, clipValue], as
+     * PyTorch's {@code clip_grad_value_}. Call it between backward pass and {@link #step}; all
+     * processes call it.
+     *
+     * @param clipValue the greatest absolute value, positive
+     * @throws IllegalArgumentException if {@code clipValue} is not positive
+     * @throws IllegalStateException as {@link #clipGradNorm}
+     */
+    public void clipGradValue(double clipValue) {
+        requirePositive("clipGradValue: clipValue", clipValue);
+        finishBackward("clipGradValue");
+        eachRank(replica -> replica.clipValue(clipValue));
+        noteGradients();
+    }
+
+    private static void requirePositive(String name, double value) {
+        if (!(value > 0)) {
+            throw new IllegalArgumentException(name + " must be positive, not " + value);
+        }
+    }
+
+    private void finishBackward(String call) {
+        requireUsable(call);
+        refuseJoin(call);
+        closePasses();
+        follow();
+        sendChangedGradients();
+    }
+
+    private void refuseJoin(String call) {
+        if (settings.join() && group() != null) {
+            throw new IllegalStateException(
+                    call
+                            + " is not possible with optJoin: ranks that have no batch left would"
+                            + " not take part; clip with the optimizer (optClipGrad), or leave out"
+                            + " optJoin");
+        }
+    }
+
+    /** The end of {@link #noSync}. */
+    public interface NoSync extends AutoCloseable {
+
+        @Override
+        void close();
+    }
+
+    /**
+     * Has backward passes add to each rank's gradients without reducing them, as DDP's {@code
+     * no_sync}, to accumulate gradients of several batches with the communication of one:
+     *
+     * <pre>{@code
+     * try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
+     *     for (NDList batch : firstBatches) {
+     *         backward(trainer, batch); // each with a collector of its own
+     *     }
+     * }
+     * backward(trainer, lastBatch); // reduces the gradients of all batches
+     * trainer.step();
+     * }</pre>
+     *
+     * <p>All ranks open and close it around the same passes. {@link #step}, {@link #clipGradNorm}
+     * and {@link #clipGradValue} reduce what is left, also while it is open. Losses add up: divide
+     * them by the number of batches for a mean. Until they are reduced, a gradient that the program
+     * reads is that of the first rank's rows.
+     *
+     * @return to be closed before the last batch
+     * @throws IllegalStateException if the trainer is closed or broken, or with {@link
+     *     DataParallelConfig#optJoin}
+     */
+    public NoSync noSync() {
+        requireUsable("noSync");
+        refuseJoin("noSync");
+        replicas.forEach(replica -> replica.setSynchronizes(false));
+        return () -> replicas.forEach(replica -> replica.setSynchronizes(true));
     }
 
     @Override
@@ -838,6 +1024,10 @@ public final class DataParallelTrainer extends Trainer {
                     eachRank(replica -> replica.verify("after training", true));
                 }
                 replicas.get(0).writeBack();
+                if (isFullySharded()) {
+                    restore();
+                }
+                replicas.forEach(replica -> replica.forgetState(optimizer));
             }
         } finally {
             ownGroups.forEach(ProcessGroup::destroy);

@@ -2,6 +2,7 @@
 package org.djlx.collectives.train;
 
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import java.util.Objects;
 import org.djlx.collectives.ProcessGroup;
 
@@ -16,6 +17,16 @@ public interface DividedBlock extends Block {
 
     /** {@return the ranks that share the parameters} */
     ProcessGroup group();
+
+    /**
+     * {@return how many ranks of the group hold the same values of a parameter; the parameter
+     * counts once in the norm of the gradients}
+     *
+     * @param parameter a parameter of this block itself
+     */
+    default int copies(Parameter parameter) {
+        return 1;
+    }
 
     /**
      * Finds the group of the first divided block among a block and its descendants.

@@ -5,6 +5,8 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.util.Pair;
+import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.IdentityHashMap;
@@ -198,24 +200,34 @@ final class GradientBuckets {
         bucket.issue(group, op, compression, manager);
     }
 
-    /** Issues the remaining buckets and waits for all: the gradients are those of all ranks. */
-    void reduce(List<NDArray> parameters) {
+    /**
+     * Issues the remaining buckets and waits for all: the gradients are those of all ranks, and may
+     * be changed in place until {@link #finish}.
+     *
+     * @return the gradient of each parameter, in the order of the buckets
+     */
+    PairList<NDArray, NDArray> reduce(List<NDArray> parameters) {
         if (issued == 0) {
             plan(parameters);
         }
         while (issued < buckets.size()) {
             issueNext();
         }
+        // No map: NDArray.equals compares elements.
+        PairList<NDArray, NDArray> reduced = new PairList<>();
         for (Bucket bucket : buckets) {
             bucket.complete();
-            for (int i = 0; !carried.isEmpty() && i < bucket.parameters.size(); i++) {
-                NDArray sum = carried.remove(bucket.parameters.get(i));
+            for (int i = 0; i < bucket.parameters.size(); i++) {
+                NDArray parameter = bucket.parameters.get(i);
+                NDArray sum = carried.remove(parameter);
                 if (sum != null) {
                     TorchInPlace.add(bucket.gradients.get(i), sum);
                     sum.close();
                 }
+                reduced.add(parameter, bucket.gradients.get(i));
             }
         }
+        return reduced;
     }
 
     /** Returns the reduced gradient of a parameter, after {@link #reduce}; null after the step. */
@@ -231,10 +243,7 @@ final class GradientBuckets {
 
     /** Reduces the gradients, and returns whether all are zero. */
     boolean areZero(List<NDArray> parameters) {
-        reduce(parameters);
-        return buckets.stream()
-                .flatMap(bucket -> bucket.gradients.stream())
-                .allMatch(GradientBuckets::isZero);
+        return reduce(parameters).values().stream().allMatch(GradientBuckets::isZero);
     }
 
     private static boolean isZero(NDArray gradient) {
@@ -246,12 +255,9 @@ final class GradientBuckets {
 
     /** Reduces the gradients, and passes each to a visitor. */
     void finish(List<NDArray> parameters, Visitor visitor) {
-        reduce(parameters);
-        for (Bucket bucket : buckets) {
-            for (int i = 0; i < bucket.parameters.size(); i++) {
-                visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
-                clear(bucket.parameters.get(i));
-            }
+        for (Pair<NDArray, NDArray> reduced : reduce(parameters)) {
+            visitor.visit(reduced.getKey(), reduced.getValue());
+            clear(reduced.getKey());
         }
         reset();
     }

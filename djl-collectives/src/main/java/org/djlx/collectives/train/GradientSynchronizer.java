@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * All-reduces gradients after each batch, for programs that keep DJL's engine {@code PyTorch} and
@@ -59,10 +60,10 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     }
 
     /**
-     * All-reduces the gradients of a block. All ranks must call it.
+     * All-reduces the gradients of a block. All ranks must call it. The gradient of a parameter
+     * that a rank's forward pass has not used counts as zero.
      *
      * @param block the block; the ranks' blocks differ only in the values of their parameters
-     * @throws IllegalStateException if a parameter has no gradient
      */
     public void synchronize(Block block) {
         List<NDArray> gradients = new ArrayList<>();
@@ -71,11 +72,9 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
                 if (parameter.requiresGradient()) {
                     NDArray array = parameter.getArray();
                     NDArray gradient = JniUtils.getGradient((PtNDArray) array);
-                    if (gradient == null) {
-                        throw new IllegalStateException(
-                                "GradientSynchronizer: no gradient has reached the parameter '"
-                                        + parameter.getName()
-                                        + "'; freeze it on all ranks");
+                    if (gradient == null) { // The forward pass of this rank has not used it.
+                        gradient = array.zerosLike();
+                        Torch.setGradient(array, gradient);
                     }
                     gradients.add(gradient);
                 }

@@ -3,8 +3,10 @@ package org.djlx.collectives.train;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -12,8 +14,10 @@ import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.Pair;
+import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.Collections;
 import java.util.IdentityHashMap;
 import java.util.List;
@@ -28,6 +32,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * One rank's copy of a block's parameters. The first rank of a JVM uses the block's own arrays
@@ -53,16 +58,20 @@ public final class Replica implements AutoCloseable {
         }
 
         boolean isStatistic() {
-            Parameter.Type type = parameter.getType();
-            return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
+            return FullyShard.isStatistic(parameter);
         }
     }
+
+    private static final double NORM_EPSILON = 1e-6; // as PyTorch's clip_grad_norm_
 
     private final int index; // among the ranks of this JVM
     private final Device device;
     private final ProcessGroup group; // null if it is the only rank
+    private final ReduceOp op; // of gradients
+    private final ShardingStrategy sharding;
     private final NDManager manager;
     private final Store store;
+    private FullyShard shards; // null if this rank has whole parameters
     private final List<Own> parameters = new ArrayList<>();
     private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
     // By the block's array: its autograd version when this rank's array was last copied from it.
@@ -72,10 +81,12 @@ public final class Replica implements AutoCloseable {
     private final GradientBuckets buckets;
     // By parameter: its reduced gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
+    private final Map<Own, Integer> owners = new IdentityHashMap<>(); // empty: all update all
     private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
     private int passes; // forward passes whose backward pass has not ended
     private boolean late; // whether all gradients are reduced in the step, none before
+    private boolean synchronizes = true; // whether backward passes reduce gradients
 
     Replica(
             int index,
@@ -87,6 +98,8 @@ public final class Replica implements AutoCloseable {
         this.index = index;
         this.device = device;
         this.group = group;
+        this.op = op;
+        sharding = group == null ? ShardingStrategy.NO_SHARD : settings.shardingStrategy();
         manager = parent.newSubManager(device);
         store = new Store(manager, group);
         buckets = new GradientBuckets(group, op, settings, manager);
@@ -116,13 +129,30 @@ public final class Replica implements AutoCloseable {
 
         @Override
         public NDArray getValue(Parameter parameter, Device device, boolean training) {
-            return parameter == null ? null : arrays.get(parameter.getId());
+            return parameter == null ? null : array(parameter);
+        }
+
+        NDArray array(Parameter parameter) {
+            return arrays.get(parameter.getId());
+        }
+
+        void put(Parameter parameter, NDArray array) {
+            arrays.put(parameter.getId(), array);
+        }
+
+        void remove(Parameter parameter) {
+            arrays.remove(parameter.getId());
         }
     }
 
     /** {@return this rank's device} */
     public Device device() {
         return device;
+    }
+
+    /** Returns this rank's index among the ranks of this JVM. */
+    int index() {
+        return index;
     }
 
     ProcessGroup group() {
@@ -144,21 +174,31 @@ public final class Replica implements AutoCloseable {
      */
     NDList whole(Block block, NDList data, NDList labels, boolean training) {
         try (NDManager copies = manager.newSubManager()) {
-            Store own = new Store(manager, null);
-            own.arrays.putAll(store.arrays);
-            for (Pair<String, Parameter> named : block.getParameters()) {
-                Parameter.Type type = named.getValue().getType();
-                String id = named.getValue().getId();
-                if (type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR) {
-                    NDArray copy = NoGradient.get(() -> own.arrays.get(id).duplicate());
-                    copy.attach(copies);
-                    own.arrays.put(id, copy);
-                }
-            }
+            Store own = withOwnStatistics(block, copies, null);
             return training
                     ? StagedForward.forward(block, own, data, labels)
                     : block.forward(own, data, false, null);
         }
+    }
+
+    /** Returns a store of the current arrays in which a block's statistics are copies. */
+    Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks) {
+        Store own = new Store(manager, ranks);
+        own.idle = store.idle;
+        own.arrays.putAll(store.arrays);
+        for (Parameter parameter : block.getParameters().values()) {
+            if (FullyShard.isStatistic(parameter)) {
+                NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
+                copy.attach(copies);
+                own.put(parameter, copy);
+            }
+        }
+        return own;
+    }
+
+    /** Returns this rank's shards of the parameters; null if it has whole parameters. */
+    FullyShard shards() {
+        return shards;
     }
 
     /** Sets whether this rank computes a row that counts for nothing, beside ranks with rows. */
@@ -176,12 +216,16 @@ public final class Replica implements AutoCloseable {
     }
 
     /** Creates this rank's arrays. Call it once, after the block has been initialised. */
-    void load(Block block) {
+    void load(Block block, boolean receives) {
+        if (sharding == ShardingStrategy.FULL_SHARD) {
+            shards = new FullyShard(this, block, op, receives);
+        }
         Map<NDArray, NDArray> owns = new IdentityHashMap<>();
         for (Pair<String, Parameter> named : block.getParameters()) {
             Parameter parameter = named.getValue();
             String id = parameter.getId();
-            if (store.arrays.containsKey(id)) {
+            boolean sharded = shards != null && !FullyShard.isStatistic(parameter);
+            if (sharded || store.arrays.containsKey(id)) {
                 continue; // A block may hold a parameter twice.
             }
             NDArray original = parameter.getArray();
@@ -195,11 +239,20 @@ public final class Replica implements AutoCloseable {
             owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
-            // An optimizer keeps its state by id and device. Ranks may share a device, so their ids
-            // differ.
-            String own = index == 0 ? id : id + "/" + index;
+            String own = idOf(parameter);
             parameters.add(new Own(named.getKey(), own, parameter, array, original));
         }
+        if (sharding == ShardingStrategy.SHARD_OPTIMIZER) {
+            divideUpdates();
+        }
+    }
+
+    /**
+     * Returns a parameter's id in optimizers, which keep their state by id and device. Ranks may
+     * share a device, so their ids differ.
+     */
+    String idOf(Parameter parameter) {
+        return index == 0 ? parameter.getId() : parameter.getId() + "/" + index;
     }
 
     /**
@@ -329,6 +382,15 @@ public final class Replica implements AutoCloseable {
         late = true;
     }
 
+    /** Sets whether backward passes reduce gradients; otherwise they only add to them. */
+    void setSynchronizes(boolean synchronizes) {
+        this.synchronizes = synchronizes;
+    }
+
+    boolean synchronizes() {
+        return synchronizes;
+    }
+
     /** Counts a pass. Its backward pass ends with a call of {@link #ready} with {@code last}. */
     void passBegun() {
         passes++;
@@ -339,7 +401,7 @@ public final class Replica implements AutoCloseable {
      * them.
      */
     void ready(Set<Parameter> complete, boolean last) {
-        if (passes == 1 && !late) {
+        if (passes == 1 && !late && synchronizes) {
             buckets.ready(
                     complete.stream()
                             .map(parameter -> store.arrays.get(parameter.getId()))
@@ -373,6 +435,9 @@ public final class Replica implements AutoCloseable {
     void forgetPasses() {
         passes = 0;
         late = false;
+        if (shards != null) {
+            shards.reset();
+        }
     }
 
     /** Removes all gradients, including those of frozen parameters. */
@@ -380,6 +445,9 @@ public final class Replica implements AutoCloseable {
         versions.clear();
         buckets.reset();
         parameters.forEach(own -> clear(own.array));
+        if (shards != null) {
+            shards.zeroGradients();
+        }
     }
 
     private static void clear(NDArray array) {
@@ -395,6 +463,81 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
+     * Reduces the gradients, and multiplies them if their norm is greater than a limit.
+     *
+     * @param block the model's block, whose parameters may be divided among ranks
+     * @return the norm before
+     */
+    double clipNorm(Block block, double limit) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        Map<NDArray, Integer> copies = new IdentityHashMap<>();
+        int whole = parts == null ? 1 : parts.worldSize();
+        collectCopies(block, whole, copies);
+        return NoGradient.get(
+                () -> {
+                    PairList<NDArray, NDArray> gradients = buckets.reduce(trained());
+                    double squares = 0;
+                    try (NDManager temporary = manager.newSubManager()) {
+                        NDList norms = new NDList();
+                        List<Integer> shares = new ArrayList<>();
+                        for (Pair<NDArray, NDArray> reduced : gradients) {
+                            NDArray norm = reduced.getValue().norm();
+                            norm.attach(temporary);
+                            norms.add(norm.toType(DataType.FLOAT64, false));
+                            shares.add(copies.getOrDefault(reduced.getKey(), whole));
+                        }
+                        double[] values =
+                                norms.isEmpty()
+                                        ? new double[0]
+                                        : NDArrays.stack(norms).toDoubleArray();
+                        for (int i = 0; i < values.length; i++) {
+                            squares += values[i] * values[i] / shares.get(i);
+                        }
+                        if (parts != null && parts.worldSize() > 1) {
+                            NDArray sum = temporary.create(new double[] {squares});
+                            parts.allReduce(sum, ReduceOp.SUM).await();
+                            squares = sum.toDoubleArray()[0];
+                        }
+                    }
+                    Collection<NDArray> all = gradients.values();
+                    if (shards != null) {
+                        squares = shards.squares();
+                        all = shards.reducedGradients();
+                    }
+                    double norm = Math.sqrt(squares);
+                    if (!(norm <= limit)) {
+                        double factor = limit / (norm + NORM_EPSILON);
+                        all.forEach(gradient -> TorchInPlace.mul(gradient, factor));
+                    }
+                    return norm;
+                });
+    }
+
+    private void collectCopies(Block block, int whole, Map<NDArray, Integer> copies) {
+        for (Parameter parameter : block.getDirectParameters().values()) {
+            int count = block instanceof DividedBlock own ? own.copies(parameter) : whole;
+            copies.putIfAbsent(store.arrays.get(parameter.getId()), count);
+        }
+        block.getChildren().values().forEach(child -> collectCopies(child, whole, copies));
+    }
+
+    /** Reduces the gradients, and limits each element to [-limit, limit]. */
+    void clipValue(double limit) {
+        NoGradient.run(
+                () -> {
+                    Collection<NDArray> gradients =
+                            shards == null
+                                    ? buckets.reduce(trained()).values()
+                                    : shards.reducedGradients();
+                    for (NDArray gradient : gradients) {
+                        try (NDArray clipped = gradient.clip(-limit, limit)) {
+                            Torch.copy(gradient, clipped);
+                        }
+                    }
+                });
+    }
+
+    /**
      * All-reduces the gradients and updates the parameters.
      *
      * @param check whether to skip the update if all gradients are zero
@@ -404,26 +547,84 @@ public final class Replica implements AutoCloseable {
      * @return false if the update was skipped
      */
     boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
-        Map<NDArray, String> ids = new IdentityHashMap<>();
-        parameters.forEach(own -> ids.put(own.array, own.id));
-        GradientBuckets.Visitor update =
-                (array, gradient) -> {
+        Map<NDArray, Own> owns = new IdentityHashMap<>();
+        parameters.forEach(own -> owns.put(own.array, own));
+        FullyShard.Visitor update =
+                (id, array, gradient) -> {
                     if (index > 0) {
                         await(updated);
                     }
-                    update(optimizer, ids.get(array), array, gradient);
+                    update(optimizer, id, array, gradient);
                     updated.countDown();
                 };
         try {
-            if (check && NoGradient.get(() -> buckets.areZero(trained()))) {
+            if (check && NoGradient.get(this::isZero)) {
                 return false;
             }
-            NoGradient.run(() -> buckets.finish(trained(), update));
+            NoGradient.run(
+                    () ->
+                            buckets.finish(
+                                    trained(),
+                                    (array, gradient) -> {
+                                        Own own = owns.get(array);
+                                        if (owner(own) == rank()) {
+                                            update.visit(own.id, array, gradient);
+                                        }
+                                    }));
+            if (shards != null) {
+                NoGradient.run(() -> shards.step(update));
+            }
             parameters.stream().filter(own -> !own.isTrained()).forEach(own -> clear(own.array));
         } finally {
             updated.countDown(); // Also after a failure.
         }
+        if (sharding == ShardingStrategy.SHARD_OPTIMIZER) {
+            List<Work> works = new ArrayList<>();
+            for (Own own : parameters) {
+                if (own.isTrained()) {
+                    works.add(group.broadcast(own.array, owner(own)));
+                }
+            }
+            works.forEach(work -> complete(device, work));
+        }
         return true;
+    }
+
+    private boolean isZero() {
+        return shards == null ? buckets.areZero(trained()) : shards.squares() == 0;
+    }
+
+    private int rank() {
+        return group == null ? 0 : group.rank();
+    }
+
+    /** Returns the rank that updates a parameter: this rank, unless updates are divided. */
+    private int owner(Own own) {
+        return owners.getOrDefault(own, rank());
+    }
+
+    /** Divides the parameters among the ranks, so that each rank updates about as many elements. */
+    private void divideUpdates() {
+        long[] sizes = new long[group.worldSize()];
+        for (Own own : parameters) {
+            int owner = 0;
+            for (int rank = 1; rank < sizes.length; rank++) {
+                owner = sizes[rank] < sizes[owner] ? rank : owner;
+            }
+            sizes[owner] += own.array.size();
+            owners.put(own, owner);
+        }
+    }
+
+    /** Forgets the optimizer's state if this rank has a part of it alone. */
+    void forgetState(Optimizer optimizer) {
+        if (sharding != ShardingStrategy.NO_SHARD) {
+            OptimizerState state = new OptimizerState(optimizer);
+            parameters.forEach(own -> state.set(own.id, device, null, Map.of()));
+            if (shards != null) {
+                shards.forgetState(state);
+            }
+        }
     }
 
     private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {

@@ -72,7 +72,7 @@ final class SplitForward implements AutoCloseable {
      * @param labels null if there are none
      * @param layout which arrays have the batch; its outputs may be unknown
      * @param scope the caller's gradient scope; null if gradients are not recorded
-     * @param training whether ranks without rows compute a row that counts for nothing, so that all
+     * @param all whether ranks without rows compute a row that counts for nothing, so that all
      *     ranks take part in the block's collectives, as PyTorch's Join does
      * @param idle called on each rank's thread before the pass: whether it has no rows
      * @param started called with a recorded pass, which the receiver must close
@@ -85,7 +85,7 @@ final class SplitForward implements AutoCloseable {
             NDList labels,
             Layout layout,
             GradientScope scope,
-            boolean training,
+            boolean all,
             Body body,
             Idle idle,
             Consumer<SplitForward> started) {
@@ -98,7 +98,7 @@ final class SplitForward implements AutoCloseable {
         }
         boolean kept = false;
         try {
-            NoGradient.run(() -> pass.split(devices, data, labels, training));
+            NoGradient.run(() -> pass.split(devices, data, labels, all));
             pass.parts.forEach(
                     part -> inputs.forEach(k -> part.data.get(k).setRequiresGradient(true)));
             workers.run(
@@ -134,10 +134,10 @@ final class SplitForward implements AutoCloseable {
         }
     }
 
-    private void split(List<Device> devices, NDList data, NDList labels, boolean training) {
+    private void split(List<Device> devices, NDList data, NDList labels, boolean all) {
         NDManager parent = data.head().getManager();
         int busy = (int) Math.min(devices.size(), batch);
-        int count = training ? devices.size() : busy;
+        int count = all ? devices.size() : busy;
         for (int rank = 0; rank < count; rank++) {
             long begin = rank < busy ? batch * rank / busy : 0;
             long end = rank < busy ? batch * (rank + 1) / busy : 1;

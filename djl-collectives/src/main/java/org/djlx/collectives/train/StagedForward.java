@@ -3,6 +3,7 @@ package org.djlx.collectives.train;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
@@ -25,6 +26,9 @@ final class StagedForward {
 
     static NDList run(Block block, Replica replica, NDList data, NDList labels) {
         GradientScope scope = GradientScope.current().orElse(null);
+        if (replica.shards() != null) {
+            return replica.shards().forward(data, labels, true, scope);
+        }
         List<Block> stages = new ArrayList<>();
         collect(block, stages);
         if (scope == null || replica.group() == null || stages.size() < 2) {
@@ -60,7 +64,7 @@ final class StagedForward {
     }
 
     /** Collects the blocks of nested SequentialBlocks, in their order. */
-    private static void collect(Block block, List<Block> stages) {
+    static void collect(Block block, List<Block> stages) {
         boolean chain =
                 block.getClass() == SequentialBlock.class
                         && !((SequentialBlock) block).isReturnIntermediate();
@@ -86,7 +90,10 @@ final class StagedForward {
         return complete;
     }
 
-    private static NDList cut(
+    /**
+     * Cuts the graph at arrays. The backward pass calls {@code reached} even if none is recorded.
+     */
+    static NDList cut(
             GradientScope scope, NDList arrays, List<NDArray> recorded, Runnable reached) {
         NDList result = new NDList();
         List<NDArray> leaves = new ArrayList<>();
@@ -100,6 +107,9 @@ final class StagedForward {
             leaves.add(leaf);
             result.add(leaf);
         }
+        if (leaves.isEmpty()) {
+            leaves.add(arrays.head().getManager().zeros(new Shape()));
+        }
         scope.record(
                 "a block of a SequentialBlock",
                 recorded,
@@ -107,7 +117,7 @@ final class StagedForward {
                 leaves,
                 (inputs, kept, gradients) -> {
                     reached.run();
-                    return gradients;
+                    return gradients.subList(0, inputs.size());
                 });
         return result;
     }

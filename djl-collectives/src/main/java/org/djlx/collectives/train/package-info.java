@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * FullyShard         one rank's shards of the parameters
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
  * JobEvaluators      sums loss and evaluators over processes
@@ -31,6 +32,7 @@
  *   <li>{@link org.djlx.collectives.train.OptimizerState} - the state of an optimizer, such as
  *       Adam's means
  *   <li>{@link org.djlx.collectives.train.Replica} - one rank's parameters
+ *   <li>{@link org.djlx.collectives.train.ShardingStrategy} - what data-parallel ranks divide
  * </ul>
  */
 package org.djlx.collectives.train;

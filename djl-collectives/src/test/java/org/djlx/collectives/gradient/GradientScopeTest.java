@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -436,6 +437,10 @@ class GradientScopeTest {
                                     throw new IllegalStateException();
                                 }));
         assertTrue(GradientScope.current().isEmpty());
+        try (GradientScope outer = GradientScope.open()) {
+            assertSame(scope, scope.within(() -> GradientScope.current().orElseThrow()));
+            assertSame(outer, GradientScope.current().orElseThrow());
+        }
         scope.close();
         assertThrows(IllegalStateException.class, () -> scope.within(() -> null));
     }

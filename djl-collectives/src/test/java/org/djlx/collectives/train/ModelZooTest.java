@@ -154,13 +154,19 @@ class ModelZooTest {
 
     /** Trains on the batches twice, and returns the losses and then the largest parameter sums. */
     private static List<Double> train(String engine, int ranks, Block block, Data data) {
-        return train(engine, ranks, block, data, () -> {});
+        return train(engine, ranks, ShardingStrategy.NO_SHARD, block, data, () -> {});
     }
 
     private static List<Double> train(
-            String engine, int ranks, Block block, Data data, Runnable before) {
+            String engine,
+            int ranks,
+            ShardingStrategy strategy,
+            Block block,
+            Data data,
+            Runnable before) {
         List<Double> losses = new ArrayList<>();
         DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optShardingStrategy(strategy);
         Tracker rate = Tracker.fixed(block.getParameters().size() > 60 ? 1e-4f : 0.02f);
         config.optRanks(ranks).optBucketBytes(256);
         config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).optMomentum(0.9f).build());
@@ -231,7 +237,24 @@ class ModelZooTest {
         List<Double> expected = train(P2pEngine.NAME, 1, plain, data("bert"));
         Block own = withoutDropout(block("bert"));
         Runnable before = Training::reuseFreedMemory;
-        assertNear(expected, train(P2pEngine.NAME, ranks, own, data("bert"), before));
+        assertNear(
+                expected,
+                train(P2pEngine.NAME, ranks, ShardingStrategy.NO_SHARD, own, data("bert"), before));
+    }
+
+    @ParameterizedTest
+    @CsvSource({"mlp, 2", "resnet18, 2", "lstm, 2", "lstm, 4", "encoder, 2", "bert, 2"})
+    void trainsFullySharded(String name, int ranks) throws Exception {
+        List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
+        List<Double> actual =
+                train(
+                        P2pEngine.NAME,
+                        ranks,
+                        ShardingStrategy.FULL_SHARD,
+                        withoutDropout(block(name)),
+                        data(name),
+                        () -> {});
+        assertNear(expected, actual);
     }
 
     private static void assertNear(List<Double> expected, List<Double> actual) {

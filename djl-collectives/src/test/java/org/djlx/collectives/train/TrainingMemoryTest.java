@@ -30,9 +30,17 @@ class TrainingMemoryTest {
     private static final int FEATURES = 16;
 
     @ParameterizedTest
-    @CsvSource({"adam, 2, NONE, 10000", "momentum, 2, BFLOAT16, 4000"})
+    @CsvSource({
+        "adam, 2, NONE, NO_SHARD, 10000",
+        "momentum, 2, BFLOAT16, NO_SHARD, 4000",
+        "adam, 2, NONE, FULL_SHARD, 2000"
+    })
     void memoryDoesNotGrow(
-            String optimizer, int ranks, GradientCompression compression, int steps) {
+            String optimizer,
+            int ranks,
+            GradientCompression compression,
+            ShardingStrategy strategy,
+            int steps) {
         SequentialBlock block =
                 new SequentialBlock()
                         .add(Linear.builder().setUnits(FEATURES).build())
@@ -42,6 +50,7 @@ class TrainingMemoryTest {
                 new DataParallelConfig(Training.loss())
                         .optRanks(ranks)
                         .optBucketBytes(1)
+                        .optShardingStrategy(strategy)
                         .optGradientCompression(compression);
         config.optOptimizer(Training.optimizer(optimizer));
         try (Model model = Model.newInstance("flat", P2pEngine.NAME)) {

@@ -279,6 +279,12 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return group;
     }
 
+    @Override
+    public final int copies(Parameter parameter) {
+        Layout layout = layout(parameter.getName());
+        return layout.isDivided() ? group.worldSize() / layout.parts : group.worldSize();
+    }
+
     final boolean isSequenceParallel() {
         return sequenceParallel;
     }

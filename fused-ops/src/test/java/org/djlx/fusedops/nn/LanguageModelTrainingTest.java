@@ -18,6 +18,7 @@ import ai.djl.training.Trainer;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -26,6 +27,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.GradientReduction;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.torch.NoGradient;
@@ -46,6 +48,7 @@ class LanguageModelTrainingTest {
     private static final int BATCH = 4;
     private static final int SEQUENCE = 6;
     private static final int VOCABULARY = 11;
+    private static final double CLIP = 0.5; // the greatest norm of the gradients
 
     /** The losses of all steps, and the full parameters before and after. */
     private record Outcome(
@@ -132,6 +135,7 @@ class LanguageModelTrainingTest {
                             loss = trainer.getLoss().evaluate(new NDList(labels), predictions);
                             collector.backward(loss);
                         }
+                        ((DataParallelTrainer) trainer).clipGradNorm(CLIP);
                         trainer.step();
                         losses.add(
                                 NoGradient.get(
@@ -216,9 +220,18 @@ class LanguageModelTrainingTest {
                     collector.backward(loss);
                     losses.add(loss.getDouble());
                 }
+                double squares = 0;
+                for (NDArray array : arrays.values()) {
+                    double[] gradient = array.getGradient().toDoubleArray();
+                    squares += Arrays.stream(gradient).map(g -> g * g).sum();
+                }
+                double norm = Math.sqrt(squares);
+                assertTrue(step > 0 || norm > CLIP, "nothing is clipped: " + norm);
+                double factor = Math.min(1, CLIP / (norm + 1e-6));
                 arrays.forEach(
                         (name, array) -> {
                             try (NDArray gradient = array.getGradient()) {
+                                gradient.muli(factor);
                                 NoGradient.run(() -> optimizer.update(name, array, gradient));
                             }
                         });

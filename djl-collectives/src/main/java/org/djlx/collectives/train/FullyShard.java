@@ -1,0 +1,597 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.train;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.norm.Dropout;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.util.Pair;
+import ai.djl.util.PairList;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.IdentityHashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
+
+/**
+ * One rank's shards of a block's parameters (ZeRO stage 3, Rajbhandari et al., 2020, <a
+ * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Design:
+ *
+ * <ol>
+ *   <li>A stage is a child of a SequentialBlock. Its parameters of one type are laid out in a row,
+ *       padded, and cut into one equal shard a rank. A rank keeps its shard alone.
+ *   <li>libtorch's autograd keeps views of weights until the backward pass, and its stable C ABI
+ *       cannot free their storage. So a stage is one operator of a {@link GradientScope}: forward
+ *       gathers, computes outside of the graph, and frees; only inputs and outputs are kept.
+ *   <li>Backward gathers, computes the stage again with a graph, and frees. Statistics, such as
+ *       those of batch normalisation, are copied, so they change once.
+ *   <li>Random numbers would differ the second time. The first pass computes each stage twice; a
+ *       stage with other predictions, or with dropout, keeps graph and parameters until backward.
+ *   <li>The next stage's gather starts before a stage is computed, forward and backward.
+ *   <li>A stage's gradients are laid out in a row and reduce-scattered while the stage before it is
+ *       computed; the result is added to the rank's gradients. One reduction is running at a time.
+ *   <li>The optimizer updates views of the shard, one a parameter, under the id of the parameter.
+ *   <li>All ranks visit stages in the same order, so they issue the same operations.
+ * </ol>
+ */
+final class FullyShard {
+
+    /**
+     * A parameter, its place in a unit, and this rank's part of it: a view of the shard; null if
+     * the rank has nothing of it.
+     */
+    private record Part(
+            Parameter parameter, String id, Shape shape, long offset, NDArray owned, long from) {}
+
+    /** A stage's parameters of one type, in a row. */
+    private static final class Unit {
+
+        private final List<Part> parts = new ArrayList<>();
+        private final NDArray shard;
+        private NDArray gradient; // of the shard; null for zeros
+
+        Unit(NDArray shard) {
+            this.shard = shard;
+        }
+
+        NDArray gradient(Part part) {
+            return Torch.narrow(gradient, 0, part.from, part.owned.size());
+        }
+    }
+
+    private final class Stage {
+
+        private final Block block;
+        private final List<Unit> units = new ArrayList<>();
+        private Boolean repeats; // whether it predicts the same when computed again; null: unknown
+        private NDManager gathered; // of the whole parameters; null while they are divided
+        private Work gathering; // running, or null
+        private int uses;
+
+        Stage(Block block) {
+            this.block = block;
+        }
+
+        /** Starts to gather the parameters, unless they are gathered. */
+        void begin() {
+            if (gathered == null && !units.isEmpty()) {
+                gathered = manager.newSubManager();
+                NoGradient.run(this::gather);
+            }
+        }
+
+        private void gather() {
+            List<NDArray> wholes = new ArrayList<>();
+            List<NDArray> shards = new ArrayList<>();
+            for (Unit unit : units) {
+                ScalarType type = Torch.scalarType(unit.shard);
+                NDArray whole = Torch.empty(gathered, whole(unit), type);
+                for (Part part : unit.parts) {
+                    NDArray array = Torch.narrow(whole, 0, part.offset, part.shape.size());
+                    array = array.reshape(part.shape);
+                    array.setRequiresGradient(part.parameter.requiresGradient());
+                    store.put(part.parameter, array);
+                }
+                wholes.add(whole);
+                shards.add(unit.shard);
+            }
+            gathering = group.allGatherCoalesced(wholes, shards);
+        }
+
+        void acquire() {
+            begin();
+            uses++;
+            await();
+        }
+
+        private void await() {
+            if (gathering != null) {
+                Replica.complete(device, gathering);
+                gathering = null;
+            }
+        }
+
+        void release() {
+            uses--;
+            if (uses == 0) {
+                free();
+            }
+        }
+
+        void free() {
+            uses = 0;
+            if (gathered != null) {
+                await();
+                parts().forEach(part -> store.remove(part.parameter));
+                gathered.close();
+                gathered = null;
+            }
+        }
+
+        List<Part> parts() {
+            return units.stream().flatMap(unit -> unit.parts.stream()).toList();
+        }
+    }
+
+    /** A running reduction of a stage's gradients. */
+    private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
+
+    private final Replica replica;
+    private final ProcessGroup group;
+    private final Device device;
+    private final NDManager manager;
+    private final Replica.Store store;
+    private final ReduceOp op;
+    private final List<Stage> stages = new ArrayList<>();
+    private Reduction reduction; // running, or null
+    private NDManager ofGradients; // of the units' gradients and views of them; null if none
+
+    /**
+     * Copies this rank's shards of an initialised block, whose arrays are not needed afterwards.
+     *
+     * @param receives whether the parameters of rank 0 replace this rank's
+     */
+    FullyShard(Replica replica, Block root, ReduceOp op, boolean receives) {
+        this.replica = replica;
+        this.op = op;
+        group = replica.group();
+        device = replica.device();
+        manager = replica.manager();
+        store = replica.store();
+        List<Block> blocks = new ArrayList<>();
+        StagedForward.collect(root, blocks);
+        Set<NDArray> seen = Collections.newSetFromMap(new IdentityHashMap<>());
+        for (Block block : blocks) {
+            Stage stage = new Stage(block);
+            Map<ScalarType, List<Parameter>> byType = new LinkedHashMap<>();
+            for (Parameter parameter : block.getParameters().values()) {
+                if (isStatistic(parameter)) {
+                    continue;
+                }
+                if (!seen.add(parameter.getArray())) {
+                    throw new IllegalArgumentException(
+                            String.format(
+                                    "initialize: the block uses the parameter '%s' twice, which"
+                                            + " FULL_SHARD does not support; use SHARD_OPTIMIZER",
+                                    parameter.getName()));
+                }
+                byType.computeIfAbsent(
+                                Torch.scalarType(parameter.getArray()), t -> new ArrayList<>())
+                        .add(parameter);
+            }
+            byType.values().forEach(list -> stage.units.add(unit(list, receives)));
+            stages.add(stage);
+        }
+    }
+
+    static boolean isStatistic(Parameter parameter) {
+        Parameter.Type type = parameter.getType();
+        return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
+    }
+
+    private Unit unit(List<Parameter> parameters, boolean receives) {
+        long total = parameters.stream().mapToLong(p -> p.getArray().size()).sum();
+        long size = (total + group.worldSize() - 1) / group.worldSize();
+        DataType dataType = parameters.get(0).getArray().getDataType();
+        Unit unit = new Unit(manager.zeros(new Shape(size), dataType));
+        long begin = size * group.rank();
+        long offset = 0;
+        for (Parameter parameter : parameters) {
+            NDArray whole = parameter.getArray();
+            if (receives) {
+                group.broadcast(whole, 0).await();
+            }
+            long first = Math.max(offset, begin);
+            long last = Math.min(offset + whole.size(), begin + size);
+            NDArray owned = null;
+            if (first < last) {
+                owned = Torch.narrow(unit.shard, 0, first - begin, last - first);
+                copyPart(whole, first - offset, owned);
+            }
+            String id = replica.idOf(parameter);
+            unit.parts.add(new Part(parameter, id, whole.getShape(), offset, owned, first - begin));
+            offset += whole.size();
+        }
+        return unit;
+    }
+
+    private static void copyPart(NDArray whole, long from, NDArray owned) {
+        NoGradient.run(
+                () -> {
+                    try (NDArray row = whole.reshape(-1);
+                            NDArray part = Torch.narrow(row, 0, from, owned.size())) {
+                        Torch.copy(owned, part);
+                    }
+                });
+    }
+
+    private Shape whole(Unit unit) {
+        return new Shape(unit.shard.size() * group.worldSize());
+    }
+
+    /** Computes all stages; records them in the scope, if it is not null. */
+    NDList forward(NDList data, NDList labels, boolean training, GradientScope scope) {
+        NDList current = data;
+        Stage before = null;
+        for (int i = 0; i < stages.size(); i++) {
+            Stage stage = stages.get(i);
+            stage.acquire();
+            try {
+                stages.subList(i + 1, stages.size()).stream()
+                        .filter(next -> !next.units.isEmpty())
+                        .findFirst()
+                        .ifPresent(Stage::begin);
+                boolean records = scope != null && isTrained(stage, current);
+                if (records && stage.repeats == null) {
+                    stage.repeats = repeats(stage, current, labels);
+                }
+                if (!records) {
+                    NDList inputs = current;
+                    current =
+                            NoGradient.get(
+                                    () -> compute(stage, store, inputs, labels, training, null));
+                } else if (stage.repeats) {
+                    current = computeTwice(stage, before, current, labels, scope);
+                } else {
+                    current = computeOnce(stage, current, labels, scope);
+                }
+                if (!stage.units.isEmpty()) {
+                    before = records && stage.repeats ? stage : null;
+                }
+            } finally {
+                stage.release();
+            }
+        }
+        return current;
+    }
+
+    private static boolean isTrained(Stage stage, NDList inputs) {
+        return stage.parts().stream().anyMatch(part -> part.parameter.requiresGradient())
+                || inputs.stream().anyMatch(Torch::requiresGradient);
+    }
+
+    /** Computes a stage. Its intermediate arrays are closed, unless {@code temporary} is given. */
+    private NDList compute(
+            Stage stage,
+            Replica.Store own,
+            NDList inputs,
+            NDList labels,
+            boolean training,
+            NDManager temporary) {
+        NDManager scratch = temporary == null ? manager.newSubManager() : temporary;
+        try {
+            NDList aliases = new NDList();
+            for (NDArray input : inputs) {
+                NDArray alias = Torch.alias(scratch, input);
+                alias.setName(input.getName());
+                aliases.add(alias);
+            }
+            NDList outputs =
+                    training
+                            ? StagedForward.forward(stage.block, own, aliases, labels)
+                            : stage.block.forward(own, aliases, false, null);
+            if (temporary == null) {
+                outputs.attach(inputs.head().getManager());
+            }
+            return outputs;
+        } finally {
+            if (temporary == null) {
+                scratch.close();
+            }
+        }
+    }
+
+    /** Returns whether no rank's stage draws random numbers. Changes no statistics. */
+    private boolean repeats(Stage stage, NDList inputs, NDList labels) {
+        return NoGradient.get(
+                () -> {
+                    try (NDManager temporary = manager.newSubManager()) {
+                        boolean differs = hasDropout(stage.block);
+                        NDList first = trial(stage, inputs, labels, temporary);
+                        NDList second = trial(stage, inputs, labels, temporary);
+                        for (int i = 0; i < first.size(); i++) {
+                            differs |= !first.get(i).contentEquals(second.get(i));
+                        }
+                        NDArray flag = temporary.create(new int[] {differs ? 1 : 0});
+                        group.allReduce(flag, ReduceOp.MAX).await();
+                        return flag.toIntArray()[0] == 0;
+                    }
+                });
+    }
+
+    private NDList trial(Stage stage, NDList inputs, NDList labels, NDManager temporary) {
+        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group);
+        return compute(stage, own, inputs, labels, true, temporary);
+    }
+
+    private static boolean hasDropout(Block block) {
+        return block instanceof Dropout
+                || block.getChildren().values().stream().anyMatch(FullyShard::hasDropout);
+    }
+
+    /** Computes a stage without a graph; the backward pass computes it again with one. */
+    private NDList computeTwice(
+            Stage stage, Stage before, NDList data, NDList labels, GradientScope scope) {
+        NDList outputs = NoGradient.get(() -> compute(stage, store, data, labels, true, null));
+        List<Integer> recorded = new ArrayList<>();
+        for (int i = 0; i < outputs.size(); i++) {
+            if (Torch.scalarType(outputs.get(i)).isFloatingPoint()) {
+                recorded.add(i);
+            }
+        }
+        if (recorded.isEmpty()) {
+            return outputs;
+        }
+        List<String> names = data.stream().map(NDArray::getName).toList();
+        scope.record(
+                "a fully sharded block",
+                List.copyOf(data),
+                labels == null ? List.of() : List.copyOf(labels),
+                recorded.stream().map(outputs::get).toList(),
+                (inputs, kept, gradients) -> {
+                    stage.acquire();
+                    if (before != null) {
+                        before.begin();
+                    }
+                    try (NDManager temporary = manager.newSubManager()) {
+                        NDList again = new NDList();
+                        for (int i = 0; i < inputs.size(); i++) {
+                            NDArray leaf = Torch.alias(temporary, inputs.get(i)).stopGradient();
+                            leaf.setName(names.get(i));
+                            leaf.setRequiresGradient(Torch.requiresGradient(inputs.get(i)));
+                            again.add(leaf);
+                        }
+                        NDList given = kept.isEmpty() ? null : new NDList(kept);
+                        goBack(stage, again, given, recorded, gradients, temporary);
+                        reduce(stage);
+                        NDManager owner = inputs.get(0).getManager();
+                        return again.stream().map(leaf -> gradient(leaf, owner)).toList();
+                    }
+                });
+        return outputs;
+    }
+
+    private void goBack(
+            Stage stage,
+            NDList inputs,
+            NDList labels,
+            List<Integer> recorded,
+            List<NDArray> gradients,
+            NDManager temporary) {
+        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group);
+        try (GradientScope scope = GradientScope.create()) {
+            scope.within(
+                    () -> {
+                        NDList outputs =
+                                StagedForward.forward(stage.block, own, new NDList(inputs), labels);
+                        List<NDArray> targets = new ArrayList<>();
+                        List<NDArray> seeds = new ArrayList<>();
+                        for (int i = 0; i < recorded.size(); i++) {
+                            NDArray output = outputs.get(recorded.get(i));
+                            if (Torch.requiresGradient(output)) {
+                                targets.add(output);
+                                seeds.add(gradients.get(i));
+                            }
+                        }
+                        if (!targets.isEmpty()) {
+                            scope.backward(targets, seeds);
+                        }
+                        return null;
+                    });
+        }
+    }
+
+    /** Computes a stage that draws random numbers: keeps its graph and its parameters. */
+    private NDList computeOnce(Stage stage, NDList data, NDList labels, GradientScope scope) {
+        stage.acquire(); // until the backward pass has reached its inputs
+        List<NDArray> recorded = data.stream().filter(Torch::requiresGradient).toList();
+        NDList inputs = StagedForward.cut(scope, data, recorded, () -> reduce(stage));
+        return StagedForward.forward(stage.block, store, inputs, labels);
+    }
+
+    private static NDArray gradient(NDArray leaf, NDManager owner) {
+        NDArray gradient = leaf.hasGradient() ? JniUtils.getGradient((PtNDArray) leaf) : null;
+        if (gradient != null) {
+            gradient.attach(owner);
+        }
+        return gradient;
+    }
+
+    /** Starts to reduce the gradients of a stage, and releases its parameters. */
+    private void reduce(Stage stage) {
+        NDManager rows = manager.newSubManager();
+        List<NDArray> inputs = new ArrayList<>();
+        List<NDArray> results = new ArrayList<>();
+        for (Unit unit : stage.units) {
+            NDArray row = rows.zeros(whole(unit), unit.shard.getDataType());
+            unit.parts.forEach(part -> fill(rows, row, part));
+            inputs.add(row);
+            results.add(Torch.empty(rows, unit.shard.getShape(), Torch.scalarType(unit.shard)));
+        }
+        stage.release();
+        finishReduction();
+        if (!inputs.isEmpty()) {
+            Work work = group.reduceScatterCoalesced(results, inputs, op);
+            reduction = new Reduction(stage, rows, results, work);
+        }
+    }
+
+    private void fill(NDManager rows, NDArray row, Part part) {
+        NDArray array = store.array(part.parameter);
+        try (NDArray gradient = gradient(array, rows)) {
+            if (gradient != null) {
+                NDArray place = Torch.narrow(row, 0, part.offset, part.shape.size());
+                Torch.copy(place.reshape(part.shape), gradient);
+            }
+        }
+        Torch.setGradient(array, null);
+    }
+
+    /** Waits for the running reduction, and adds its result to the gradients. */
+    private void finishReduction() {
+        if (reduction == null) {
+            return;
+        }
+        Replica.complete(device, reduction.work);
+        for (int i = 0; i < reduction.results.size(); i++) {
+            Unit unit = reduction.stage.units.get(i);
+            NDArray result = reduction.results.get(i);
+            if (unit.gradient == null) {
+                unit.gradient = result;
+                result.attach(gradients());
+            } else {
+                TorchInPlace.add(unit.gradient, result);
+            }
+        }
+        reduction.manager.close();
+        reduction = null;
+    }
+
+    private NDManager gradients() {
+        if (ofGradients == null) {
+            ofGradients = manager.newSubManager();
+        }
+        return ofGradients;
+    }
+
+    /** Returns this rank's gradients of trained parameters, by its part of the parameter. */
+    private PairList<Part, NDArray> reduced() {
+        finishReduction();
+        PairList<Part, NDArray> gradients = new PairList<>();
+        for (Stage stage : stages) {
+            for (Unit unit : stage.units) {
+                if (unit.gradient == null) {
+                    unit.gradient = unit.shard.zerosLike();
+                    unit.gradient.attach(gradients());
+                }
+                for (Part part : unit.parts) {
+                    if (part.owned != null && part.parameter.requiresGradient()) {
+                        gradients.add(part, unit.gradient(part));
+                    }
+                }
+            }
+        }
+        return gradients;
+    }
+
+    /** Returns the sum of the squares of the reduced gradients of all ranks' shards. */
+    double squares() {
+        try (NDManager temporary = manager.newSubManager()) {
+            double squares = 0;
+            for (NDArray gradient : reduced().values()) {
+                try (NDArray norm = gradient.norm()) {
+                    squares += Math.pow(norm.toType(DataType.FLOAT64, false).getDouble(), 2);
+                }
+            }
+            NDArray sum = temporary.create(new double[] {squares});
+            group.allReduce(sum, ReduceOp.SUM).await();
+            return sum.toDoubleArray()[0];
+        }
+    }
+
+    /** Returns this rank's reduced gradients, which may be changed in place until the step. */
+    Collection<NDArray> reducedGradients() {
+        return reduced().values();
+    }
+
+    /** Passes each part of a parameter with its reduced gradient to a visitor, then drops these. */
+    void step(Visitor visitor) {
+        for (Pair<Part, NDArray> reduced : reduced()) {
+            Part part = reduced.getKey();
+            visitor.visit(part.id, part.owned, reduced.getValue());
+        }
+        zeroGradients();
+    }
+
+    /** Receives a part of a parameter and its gradient. */
+    interface Visitor {
+        void visit(String id, NDArray part, NDArray gradient);
+    }
+
+    /** Drops all gradients. */
+    void zeroGradients() {
+        finishReduction();
+        if (ofGradients != null) {
+            ofGradients.close();
+            ofGradients = null;
+            stages.forEach(stage -> stage.units.forEach(unit -> unit.gradient = null));
+        }
+    }
+
+    /** Frees all parameters that passes without a backward pass have left gathered. */
+    void reset() {
+        stages.forEach(Stage::free);
+    }
+
+    /** Gathers all parameters, until as many calls of {@link #releaseAll}. */
+    void acquireAll() {
+        stages.forEach(Stage::acquire);
+    }
+
+    void releaseAll() {
+        stages.forEach(Stage::release);
+    }
+
+    /** Frees the block's own arrays; until {@link #restore} using them throws. */
+    void closeOriginals() {
+        parts().forEach(part -> part.parameter.getArray().close());
+    }
+
+    /** Gives the block whole arrays again, from gathered parameters. */
+    void restore(NDManager owner) {
+        for (Part part : parts()) {
+            NDArray copy = NoGradient.get(() -> store.array(part.parameter).duplicate());
+            copy.attach(owner);
+            part.parameter.close(); // Otherwise DJL refuses another array.
+            part.parameter.setShape(null);
+            part.parameter.setArray(copy);
+        }
+    }
+
+    /** Forgets the optimizer's state, which fits these shards alone. */
+    void forgetState(OptimizerState state) {
+        parts().forEach(part -> state.set(part.id, device, null, Map.of()));
+    }
+
+    private List<Part> parts() {
+        return stages.stream().flatMap(stage -> stage.parts().stream()).toList();
+    }
+}
