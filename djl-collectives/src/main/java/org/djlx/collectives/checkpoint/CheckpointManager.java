@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.checkpoint;
 
-import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
-import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
@@ -79,9 +77,10 @@ import org.slf4j.LoggerFactory;
  *       items of the epoch that are left, whatever the number of processes and the size of batches.
  *       Ranks of one JVM share a batch, so their number does not matter. Without a sampler, the log
  *       warns if the number of processes differs.
- *   <li><b>Random numbers</b>: each save seeds the random generators of DJL and libtorch of each
- *       process with a number that it draws and saves; restore seeds them with the same. Ranks of
- *       one JVM share a generator, which they use in no fixed order.
+ *   <li><b>Random numbers</b>: each save, and restore, seeds libtorch's generators of each process
+ *       by the engine's seed and the step. The seeds of all processes are saved; that of a process
+ *       without {@code setRandomSeed} is its rank. Ranks of one JVM share a generator, which they
+ *       use in no fixed order.
  *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates); without
  *       synchronised batch normalisation, statistics of ranks other than 0.
  * </ul>
@@ -108,6 +107,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step of the last checkpoint
     private Object savedFile; // the key of its file
+    private Integer seed; // of this process's job; null before the first save or restore
     private TrainingProgress restored = TrainingProgress.START;
     private long restoredItems; // of the restored epoch that are trained on
 
@@ -137,7 +137,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             throw new IllegalArgumentException("save: progress is null");
         }
         DataParallelTrainer own = own(trainer, "save");
-        int seed = drawSeed(own);
+        seed = seed(own);
         List<String> seeds = Agreement.exchange(own.group(), "save", () -> Integer.toString(seed));
         Agreement.run(
                 group(own),
@@ -153,15 +153,18 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         this.progress = progress;
         saved = progress.step();
-        own.getManager().getEngine().setRandomSeed(seed);
+        setRandomState(seed, saved);
     }
 
-    private static int drawSeed(DataParallelTrainer trainer) {
-        try (NDManager manager = trainer.getManager().newSubManager(Device.cpu());
-                NDArray seed =
-                        manager.randomInteger(0, Integer.MAX_VALUE, new Shape(1), DataType.INT32)) {
-            return seed.getInt(0);
-        }
+    /** Returns the seed of this process's job: the engine's, the rank if the program sets none. */
+    private int seed(DataParallelTrainer trainer) {
+        Integer set = trainer.getManager().getEngine().getSeed();
+        return seed != null ? seed : set != null ? set : trainer.process();
+    }
+
+    /** Seeds libtorch's generators; not the engine, whose seed is the program's. */
+    private static void setRandomState(int seed, long step) {
+        JniUtils.setSeed(31L * seed + step);
     }
 
     /** Returns the items of the epoch, of all processes together, that are trained on. */
@@ -244,8 +247,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         String[] seeds = metadata.get("random").split(",");
         int rank = trainer.process();
-        int seed = Integer.parseInt(seeds[rank % seeds.length]) + rank / seeds.length;
-        trainer.getManager().getEngine().setRandomSeed(seed);
+        seed = Integer.parseInt(seeds[rank % seeds.length]) + rank / seeds.length * seeds.length;
+        setRandomState(seed, saved);
     }
 
     private static int processes(DataParallelTrainer trainer) {
