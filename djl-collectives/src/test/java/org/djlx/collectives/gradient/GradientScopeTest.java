@@ -684,4 +684,13 @@ class GradientScopeTest {
             groups.forEach(ProcessGroup::destroy);
         }
     }
+
+    @Test
+    void withinItselfIsRefused() {
+        try (GradientScope scope = GradientScope.create()) {
+            Runnable nested = () -> scope.within(() -> scope.within(() -> 0));
+            assertThrows(IllegalStateException.class, nested::run);
+            assertEquals(1, scope.within(() -> GradientScope.create().within(() -> 1)));
+        }
+    }
 }

@@ -38,7 +38,9 @@ import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Trainers with one rank each, as processes have, and different numbers of batches. */
@@ -135,15 +137,16 @@ class UnevenProcessesTest {
         }
     }
 
-    @Test
-    void aProcessWithoutBatchesTakesPartWithNothing() throws Exception {
+    @ParameterizedTest
+    @EnumSource(ShardingStrategy.class)
+    void aProcessWithoutBatchesTakesPartWithNothing(ShardingStrategy strategy) throws Exception {
         float[][] expected = train("PyTorch", config(null, false), t -> trainWhole(t));
         List<float[][]> all =
                 onTwo(
                         group ->
                                 train(
                                         P2pEngine.NAME,
-                                        config(group, true),
+                                        config(group, true).optShardingStrategy(strategy),
                                         trainer -> {
                                             trainPart(trainer, group.rank());
                                             ((DataParallelTrainer) trainer).join();
@@ -153,6 +156,32 @@ class UnevenProcessesTest {
                 assertArrayEquals(expected[i], own[i], TOLERANCE, "parameter " + i);
             }
         }
+    }
+
+    /** Ranks that have joined would not clip, and would reduce what others accumulate. */
+    @Test
+    void callsThatRanksWithoutBatchesCannotRepeatAreRefused() throws Exception {
+        onTwo(
+                group ->
+                        train(
+                                P2pEngine.NAME,
+                                config(group, true),
+                                trainer -> {
+                                    DataParallelTrainer own = (DataParallelTrainer) trainer;
+                                    List<Executable> calls =
+                                            List.of(
+                                                    () -> own.clipGradNorm(1),
+                                                    () -> own.clipGradValue(1),
+                                                    own::noSync);
+                                    for (Executable call : calls) {
+                                        String message =
+                                                assertThrows(IllegalStateException.class, call)
+                                                        .getMessage();
+                                        assertTrue(
+                                                message.contains("is not possible with optJoin"),
+                                                message);
+                                    }
+                                }));
     }
 
     @Test
