@@ -18,7 +18,14 @@ import org.djlx.collectives.spi.OpType;
  */
 public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
 
-    /** Checks the type. The group checks the other components when the batch is issued. */
+    /**
+     * Checks the type. The group checks the other components when the batch is issued.
+     *
+     * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
+     * @param tensor the tensor to send, or to receive into
+     * @param peer the other rank, in the numbering of the called group; -1 for any source
+     * @param tag the message's tag; not negative
+     */
     public P2pOp {
         if (type == null || !type.isPointToPoint()) {
             throw new IllegalArgumentException(

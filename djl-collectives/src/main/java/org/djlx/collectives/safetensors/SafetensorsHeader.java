@@ -52,6 +52,8 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         /**
          * Checks the arguments.
          *
+         * @param spec name, type and shape
+         * @param offset the position of its first byte in the file
          * @throws IllegalArgumentException if spec is null
          */
         public Stored {
@@ -67,6 +69,8 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     /**
      * Checks the arguments.
      *
+     * @param stored the tensors by name, in the order of the file's data
+     * @param metadata further texts by name
      * @throws IllegalArgumentException if an argument is null
      */
     public SafetensorsHeader {

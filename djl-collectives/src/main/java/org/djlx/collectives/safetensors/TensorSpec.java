@@ -43,6 +43,9 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Checks the arguments.
      *
+     * @param name the name
+     * @param dtype the format's name of the element type
+     * @param shape the shape
      * @throws IllegalArgumentException if an argument is null, the name is {@code __metadata__}, or
      *     a size is negative
      */

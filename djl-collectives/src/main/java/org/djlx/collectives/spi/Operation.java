@@ -119,13 +119,20 @@ public final class Operation {
      * The arguments of an operation on which all ranks must agree.
      *
      * @param elementType the element type, or null if the operation has no tensor
-     * @param shape the shape that must be the same on all ranks; empty if there is no tensor
+     * @param shape the shape that must be the same on all ranks
      * @param op the reduction, or null if the operation does not reduce
      * @param index the root rank, or the dimension, or 0
      */
     public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
 
-        /** Checks that the shape is not null. */
+        /**
+         * Checks that the shape is not null.
+         *
+         * @param elementType the element type, or null
+         * @param shape the shape; empty if there is no tensor
+         * @param op the reduce op, or null
+         * @param index the root rank, or the dimension, or 0
+         */
         public Agreed {
             Required.argument("Agreed: shape", shape);
         }

@@ -12,6 +12,8 @@ public record Choice(Path path, String why) {
     /**
      * Creates a choice.
      *
+     * @param path the path
+     * @param why the predicted times, or why there is no choice
      * @throws IllegalArgumentException if an argument is null
      */
     public Choice {

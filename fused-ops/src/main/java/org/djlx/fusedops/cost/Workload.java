@@ -32,6 +32,12 @@ public record Workload(
     /**
      * Creates a workload.
      *
+     * @param operator the operator
+     * @param type the element type of A and B
+     * @param ranks the number of ranks
+     * @param rows the rows of a rank's shard or part
+     * @param columns the columns of each of this rank's Bs
+     * @param inner the columns of this rank's A
      * @throws IllegalArgumentException if an argument is null, a size is negative, or there is no
      *     rank or no B
      */

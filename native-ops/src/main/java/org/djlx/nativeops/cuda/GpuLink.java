@@ -47,6 +47,8 @@ public record GpuLink(Kind kind, int nvLinks) {
     /**
      * Checks the values.
      *
+     * @param kind the kind of connection
+     * @param nvLinks the number of NVLinks
      * @throws IllegalArgumentException if the number is negative, or another kind has NVLinks
      */
     public GpuLink {

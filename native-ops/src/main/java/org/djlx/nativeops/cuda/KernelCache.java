@@ -247,6 +247,9 @@ public final class KernelCache {
         /**
          * Copies the options.
          *
+         * @param source the source with its headers
+         * @param options the compiler's options
+         * @param compiler the compiler and its version
          * @throws NullPointerException if an argument is null
          */
         public Key {

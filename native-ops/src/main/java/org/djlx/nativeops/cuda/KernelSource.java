@@ -29,6 +29,9 @@ public record KernelSource(String name, String text, Map<String, String> headers
     /**
      * Copies the headers, sorted by name.
      *
+     * @param name the name in the compiler's messages
+     * @param text CUDA C++
+     * @param headers the text of every included file by its name
      * @throws NullPointerException if an argument is null
      */
     public KernelSource {

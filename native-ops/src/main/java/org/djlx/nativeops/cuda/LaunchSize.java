@@ -30,6 +30,14 @@ public record LaunchSize(
     /**
      * Checks the values.
      *
+     * @param gridX the blocks along x
+     * @param gridY the blocks along y
+     * @param gridZ the blocks along z
+     * @param blockX the threads of a block along x
+     * @param blockY the threads of a block along y
+     * @param blockZ the threads of a block along z
+     * @param sharedBytes the dynamic shared memory of a block, in bytes
+     * @param dependent whether this is a programmatic dependent launch
      * @throws IllegalArgumentException if a value is out of range
      */
     public LaunchSize {
