@@ -200,7 +200,7 @@ public final class ChatTemplate {
     /** Splits the special tokens in all texts of a value. */
     private static Object plain(Object value, Set<String> special) {
         if (value instanceof Map<?, ?> map) {
-            Map<Object, Object> plain = new LinkedHashMap<>();
+            Map<Object, Object> plain = new JinjaRuntime.Dictionary();
             map.forEach((key, each) -> plain.put(plain(key, special), plain(each, special)));
             return plain;
         }

@@ -22,6 +22,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -201,6 +202,21 @@ final class JinjaRuntime {
                             return Matcher.quoteReplacement(
                                     found.group(1).isEmpty() ? text : text.replaceFirst("^0", ""));
                         });
+    }
+
+    /**
+     * A dictionary of a chat. Joined to a text it is JSON: the template of a model that is given
+     * arguments of tools as text. Python would refuse to join them.
+     */
+    @SuppressWarnings("serial") // is not serialized
+    static final class Dictionary extends LinkedHashMap<Object, Object> {
+
+        @Override
+        public String toString() {
+            StringBuilder json = new StringBuilder();
+            ToJson.write(json, this, -1, 0);
+            return json.toString();
+        }
     }
 
     /** The methods of Python's strings and dictionaries that chat templates call. */

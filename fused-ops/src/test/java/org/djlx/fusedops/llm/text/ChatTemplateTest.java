@@ -65,6 +65,8 @@ class ChatTemplateTest {
                     {'a': [1, 2.5, none, true], 'b': 'x"<y>'}|tojson#{"a": [1, 2.5, null, true], "b": "x\\"<y>"}
                     {'a': 1}.get('b', 'none')#none
                     {'a': 1}.items()|length#1
+                    ({'a': {'b': 1}, 'c': 2})['a'].b#1
+                    ([1, 2])[1] + (1 + 2) * 3#11
                     'text' is string and {'a': 1} is mapping and 'abc' is iterable#true
                     bos_token#<s>
                     'a' ~ 1#a1
@@ -90,6 +92,23 @@ class ChatTemplateTest {
                 {%- if not last.found %} d{% endif %}
                 """;
         assertEquals("  Hi\n  Bye\na b c d", render(template, Map.of()));
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '#',
+            textBlock =
+                    """
+                    {% for x in [1, 2, 3] if x > 1 %}{{ loop.index }}{{ x }}{{ loop.last }} {% endfor %}#12false 23true
+                    {% for x in [1, 2] if x > 2 %}{{ x }}{% else %}none{% endfor %}#none
+                    {% for x in [1, 2] %}{{ x }}{% else %}none{% endfor %}#12
+                    {% for x in [] -%}  {{ x }}  {%- else -%}  none{% endfor %}#none
+                    {% for k, v in {'a': 1, 'b': 2}.items() if v == 2 %}{{ k }}{{ v }}{% endfor %}#b2
+                    {% for x in [1, 2] if x %}{% for y in [2] if y > x %}{{ y }}{% else %}-{% endfor %}{% endfor %}#2-
+                    {% if false %}a{% else %}{% for x in [1] %}{{ x if x else 0 }}{% endfor %}{% endif %}#1
+                    """)
+    void loopsAreThoseOfJinja2(String template, String expected) {
+        assertEquals(expected, render(template, Map.of()).strip(), template);
     }
 
     @Test
@@ -206,14 +225,15 @@ class ChatTemplateTest {
         ChatTemplate template =
                 new ChatTemplate(
                         "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}"
-                                + "{{ notes[0].text }}",
+                                + "{{ notes[0].text }}{{ ' ' + notes[0] }}",
                         Map.of());
         Map<String, Object> options = Map.of("notes", List.of(Map.of("text", "c<end>")));
         int[] tokens =
                 template.encode(
                         List.of(new Message("user", " a<end>b ")), true, options, tokenizer);
-        assertArrayEquals("a<end>b\u0001c<end>".chars().toArray(), tokens);
-        assertEquals(List.of("a<", "end>b<end>c<", "end>"), encoded);
+        // A dictionary joined to a text is JSON.
+        assertArrayEquals("a<end>b\u0001c<end> {\"text\": \"c<end>\"}".chars().toArray(), tokens);
+        assertEquals(List.of("a<", "end>b<end>c<", "end> {\"text\": \"c<", "end>\"}"), encoded);
     }
 
     @ParameterizedTest
