@@ -107,6 +107,9 @@ public final class FinetuneCommand extends CliCommand {
                 steps < 1 || batch < 1 || maxTokens < 1,
                 "--steps, --batch and --max-tokens must be 1 or more, not %d, %d and %d"
                         .formatted(steps, batch, maxTokens));
+        refuseIf(
+                learningRate != null && !(learningRate > 0),
+                "--learning-rate must be above 0, not " + learningRate);
         readFile(data);
         refuseIf(
                 !Files.exists(directory.resolve("tokenizer.json")),

@@ -37,8 +37,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * }</pre>
  *
  * <ul>
- *   <li>The model's chat template turns a chat into text. Other entries of a message, and of the
- *       line, such as {@code tools}, are variables of the template.
+ *   <li>The model's chat template turns a chat into text. It gets the other entries of a line, such
+ *       as {@code tools}, as variables, and messages with all their entries.
  *   <li>Data: token ids, int64 of shape (batch, tokens), padded on the right with 0.
  *   <li>Labels, of the same shape: the next token if it belongs to an answer of the assistant;
  *       otherwise {@link TrainableModel#IGNORED}. An answer includes all that the template writes
