@@ -11,7 +11,7 @@ import java.util.Set;
  * values, B of shape (outputs, rank) with zeros.
  *
  * @param rank the number of rows of A, 1 or more
- * @param alpha the factor of the product, times the rank
+ * @param alpha scales the adapter: its product is multiplied by {@code alpha / rank}
  * @param targets the projections that have an adapter, of {@link #PROJECTIONS}
  */
 public record Lora(int rank, double alpha, Set<String> targets) {
@@ -24,7 +24,7 @@ public record Lora(int rank, double alpha, Set<String> targets) {
      * Checks the values.
      *
      * @param rank the number of rows of A, 1 or more
-     * @param alpha the factor of the product, times the rank
+     * @param alpha scales the adapter: its product is multiplied by {@code alpha / rank}
      * @param targets the projections that have an adapter, of {@link #PROJECTIONS}
      * @throws IllegalArgumentException if a value is out of range, or a target is unknown
      */
@@ -42,7 +42,7 @@ public record Lora(int rank, double alpha, Set<String> targets) {
     }
 
     /**
-     * {@return an adapter of all projections with an alpha of twice the rank}
+     * {@return adapters of all projections, with an alpha of twice the rank}
      *
      * @param rank the number of rows of A
      */

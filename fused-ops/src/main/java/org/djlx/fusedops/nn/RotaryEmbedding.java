@@ -23,9 +23,9 @@ public final class RotaryEmbedding {
     private final double[] frequencies;
     private final double magnitude;
 
-    private RotaryEmbedding(Builder builder) {
-        magnitude = builder.magnitude;
-        frequencies = builder.frequencies;
+    private RotaryEmbedding(double[] frequencies, double magnitude) {
+        this.frequencies = frequencies;
+        this.magnitude = magnitude;
     }
 
     /** {@return a new builder} */
@@ -44,7 +44,7 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * The cosines and sines of angles.
+     * The cosines and sines of angles, times the embedding's magnitude.
      *
      * @param cosines the cosines, of shape (positions, 1, half of a head's size)
      * @param sines the sines, of the same shape
@@ -158,7 +158,7 @@ public final class RotaryEmbedding {
          *
          * @param frequencies the angle in radians between neighbouring positions, for each pair;
          *     null for those of the base
-         * @param magnitude the factor of the rotated elements; 1 for none
+         * @param magnitude the factor of the rotated values; 1 for none
          * @return this builder
          */
         public Builder optFrequencies(double[] frequencies, double magnitude) {
@@ -181,17 +181,18 @@ public final class RotaryEmbedding {
                                         + " than 1, not %d and %s",
                                 headSize, base));
             }
-            if (frequencies == null) {
-                frequencies = new double[headSize / 2];
-                Arrays.setAll(frequencies, i -> Math.pow(base, -2.0 * i / headSize));
+            double[] all = frequencies;
+            if (all == null) {
+                all = new double[headSize / 2];
+                Arrays.setAll(all, i -> Math.pow(base, -2.0 * i / headSize));
             }
-            if (frequencies.length != headSize / 2) {
+            if (all.length != headSize / 2) {
                 throw new IllegalArgumentException(
                         String.format(
                                 "RotaryEmbedding: heads of size %d have %d frequencies, not %d",
-                                headSize, headSize / 2, frequencies.length));
+                                headSize, headSize / 2, all.length));
             }
-            return new RotaryEmbedding(this);
+            return new RotaryEmbedding(all, magnitude);
         }
     }
 }

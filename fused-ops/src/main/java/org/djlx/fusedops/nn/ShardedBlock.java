@@ -111,7 +111,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return new Division(axis, transposed, wanted, parts);
         }
 
-        /** Each rank has the full parameter, and uses it for its own part of the activations. */
+        /** Each rank has the full parameter for its own heads. Gradients are summed over ranks. */
         static final Division SHARED = ROWS.into(1);
 
         Division into(int number) {
@@ -502,7 +502,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return parameter;
         }
 
-        /** Returns A as PyTorch initialises linear layers. */
+        /** Creates A with the random values of PyTorch's linear layers. */
         private static NDArray random(NDManager manager, Shape shape, DataType type) {
             float bound = (float) (1 / Math.sqrt(shape.get(1)));
             return manager.randomUniform(-bound, bound, shape, type);
@@ -534,9 +534,9 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Enters a parallel region with projections of the same input. Returns the outputs of each; if
-     * weights have to be converted and nothing is added to the products, returns all outputs side
-     * by side in one array.
+     * Enters a parallel region with projections of the same input. Returns the outputs of each
+     * projection. If weights are converted and no projection has a bias or an adapter, returns one
+     * array with all outputs side by side.
      */
     final List<NDArray> enterRegion(
             ParameterStore store, NDArray x, boolean training, List<Projection> projections) {
@@ -578,7 +578,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
 
     /**
      * Returns a parameter's value in the element type of the input. If several ranks hold the
-     * value, the gradients of their tokens or heads are summed.
+     * value, its gradient is summed over these ranks.
      */
     final NDArray value(ParameterStore store, Parameter parameter, NDArray x, boolean training) {
         NDArray value = entered(store, parameter, x, training);

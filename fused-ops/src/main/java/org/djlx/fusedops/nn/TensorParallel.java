@@ -46,20 +46,21 @@ import org.djlx.collectives.ProcessGroup;
  *   <li>Each rank applies the plan to a block of its own; then all ranks make the same calls in the
  *       same order, as with {@link ShardedBlock}.
  *   <li>A name is the path of child blocks from the root, with dots, such as {@code
- *       layer.attention.query}; each with or without the two digits that DJL puts in front. {@code
- *       *} stands for any characters.
- *   <li>{@link Style#COLUMN} divides a layer's outputs, which only operators that work on each
- *       value, and on whole heads, may use before {@link Style#ROW} divides the inputs of the next
- *       layer. A block that reshapes to heads must take their number from the shape of its input.
- *   <li>Load parameters into the block before. Parameters that are not initialised get the full
- *       values of one rank.
- *   <li>A layer must be a field or a child of its parent's {@code SequentialBlock}; one that is
- *       only in a collection is not replaced and throws when it is used.
+ *       layer.attention.query}. DJL puts two digits in front of each child's name: a path has them
+ *       everywhere or nowhere. {@code *} stands for any characters.
+ *   <li>{@link Style#COLUMN} divides a layer's outputs. {@link Style#ROW} divides the inputs of a
+ *       later layer. Between the two, each rank has a part of the values: use only operators on
+ *       single values or on whole heads.
+ *   <li>A block that reshapes to heads must take their number from the shape of its input.
+ *   <li>Load parameters into the block before. Parameters that are not initialised are initialised
+ *       on rank 0 and divided. Frozen parameters stay frozen.
+ *   <li>A layer must be a child of a {@code SequentialBlock}, or a child and a field of its parent.
+ *       A layer that its parent holds in a collection throws when it is used.
  * </ul>
  */
 public final class TensorParallel {
 
-    /** How a linear layer is divided. */
+    /** The dimension along which a linear layer is divided. */
     public enum Style {
         /** By outputs, as {@link ColumnParallelLinear}. */
         COLUMN,
@@ -67,10 +68,10 @@ public final class TensorParallel {
         ROW
     }
 
-    /** A layer to be divided. */
+    /** A layer that the plan divides. */
     private record Match(AbstractBlock parent, Linear layer, Style style) {}
 
-    /** A divided layer in the place of DJL's, whose type fields may have. */
+    /** A divided layer. A subclass of DJL's layer, so that fields of that type can hold it. */
     private static final class DividedLinear extends Linear {
 
         private final ShardedBlock divided;
@@ -110,9 +111,9 @@ public final class TensorParallel {
     private TensorParallel() {}
 
     /**
-     * Divides the layers of a plan. Either all of them are replaced, or none and this throws.
+     * Divides the layers of a plan. If a layer cannot be divided, this throws and replaces none.
      *
-     * @param block the block, which is changed
+     * @param block the block whose layers are replaced
      * @param plan how to divide layers, by their names; each name matches one layer or more
      * @param group this rank's group; the caller closes it
      * @param <B> the type of the block
@@ -187,16 +188,23 @@ public final class TensorParallel {
             if (styles.isEmpty()) {
                 continue;
             }
-            if (styles.size() > 1
-                    || layer instanceof DividedLinear
-                    || matches.stream().anyMatch(match -> match.layer == layer)
-                    || parent instanceof ScaledDotProductAttentionBlock
-                    || !(parent instanceof AbstractBlock)) {
+            String problem = null;
+            if (styles.size() > 1) {
+                problem = "a layer is divided by one style";
+            } else if (layer instanceof DividedLinear) {
+                problem = "it is divided already";
+            } else if (matches.stream().anyMatch(match -> match.layer == layer)) {
+                problem = "it is the child of two blocks";
+            } else if (parent instanceof ScaledDotProductAttentionBlock) {
+                problem = "the number of heads of DJL's attention is fixed";
+            } else if (!(parent instanceof AbstractBlock)) {
+                problem = "its parent is no AbstractBlock";
+            }
+            if (problem != null) {
                 throw new IllegalArgumentException(
-                        ("TensorParallel: %s of a %s cannot be divided by %s: a layer is divided"
-                             + " once, by one style, and the number of heads of DJL's attention is"
-                             + " fixed")
-                                .formatted(plain, parent.getClass().getSimpleName(), styles));
+                        "TensorParallel: %s of a %s cannot be divided by %s: %s"
+                                .formatted(
+                                        plain, parent.getClass().getSimpleName(), styles, problem));
             }
             matches.add(new Match((AbstractBlock) parent, layer, styles.iterator().next()));
         }
@@ -220,19 +228,21 @@ public final class TensorParallel {
                                 .build();
         for (Pair<String, Parameter> each : layer.getDirectParameters()) {
             Parameter parameter = each.getValue();
+            Parameter part = divided.getDirectParameters().get(each.getKey());
             if (parameter.isInitialized()) {
                 NDArray full = parameter.getArray();
                 divided.take(each.getKey(), full, full.getManager());
             } else {
-                divided.getDirectParameters()
-                        .get(each.getKey())
-                        .setInitializer(parameter.getInitializer());
+                part.setInitializer(parameter.getInitializer());
+            }
+            if (!parameter.requiresGradient()) {
+                part.freeze(true);
             }
         }
         return new DividedLinear(divided, units);
     }
 
-    /** Replaces a child, and the fields that hold it; the old layer cannot be used any more. */
+    /** Replaces a layer in its parent's children and fields. The old layer throws when used. */
     private static void replace(Match match, DividedLinear divided) {
         try {
             Field field = AbstractBlock.class.getDeclaredField("children");

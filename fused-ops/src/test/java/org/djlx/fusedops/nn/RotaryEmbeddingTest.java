@@ -45,6 +45,16 @@ class RotaryEmbeddingTest {
         }
     }
 
+    @Test
+    void aBuilderBuildsSeveral() {
+        RotaryEmbedding.Builder builder = builder(4);
+        assertArrayEquals(new double[] {1, 0.01}, builder.build().frequencies(), 1e-15);
+        RotaryEmbedding other = builder.setHeadSize(2).optBase(100).build();
+        assertArrayEquals(new double[] {1}, other.frequencies());
+        other = builder.setHeadSize(4).build();
+        assertArrayEquals(new double[] {1, 0.1}, other.frequencies(), 1e-15);
+    }
+
     /** Products of queries and keys depend only on the distance of positions. */
     @Test
     void productsDependOnTheDistance() {

@@ -13,10 +13,12 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.nn.transformer.ScaledDotProductAttentionBlock;
 import ai.djl.training.ParameterStore;
+import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -218,6 +220,32 @@ class TensorParallelTest {
                         expected.forEach(
                                 (name, values) ->
                                         assertArrayEquals(values, actual.get(name), 1e-12, name));
+                    }
+                    return null;
+                });
+    }
+
+    @ParameterizedTest
+    @CsvSource({"true", "false"})
+    void keepsFrozenParametersFrozen(boolean initialised) {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        Layer layer = new Layer();
+                        setInitializer(layer);
+                        if (initialised) {
+                            layer.initialize(manager, DataType.FLOAT64, INPUT);
+                        }
+                        layer.hidden.freezeParameters(true);
+                        TensorParallel.apply(layer, PLAN, group);
+                        layer.initialize(manager, DataType.FLOAT64, INPUT);
+                        for (Pair<String, Parameter> each : layer.getParameters()) {
+                            boolean learns = !each.getKey().contains("hidden");
+                            Parameter parameter = each.getValue();
+                            assertEquals(learns, parameter.requiresGradient(), each.getKey());
+                            assertEquals(learns, Torch.requiresGradient(parameter.getArray()));
+                        }
                     }
                     return null;
                 });

@@ -41,9 +41,9 @@ import picocli.CommandLine.Parameters;
         })
 public final class FinetuneCommand extends CliCommand {
 
-    private static final Duration PATIENCE = Duration.ofMinutes(10);
+    private static final Duration ANSWER_TIMEOUT = Duration.ofMinutes(10);
 
-    @Parameters(paramLabel = "DIR", description = "The model; serve-model writes a tiny one.")
+    @Parameters(paramLabel = "DIR", description = "Model directory; serve-model writes a tiny one.")
     private Path directory;
 
     @Option(
@@ -58,7 +58,7 @@ public final class FinetuneCommand extends CliCommand {
     @Option(
             names = "--lora",
             paramLabel = "RANK",
-            description = "Trains an adapter of this rank; if not given, all weights.")
+            description = "Rank of a LoRA adapter to train; if not given, all weights are trained.")
     private Integer rank;
 
     @Option(names = "--steps", description = "Batches to train on.")
@@ -87,10 +87,13 @@ public final class FinetuneCommand extends CliCommand {
     @Option(
             names = "--ask",
             paramLabel = "TEXT",
-            description = "The question; that of the first chat if not given.")
+            description = "Question to ask before and after; default: that of the first chat.")
     private String question;
 
-    @Option(names = "--max-tokens", paramLabel = "N", description = "Tokens of an answer, at most.")
+    @Option(
+            names = "--max-tokens",
+            paramLabel = "N",
+            description = "Maximum number of tokens of an answer.")
     private int maxTokens = 64;
 
     @Mixin
@@ -104,6 +107,9 @@ public final class FinetuneCommand extends CliCommand {
                 steps < 1 || batch < 1 || maxTokens < 1,
                 "--steps, --batch and --max-tokens must be 1 or more, not %d, %d and %d"
                         .formatted(steps, batch, maxTokens));
+        refuseIf(
+                learningRate != null && !(learningRate > 0),
+                "--learning-rate must be above 0, not " + learningRate);
         readFile(data);
         refuseIf(
                 !Files.exists(directory.resolve("tokenizer.json")),
@@ -194,7 +200,7 @@ public final class FinetuneCommand extends CliCommand {
                             .optTemperature(0)
                             .build();
             String text =
-                    parsed(() -> engine.submit(request)).await(PATIENCE).stream()
+                    parsed(() -> engine.submit(request)).await(ANSWER_TIMEOUT).stream()
                             .map(GeneratedPiece::text)
                             .collect(Collectors.joining());
             // Control characters would disturb the terminal.

@@ -22,20 +22,17 @@ import org.djlx.fusedops.llm.tune.ChatDataset;
 import org.djlx.fusedops.llm.tune.TrainableModel;
 import org.djlx.fusedops.nn.Lora;
 
-/**
- * One rank of a fine-tuning. The ranks divide the model, and each has a trainer of its own, which
- * gets the same batches.
- */
+/** One rank of a fine-tuning. The ranks divide the model; their trainers get the same batches. */
 record FinetuneJob(
         Path directory,
         Path data,
-        Lora lora, // null: all weights are trained
+        Lora lora, // null to train all weights
         int steps,
         int batch,
         float learningRate,
         long seed,
         Path out,
-        Consumer<String> report) { // gets the first rank's progress, in lines
+        Consumer<String> report) { // receives lines on the first rank's progress
 
     private static final String ENGINE = "PyTorch-P2P";
     private static final int REPORTS = 10;
@@ -116,7 +113,8 @@ record FinetuneJob(
         }
         report.accept(
                 String.format(
-                        "Training %,d of %,d parameters on %,d chats with %,d tokens of answers",
+                        "Each rank trains %,d of its %,d parameters on %,d rows of chats, with %,d"
+                                + " tokens of answers",
                         trained, all, chats.size(), chats.answerTokens()));
     }
 

@@ -84,6 +84,8 @@ class FinetuneCommandTest extends CommandTest {
         assertTrue(output.contains("not a model directory"), output);
         output = output(2, "finetune", model, "--data", data, "--lora", 0);
         assertTrue(output.contains("rank must be 1 or more"), output);
+        output = output(2, "finetune", model, "--data", data, "--learning-rate", 0);
+        assertTrue(output.contains("--learning-rate must be above 0, not 0.0"), output);
         output = output(2, "finetune", model, "--data", data, "--save", model);
         assertTrue(output.contains("another directory"), output);
         output = output(2, "finetune", model);

@@ -10,18 +10,18 @@ import java.util.stream.IntStream;
 
 /**
  * Rotary position embedding (Su et al., 2021, <a
- * href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>), and how it is scaled to longer
- * texts. The entries of {@code config.json} have the meaning that transformers gives them.
+ * href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>) and its scaling to longer texts.
+ * Entries of {@code config.json} mean the same as in transformers.
  *
  * @param theta the base of the frequencies
  * @param magnitude the factor of rotated elements; 1 for none
  * @param divisors the divisor of the frequency of each rotated pair of a head
- * @param longDivisors as {@code divisors}, if sequences may have more than {@code originalLength}
- *     tokens
+ * @param longDivisors the {@code divisors} if the maximum length of sequences is above {@code
+ *     originalLength}
  * @param growth the growth of the base with each position from {@code originalLength} on, in
  *     original lengths (dynamic NTK); 0 for none
  * @param originalLength the length of the original training, in tokens
- * @param maxLength the tokens that scaling extends sequences to; 0 if it does not extend them
+ * @param maxLength the maximum number of tokens with scaling; 0 if scaling does not extend it
  */
 public record Rope(
         double theta,
@@ -52,8 +52,8 @@ public record Rope(
 
     /**
      * {@return an embedding with Llama 3.1's scaling: wavelengths longer than {@code originalLength
-     * / low} are multiplied by the factor, and those shorter than {@code originalLength / high} are
-     * not}
+     * / low} are multiplied by the factor, those shorter than {@code originalLength / high} are
+     * not, with a ramp between}
      *
      * @param theta the base of the frequencies
      * @param pairs half of the head size
@@ -181,7 +181,7 @@ public record Rope(
                 "rope_scaling must have 0 < beta_slow <= beta_fast, not %s and %s",
                 slow,
                 fast);
-        // The pairs with that many rotations within the original length.
+        // Fractional indices of the pairs that rotate fast or slow times in the original length.
         double first = pairs * Math.log(original / (fast * 2 * Math.PI)) / Math.log(theta);
         double last = pairs * Math.log(original / (slow * 2 * Math.PI)) / Math.log(theta);
         boolean truncates = entries.flag("truncate", true);

@@ -10,7 +10,9 @@ import ai.djl.translate.Batchifier;
 import ai.djl.translate.PaddingStackBatchifier;
 import ai.djl.util.Progress;
 import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
 import com.google.gson.JsonParseException;
+import com.google.gson.ToNumberPolicy;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -35,20 +37,24 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * }</pre>
  *
  * <ul>
- *   <li>The model's chat template writes a chat. Other entries of a line, such as {@code tools},
- *       are variables of the template; other entries of a message are given to the template, too.
- *   <li>Data: token ids, int64 of shape (batch, tokens), padded on the right with 0. Labels: the
- *       next token of each position if it belongs to an answer of the assistant, including the
- *       token that ends the answer; otherwise {@link TrainableModel#IGNORED}.
- *   <li>A chat with several answers is one row. If the template writes an answer differently once
- *       more messages follow, such as without its reasoning, the chat is a row for each such
- *       answer.
- *   <li>The file is read and encoded by {@link Builder#build}.
+ *   <li>The model's chat template turns a chat into text. It gets the other entries of a line, such
+ *       as {@code tools}, as variables, and messages with all their entries.
+ *   <li>Data: token ids, int64 of shape (batch, tokens), padded on the right with 0.
+ *   <li>Labels, of the same shape: the next token if it belongs to an answer of the assistant;
+ *       otherwise {@link TrainableModel#IGNORED}. An answer includes all that the template writes
+ *       after its text, such as the token that ends it.
+ *   <li>As in OpenAI's fine-tuning, an answer with {@code "weight": 0} has no labels.
+ *   <li>A chat is one row. Some templates write an answer differently when more messages follow,
+ *       for example without its reasoning: then each such answer gets a row, which ends with it.
+ *   <li>{@link Builder#build} reads and encodes the file.
  * </ul>
  */
 public final class ChatDataset extends RandomAccessDataset {
 
-    /** A row: its tokens, and which of them are of answers. */
+    private static final Gson GSON =
+            new GsonBuilder().setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE).create();
+
+    /** A row: its tokens, and the positions of those that belong to answers. */
     private record Row(int[] tokens, BitSet answers) {}
 
     private final List<Row> rows;
@@ -93,11 +99,14 @@ public final class ChatDataset extends RandomAccessDataset {
         return rows.stream().mapToLong(row -> row.answers.cardinality()).sum();
     }
 
-    /** Encodes chats. */
+    /** Encodes a chat into rows. */
     private record Encoder(ChatTemplate template, TextTokenizer tokenizer, int maxLength) {
 
         @SuppressWarnings("unchecked") // The entries of a JSON object have strings as keys.
         List<Row> rows(Map<String, Object> line) {
+            if (line == null) {
+                throw new IllegalArgumentException("the line must be a JSON object, not null");
+            }
             Map<String, Object> options = new HashMap<>(line);
             List<ChatTemplate.Message> chat = new ArrayList<>();
             if (!(options.remove("messages") instanceof List<?> messages)) {
@@ -107,16 +116,20 @@ public final class ChatDataset extends RandomAccessDataset {
             for (Object each : messages) {
                 if (!(each instanceof Map<?, ?> message)
                         || !(message.get("role") instanceof String role)
-                        || message.get("content") != null
-                                && !(message.get("content") instanceof String)) {
+                        || !isContent(message)) {
                     throw new IllegalArgumentException(
                             "a message must have a role and a content, both strings, not " + each);
                 }
                 Map<String, Object> more = new LinkedHashMap<>((Map<String, Object>) message);
-                more.keySet().removeAll(List.of("role", "content"));
+                more.keySet().removeAll(List.of("role", "content", "weight"));
+                if (message.get("tool_calls") instanceof List<?> calls) {
+                    calls.forEach(Encoder::parseArguments);
+                }
                 List<ChatTemplate.Message> before = List.copyOf(chat);
                 chat.add(new ChatTemplate.Message(role, (String) message.get("content"), more));
-                if (role.equals("assistant")) {
+                boolean skipped =
+                        message.get("weight") instanceof Number weight && weight.doubleValue() == 0;
+                if (role.equals("assistant") && !skipped) {
                     add(rows, before, chat, options);
                 }
             }
@@ -129,7 +142,28 @@ public final class ChatDataset extends RandomAccessDataset {
             return rows;
         }
 
-        /** Adds an answer: to the last row if that is the beginning of the chat. */
+        /** Returns whether a message has a text, or calls tools instead. */
+        private static boolean isContent(Map<?, ?> message) {
+            Object content = message.get("content");
+            return content instanceof String
+                    || content == null && message.get("tool_calls") instanceof List<?>;
+        }
+
+        /** Parses the arguments of a tool call: OpenAI has a string, templates take an object. */
+        @SuppressWarnings("unchecked") // The entries of a JSON object have strings as keys.
+        private static void parseArguments(Object call) {
+            if (call instanceof Map<?, ?> map
+                    && map.get("function") instanceof Map<?, ?> function
+                    && function.get("arguments") instanceof String text) {
+                Object arguments = text.isBlank() ? Map.of() : GSON.fromJson(text, Map.class);
+                ((Map<String, Object>) function).put("arguments", arguments);
+            }
+        }
+
+        /**
+         * Adds the row of an answer, the last message of a chat. If the tokens of the previous row
+         * are a prefix of it, it takes over their labels and replaces that row.
+         */
         private void add(
                 List<Row> rows,
                 List<ChatTemplate.Message> before,
@@ -139,7 +173,7 @@ public final class ChatDataset extends RandomAccessDataset {
             int[] all = template.encode(chat, false, options, tokenizer);
             int same = Arrays.mismatch(prompt, all);
             int begin = same < 0 ? all.length : same;
-            // The last token of a prompt and the answer's first characters may be one token.
+            // The tokenizer may join the end of the prompt and the start of the answer.
             if (begin < prompt.length - 1) {
                 throw new IllegalArgumentException(
                         "the chat template does not continue the prompt of message %d: token %d of"
@@ -255,8 +289,8 @@ public final class ChatDataset extends RandomAccessDataset {
         @SuppressWarnings("unchecked") // The entries of a JSON object have strings as keys.
         private List<Row> rows(Encoder encoder, String line, int number) {
             try {
-                return encoder.rows(new Gson().fromJson(line, Map.class));
-            } catch (JsonParseException | IllegalArgumentException | NullPointerException e) {
+                return encoder.rows(GSON.fromJson(line, Map.class));
+            } catch (JsonParseException | IllegalArgumentException e) {
                 throw new IllegalArgumentException(
                         "%s, line %d: %s".formatted(file, number, e.getMessage()), e);
             }

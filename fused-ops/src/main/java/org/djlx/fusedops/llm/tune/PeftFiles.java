@@ -23,14 +23,14 @@ final class PeftFiles {
 
     static final String WEIGHTS = "adapter_model.safetensors";
 
-    /** The beginning of tensors' names: PEFT's wrapper, and its field. */
+    /** The prefix of tensor names: PeftModel's field, then LoraModel's. */
     static final String PREFIX = "base_model.model.";
 
     private static final String CONFIG = "adapter_config.json";
     private static final Gson GSON =
             new GsonBuilder().setPrettyPrinting().serializeNulls().disableHtmlEscaping().create();
 
-    // Entries that change what an adapter computes; all others are ignored.
+    // Entries that change what an adapter computes: refused unless they are unset.
     private static final List<String> UNSUPPORTED =
             List.of(
                     "use_dora",
@@ -41,16 +41,18 @@ final class PeftFiles {
                     "rank_pattern",
                     "alpha_pattern",
                     "layers_to_transform",
+                    "layer_replication",
+                    "alora_invocation_tokens",
                     "target_parameters",
                     "trainable_token_indices");
 
     private PeftFiles() {}
 
     /**
-     * Writes the configuration.
+     * Writes {@code adapter_config.json}.
      *
-     * @param modules the names of modules, such as {@code self_attn.q_proj}, by projection
-     * @param base the directory of the model; null if there is none
+     * @param modules the module name of each projection, such as {@code self_attn.q_proj}
+     * @param base the directory of the model without the adapter; null if there is none
      */
     static void writeConfig(Path directory, Lora lora, Map<String, String> modules, Path base)
             throws IOException {
@@ -81,7 +83,7 @@ final class PeftFiles {
         return module.substring(module.lastIndexOf('.') + 1);
     }
 
-    /** Reads the configuration; the parameters are those of {@link #writeConfig}. */
+    /** Reads {@code adapter_config.json}; the parameters are those of {@link #writeConfig}. */
     static Lora readConfig(Path directory, Map<String, String> modules) throws IOException {
         Path file = directory.resolve(CONFIG);
         try {
@@ -98,6 +100,13 @@ final class PeftFiles {
                             "%s is not supported, but it is %s".formatted(name, value));
                 }
             }
+            String start = String.valueOf(json.get("init_lora_weights"));
+            if (start.matches("\"(?i:pissa|corda|olora|loftq).*")) {
+                throw new IllegalArgumentException(
+                        "init_lora_weights is %s, which changes the model's own weights, too;"
+                                        .formatted(start)
+                                + " convert the adapter to plain LoRA with PEFT");
+            }
             Set<String> targets = new LinkedHashSet<>();
             for (JsonElement target : json.get("target_modules").getAsJsonArray()) {
                 targets.add(projection(target.getAsString(), modules));
@@ -106,7 +115,10 @@ final class PeftFiles {
                     json.get("r").getAsInt(), json.get("lora_alpha").getAsDouble(), targets);
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
-        } catch (JsonParseException | IllegalStateException | NullPointerException e) {
+        } catch (JsonParseException
+                | IllegalStateException
+                | NullPointerException
+                | UnsupportedOperationException e) { // A value is missing, null or of another type.
             throw new IllegalArgumentException(
                     file + ": not the configuration of an adapter: " + e.getMessage(), e);
         }
@@ -137,8 +149,9 @@ final class PeftFiles {
             if (!files.contains(spec.name())
                     || !files.spec(spec.name()).shape().equals(spec.shape())) {
                 throw new IllegalArgumentException(
-                        "the adapter must have a tensor '%s' of shape %s; take an adapter of this model"
-                                .formatted(spec.name(), spec.shape()));
+                        "the adapter must have a tensor '%s' of shape %s; take an adapter of this"
+                                        .formatted(spec.name(), spec.shape())
+                                + " model");
             }
         }
         if (files.specs().size() != expected.size()) {

@@ -39,9 +39,8 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * A language model in Hugging Face's layout as a DJL block: Llama, Mistral, Qwen 2 and Qwen 3. It
- * is trained whole, or by {@linkplain Lora low-rank adapters}, and divided among the ranks of a
- * group.
+ * A Llama, Mistral, Qwen 2 or Qwen 3 in Hugging Face's layout as a trainable DJL block. All weights
+ * learn, or only {@linkplain Lora low-rank adapters}. The ranks of a group divide the model.
  *
  * <pre>{@code
  * TrainableModel tuned =
@@ -72,17 +71,18 @@ import org.djlx.nativeops.torch.ScalarType;
  *   <li>Parameters are float32, whatever type the files have. {@link #save} converts them to the
  *       type of {@code config.json}.
  *   <li>With adapters, all other parameters are frozen.
- *   <li>Each rank has its own object. {@link #load}, {@link #full}, {@link #save} and {@link
- *       #saveAdapter} are called by all ranks of the group, in the same order.
+ *   <li>Each rank has its own object. All ranks of the group call {@link #load}, {@link #full},
+ *       {@link #save} and {@link #saveAdapter}, in the same order.
  * </ul>
  */
 public final class TrainableModel {
 
-    /** The label of tokens that {@link #loss} leaves out, as in PyTorch. */
+    /** The label of tokens that {@link #loss} ignores, as in PyTorch. */
     public static final long IGNORED = -100;
 
     private static final long MAX_FILE_BYTES = 5_000_000_000L; // as transformers
 
+    /** The module of each projection and norm of a layer. */
     private static final Map<String, String> MODULES =
             Map.of(
                     "query", "self_attn.q_proj",
@@ -101,10 +101,10 @@ public final class TrainableModel {
     private final ProcessGroup group;
     private final ModelConfig config;
     private final Path directory; // null if there are no files
-    private final Path adapter; // null if adapters start anew
+    private final Path adapter; // null if there is no saved adapter
     private final Lora lora; // null for none
     private final long sequenceLength; // 0 for an input of (batch, tokens)
-    private final boolean divided; // whether activations are, between parallel regions
+    private final boolean divided; // whether ranks divide activations between parallel regions
     private final SequentialBlock block = new SequentialBlock();
     private final Map<String, Slot> slots = new LinkedHashMap<>(); // by the tensor's name
 
@@ -199,7 +199,11 @@ public final class TrainableModel {
         addSlots(name, part);
     }
 
-    /** Names the parameters of a block as Hugging Face and PEFT do. */
+    /**
+     * Adds slots for the parameters of a block, under the names of Hugging Face and PEFT.
+     *
+     * @param name the prefix of the names: the module, or the layer of several modules
+     */
     private void addSlots(String name, Block part) {
         for (String parameter : part.getDirectParameters().keys()) {
             String module = parameter.replaceFirst("(Bias|LoraA|LoraB)$", "");
@@ -233,8 +237,8 @@ public final class TrainableModel {
     }
 
     /**
-     * {@return a loss of this model's logits} Labels are token ids, the next token of each
-     * position; {@link #IGNORED} leaves a position out of the mean.
+     * {@return the cross entropy of this model's logits} The label of a position is the id of the
+     * next token, or {@link #IGNORED} to leave the position out of the mean.
      */
     public Loss loss() {
         return VocabularyParallelCrossEntropy.builder()
@@ -245,12 +249,13 @@ public final class TrainableModel {
     }
 
     /**
-     * Reads the weights, and the adapter if there is one, into the block. A new adapter has random
-     * values of the engine's random generator.
+     * Reads the weights, and the saved adapter if one is set, into the block. A new adapter starts
+     * with values of the engine's random generator.
      *
      * @param manager the manager of the parameters, on the group's device
      * @throws IOException if files cannot be read
-     * @throws IllegalArgumentException if the weights are not those of {@code config.json}
+     * @throws IllegalArgumentException if the weights do not fit {@code config.json}, or the
+     *     adapter does not fit the model
      * @throws IllegalStateException if no directory is set
      */
     public void load(NDManager manager) throws IOException {
@@ -284,8 +289,8 @@ public final class TrainableModel {
         }
     }
 
-    private void read(Safetensors files, String name, String own, NDManager manager) {
-        Slot slot = slots.get(own);
+    private void read(Safetensors files, String name, String slotName, NDManager manager) {
+        Slot slot = slots.get(slotName);
         try (NDManager temporary = manager.newSubManager()) {
             NDArray full = temporary.create(files.spec(name).shape(), DataType.FLOAT32);
             files.read(name, full);
@@ -322,10 +327,16 @@ public final class TrainableModel {
 
     /**
      * Writes a model directory that {@link org.djlx.fusedops.llm.engine.TextEngine} and
-     * transformers load: the weights with adapters merged, in the type of {@code config.json}, and
-     * the other files of the directory that was read, such as the tokenizer. The first rank writes.
+     * transformers load. The first rank writes:
      *
-     * @param out the directory; created if missing, weights in it are replaced
+     * <ul>
+     *   <li>the weights with adapters merged, in the type of {@code config.json};
+     *   <li>copies of the configuration, the tokenizer and the chat template. A model of {@link
+     *       Builder#setConfig} has none: write {@code config.json} and the tokenizer yourself.
+     * </ul>
+     *
+     * @param out the directory; created if missing; files of the same names and other weights in it
+     *     are replaced
      * @throws IOException if a file cannot be written
      */
     public void save(Path out) throws IOException {
@@ -401,7 +412,7 @@ public final class TrainableModel {
         return specs;
     }
 
-    /** Copies all files of the model but its weights. */
+    /** Copies the configuration, the tokenizer and the chat template. */
     private void copyFiles(Path out) throws IOException {
         Files.createDirectories(out);
         if (directory == null || Files.isSameFile(out, directory)) {
@@ -454,7 +465,7 @@ public final class TrainableModel {
         }
 
         /**
-         * Sets the configuration of a model without files, to be trained from random weights.
+         * Sets the configuration of a model without files: it trains from random weights.
          *
          * @param config the configuration
          * @return this builder
@@ -498,11 +509,11 @@ public final class TrainableModel {
         }
 
         /**
-         * Divides activations between parallel regions among the ranks. The input is then token ids
-         * of shape (tokens): sequences of the same length, one after the other.
+         * Sets sequence parallelism: the ranks divide activations between parallel regions. The
+         * input is then token ids of shape (tokens): one sequence after the other, of equal length.
          *
-         * @param sequenceLength the tokens of each sequence; 0 for no sequence parallelism, the
-         *     default
+         * @param sequenceLength the number of tokens of each sequence; 0, the default, for no
+         *     sequence parallelism
          * @return this builder
          */
         public Builder optSequenceParallel(long sequenceLength) {
@@ -518,15 +529,13 @@ public final class TrainableModel {
          *     cannot be trained; the message says why
          */
         public TrainableModel build() throws IOException {
-            check(group != null, "set the group: setGroup");
-            check(
-                    (directory == null) != (config == null),
-                    "set either the model directory or the configuration");
-            check(lora == null || adapter == null, "set either new adapters or a saved adapter");
-            ModelConfig of = config == null ? ModelConfig.read(directory) : config;
-            requireTrainable(of);
-            Lora own = adapter == null ? lora : PeftFiles.readConfig(adapter, MODULES);
-            return new TrainableModel(this, of, own);
+            check(group != null, "the group is not set; call setGroup");
+            check((directory == null) != (config == null), "call either setDirectory or setConfig");
+            check(lora == null || adapter == null, "call either optLora or optAdapter, not both");
+            ModelConfig read = config == null ? ModelConfig.read(directory) : config;
+            requireTrainable(read);
+            Lora adapters = adapter == null ? lora : PeftFiles.readConfig(adapter, MODULES);
+            return new TrainableModel(this, read, adapters);
         }
     }
 

@@ -149,6 +149,42 @@ class ChatDatasetTest {
         requireRow(chats, 0, "u:</s>|a:x", "________x|");
     }
 
+    /** A template gets arguments of calls as objects, and whole numbers, as from the server. */
+    @Test
+    void readsToolsAndTheirCalls() throws Exception {
+        Files.writeString(
+                folder.resolve("chat_template.jinja"),
+                "{% for t in tools %}[{{ t.most }}]{% endfor %}{% for m in messages %}"
+                        + ROLE
+                        + "{% if m.content %}{{ m.content }}{% endif %}"
+                        + "{% if m.tool_calls %}{% for c in m.tool_calls %}"
+                        + "{{ c.function.arguments | tojson }}{% endfor %}{% endif %}</s>"
+                        + "{% endfor %}{% if add_generation_prompt %}a:{% endif %}");
+        ChatDataset chats =
+                builder(
+                                "{'tools': [{'most': 7}], 'messages': ["
+                                        + "{'role': 'user', 'content': 'u'},"
+                                        + "{'role': 'assistant', 'content': null, 'tool_calls':"
+                                        + " [{'function': {'name': 'f',"
+                                        + " 'arguments': '{\\'n\\': 3}'}}]}]}")
+                        .build();
+        requireRow(chats, 0, "[7]u:u|a:{\"n\": 3}", "________{\"n\": 3}|");
+    }
+
+    /** OpenAI's fine-tuning takes a weight of 0 or 1 for each answer. */
+    @Test
+    void ignoresAnswersOfWeight0() throws Exception {
+        ChatDataset chats =
+                builder(
+                                "{'messages': [{'role': 'user', 'content': 'a'},"
+                                        + "{'role': 'assistant', 'content': 'b', 'weight': 0},"
+                                        + "{'role': 'user', 'content': 'c'},"
+                                        + "{'role': 'assistant', 'content': 'd', 'weight': 1}]}")
+                        .build();
+        assertEquals(1, chats.size());
+        requireRow(chats, 0, "u:a|a:b|u:c|a:d", "_____________d|");
+    }
+
     @Test
     void namesTheLineOfAMistake() throws Exception {
         String good =
@@ -160,6 +196,8 @@ class ChatDatasetTest {
                         "{'messages': ['a']}", "a message must have a role and a content",
                         "{'messages': [{'role': 'assistant', 'content': ['x']}]}", "both strings",
                         "{'messages': [{'role': 'user', 'content': 'x'}]}", "no answer",
+                        "{'messages': [{'role': 'user'}]}", "a role and a content",
+                        "null", "must be a JSON object",
                         "{'messages': [", "line 2:");
         for (Map.Entry<String, String> each : problems.entrySet()) {
             String message =

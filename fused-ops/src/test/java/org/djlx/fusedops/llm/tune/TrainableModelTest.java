@@ -592,7 +592,12 @@ class TrainableModelTest {
                         "['q_proj'], 'bias': 'all'}", "bias must be none, not \"all\"",
                         "['lm_head']}", "target_modules has 'lm_head'",
                         "'all-linear'}", "not the configuration of an adapter",
-                        "['q_proj'], 'rank_pattern': {'a': 2}}", "rank_pattern is not supported");
+                        "['q_proj'], 'rank_pattern': {'a': 2}}", "rank_pattern is not supported",
+                        "['q_proj'], 'layer_replication': [[0, 2]]}",
+                                "layer_replication is not supported",
+                        "['q_proj'], 'init_lora_weights': 'pissa_niter_4'}",
+                                "init_lora_weights is \"pissa_niter_4\"",
+                        "[null]}", "not the configuration of an adapter");
         for (Map.Entry<String, String> each : reasons.entrySet()) {
             Files.writeString(file, (start + each.getKey()).replace('\'', '"'));
             run(
