@@ -17,8 +17,8 @@ import java.util.Set;
  * <ul>
  *   <li>With a token: requests that carry it.
  *   <li>Without a token: requests whose host is localhost, an IP address, or a name of the options.
- *       Other host names are refused because of DNS rebinding: by one, a page of another site could
- *       reach this server from a browser.
+ *       Other host names are refused because of DNS rebinding: a page of another site could point
+ *       its own name at this server, and reach it from a browser.
  * </ul>
  */
 final class AccessRules {

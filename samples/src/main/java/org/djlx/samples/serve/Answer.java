@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.serve;
 
-import ai.djl.engine.EngineException;
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.Unpooled;
 import io.netty.channel.ChannelFuture;
@@ -30,12 +29,12 @@ import org.slf4j.LoggerFactory;
 
 /**
  * An answer being sent to a client. When the generator reports progress, the connection's event
- * loop takes the pieces there are, but no more than the client reads; the rest waits in the
+ * loop takes the available pieces while the connection is writable; the rest waits in the
  * generations. The event loop calls all methods.
  */
 final class Answer {
 
-    /** An error for clients: exceptions name processes and files, and are for the log. */
+    /** The error that clients get. Exceptions name processes and files: only the log has them. */
     static final String FAILED = "the request has failed; the server's log says why";
 
     private static final Logger logger = LoggerFactory.getLogger(Answer.class);
@@ -113,7 +112,7 @@ final class Answer {
         }
     }
 
-    /** Sends the pieces there are, as far as the client reads. */
+    /** Sends the available pieces while the connection is writable. */
     void pump() {
         awake.set(false);
         if (over) {
@@ -135,7 +134,7 @@ final class Answer {
             // Cancelled by the server: a client that leaves ends this answer before.
             fail(new ApiException(503, "server_error", null, e.getMessage()));
             return;
-        } catch (EngineException e) {
+        } catch (RuntimeException e) {
             log(e);
             fail(new ApiException(500, "server_error", null, FAILED));
             return;
@@ -143,7 +142,7 @@ final class Answer {
         context.flush();
     }
 
-    private static void log(EngineException e) {
+    private static void log(RuntimeException e) {
         if (e.getCause() instanceof CollectiveException) {
             // The generator logs once, with the stack trace, why all generations fail.
             logger.warn("A generation has failed: {}", e.getMessage());

@@ -12,8 +12,9 @@ import org.djlx.fusedops.llm.GeneratorStatistics;
 
 /**
  * Counters and times of the server, written in <a
- * href="https://prometheus.io/docs/instrumenting/exposition_formats/">Prometheus's format</a>. What
- * vLLM has too has its name and meaning; the other names begin with {@code djlx_}.
+ * href="https://prometheus.io/docs/instrumenting/exposition_formats/">Prometheus's format</a>.
+ * Metrics that vLLM has, too, have vLLM's names and meanings; the other names begin with {@code
+ * djlx_}.
  */
 final class ServerMetrics {
 

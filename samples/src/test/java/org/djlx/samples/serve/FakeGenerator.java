@@ -161,7 +161,9 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
 
         private synchronized GeneratedPiece ended() {
             if (reason == FinishReason.ERROR) {
-                throw new EngineException("rank 1 has failed\nat native code");
+                throw prompt.contains("FAIL ODDLY")
+                        ? new IllegalArgumentException("made up")
+                        : new EngineException("rank 1 has failed\nat native code");
             }
             return null;
         }

@@ -370,6 +370,9 @@ class GenerationServerTest {
         HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'FAIL'}"));
         assertEquals(500, whole.statusCode());
         assertEquals(Answer.FAILED, error(whole));
+        HttpResponse<String> odd = send(post("/v1/completions", "{'prompt':'FAIL ODDLY'}"));
+        assertEquals(500, odd.statusCode());
+        assertEquals(Answer.FAILED, error(odd));
         HttpResponse<String> invocation = send(post("/invocations", "{'inputs':'FAIL'}"));
         assertEquals(500, invocation.statusCode());
         assertEquals(Answer.FAILED, error(invocation));

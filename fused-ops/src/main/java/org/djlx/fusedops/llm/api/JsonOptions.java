@@ -87,7 +87,7 @@ final class JsonOptions {
         return json;
     }
 
-    /** As {@link Gson#toJsonTree}, without its writer for what each event of a stream has. */
+    /** As {@link Gson#toJsonTree}, but fast for texts and numbers: each event has some. */
     private static JsonElement element(Object value) {
         return value instanceof JsonElement element
                 ? element
@@ -137,7 +137,7 @@ final class JsonOptions {
     /**
      * Reads an option that does not change the answer.
      *
-     * @param values the values in JSON that do not; none if no value does
+     * @param values the accepted values in JSON; none if all values are accepted
      */
     void neutral(String name, String... values) {
         JsonElement value = get(name);

@@ -27,8 +27,8 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<String> echoes;
     private final int choicesPerPrompt;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final Tools tools; // null as calls
-    private final List<ToolCallStream> calls; // of each choice; null if the answer calls none
+    private final Tools tools; // null if the answer may not call tools
+    private final List<ToolCallStream> calls; // of each choice; null if there are no tools
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
     private final String model;

@@ -8,7 +8,7 @@ import java.util.function.Supplier;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.sampling.Grammar;
 
-/** Reads the options that OpenAI's chat completions and completions share. */
+/** Reads the options that OpenAI's chat completions, completions and responses share. */
 final class OpenAiOptions {
 
     /** Stop tokens: not in OpenAI's schema; the name is vLLM's and DJL Serving's. */
@@ -19,8 +19,8 @@ final class OpenAiOptions {
     private static final int MAX_BIASES = 1024;
 
     /**
-     * Options of OpenAI and vLLM that do not change the answer, with the values that do not; with
-     * none if no value does.
+     * Options of OpenAI and vLLM that do not change the answer, with the accepted values in JSON;
+     * none if all values are accepted.
      */
     private static final Map<String, String[]> NEUTRAL =
             Map.ofEntries(
@@ -98,7 +98,7 @@ final class OpenAiOptions {
                         });
     }
 
-    /** Makes a grammar. Its refusal names the option. */
+    /** Makes a grammar. If it is refused, the error names the option. */
     static Grammar grammar(JsonOptions json, String name, Supplier<Grammar> maker) {
         try {
             return maker.get();
@@ -163,7 +163,11 @@ final class OpenAiOptions {
         return json.integer("seed", Long.MIN_VALUE, Long.MAX_VALUE, 0);
     }
 
-    /** Reads the number of choices for each prompt, of which there are several. */
+    /**
+     * Reads the number of choices for each prompt.
+     *
+     * @param prompts the number of prompts
+     */
     static int choices(JsonOptions json, int prompts) {
         int n = (int) json.integer("n", 1, JsonOptions.MAX_PROMPTS / prompts, 1);
         if (json.integer("best_of", 1, JsonOptions.MAX_PROMPTS, n) != n) {

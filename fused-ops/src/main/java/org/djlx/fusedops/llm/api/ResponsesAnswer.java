@@ -25,8 +25,8 @@ final class ResponsesAnswer implements AnswerFormat {
     private final boolean streamed;
     private final JsonObject settings;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final Tools tools; // null as calls
-    private final ToolCallStream calls; // null if the answer calls none
+    private final Tools tools; // null if the answer may not call tools
+    private final ToolCallStream calls; // null if the answer may not call tools
     private final String model;
     private final String id = newId("resp_");
     private final long created = Instant.now().getEpochSecond();
@@ -98,7 +98,10 @@ final class ResponsesAnswer implements AnswerFormat {
         return begin + event("response.output_text.delta", delta);
     }
 
-    /** Lists the tokens of the text that ends here. Those of calls before it are not listed. */
+    /**
+     * Lists the last tokens, whose text has this length. Tokens before them belong to calls and are
+     * not listed.
+     */
     private JsonArray logProbabilities(int length) {
         int from = unlisted.size();
         int left = length;
@@ -252,7 +255,7 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    /** Returns the part of the message: its only one. */
+    /** Returns the only part of the message. */
     private JsonObject part() {
         JsonObject json = object("type", "output_text", "text", text.toString());
         json.add("annotations", new JsonArray());
@@ -260,7 +263,7 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    /** Returns an event; empty if the answer is not streamed. Those of an item say where it is. */
+    /** Returns an event, with the id and index of the item; empty if the answer is not streamed. */
     private String event(String type, JsonObject content) {
         if (!streamed) {
             return "";

@@ -74,7 +74,7 @@ record Tools(
                 throw declared.wrong("name", "1 to 64 of A-Z, a-z, 0-9, _, . and -, and unique");
             }
             declared.text("description", "");
-            isStrict |= declared.flag("strict", false); // Forced calls always are.
+            isStrict |= declared.flag("strict", false); // Forced calls are always strict.
             parameters.put(name, arguments(declared.json("parameters")));
             declared.requireNoOthers();
             Map<String, Object> described = declared.values();
@@ -92,8 +92,7 @@ record Tools(
             throw json.wrong("tool_choice", "one of the tools: " + parameters.keySet());
         }
         if (format == null) {
-            throw json.wrong(
-                    "tools", "left out: the model's chat template takes no tools that we know");
+            throw json.wrong("tools", "left out: this model has no known format of tool calls");
         }
         if (function != null) {
             parameters.keySet().retainAll(List.of(function));

@@ -69,7 +69,7 @@ final class BlockPool {
     /** Adds a reference to a block. */
     void touch(int block) {
         if (references[block]++ == 0) {
-            evictable.remove(block); // Blocks that cannot be found are not touched.
+            evictable.remove(block); // Not in `empty`, because only cached blocks are touched.
         }
     }
 

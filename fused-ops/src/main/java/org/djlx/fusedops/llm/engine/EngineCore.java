@@ -45,7 +45,7 @@ final class EngineCore {
     private final Scheduler scheduler;
     private String failure; // why the engine has stopped permanently; null while it works
     private boolean closed;
-    private long finishedBeforeRebuild = -1;
+    private long finishedBeforeRebuild = -1; // requests, at the last reload
     private int rebuilds;
 
     /**
@@ -230,8 +230,10 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step, while the previous step may still be in flight. Returns null if
-     * there is nothing to compute.
+     * Schedules the next step. Returns null if there is nothing to compute.
+     *
+     * @param async whether the tokens of the previous step are not known yet; a long prefill then
+     *     waits, and the result is null
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();
@@ -249,8 +251,8 @@ final class EngineCore {
     }
 
     /**
-     * Appends a token to its sequence. Returns false if the sequence has ended, or if the token is
-     * one of its prompt.
+     * Appends a token to its sequence. Returns false if the sequence has ended, or if the token
+     * belongs to its prompt.
      */
     private static boolean append(Sequence sequence, Sampler.SampledToken sampled) {
         if (sequence.isEnded()) {
@@ -273,8 +275,7 @@ final class EngineCore {
     private static void publish(Sequence sequence, Sampler.SampledToken sampled) {
         try {
             sequence.publish(sampled);
-        } catch (
-                RuntimeException e) { // The tokenizer fails, for example. Other sequences continue.
+        } catch (RuntimeException e) { // For example of the tokenizer. Other sequences continue.
             sequence.queue.end(FinishReason.ERROR, e);
         }
     }
@@ -285,20 +286,20 @@ final class EngineCore {
      */
     private void rebuild() {
         CollectiveException cause = pool().failure().orElseThrow();
-        String end = null;
+        String why = null; // the engine stops; null if it continues
         synchronized (this) {
             if (settings.group() != null) {
-                end = "a rank of " + directory + " has failed; start all ranks again";
+                why = "a rank of " + directory + " has failed; start all ranks again";
             } else if (scheduler.finished() == finishedBeforeRebuild) {
-                end = "a rank of " + directory + " has failed again after the model was reloaded";
+                why = "a rank of " + directory + " has failed again after the model was reloaded";
             } else {
                 finishedBeforeRebuild = scheduler.finished();
                 rebuilds++;
             }
         }
-        if (end != null) {
-            LOG.error("{}", end, cause);
-            fail(end + ": " + cause.getMessage(), cause);
+        if (why != null) {
+            LOG.error("{}", why, cause);
+            fail(why + ": " + cause.getMessage(), cause);
             return;
         }
         LOG.warn("{}: reloading the model, because a rank has failed", directory, cause);

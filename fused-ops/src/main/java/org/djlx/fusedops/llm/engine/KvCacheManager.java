@@ -72,6 +72,7 @@ final class KvCacheManager {
         return true;
     }
 
+    /** Returns the cached blocks of the longest cached prefix of a sequence. */
     private List<Integer> find(Sequence sequence) {
         List<Integer> hits = new ArrayList<>();
         int most = (sequence.knownTokens() - 1) / KvCache.BLOCK_TOKENS;
@@ -105,7 +106,7 @@ final class KvCacheManager {
         return Stream.generate(pool::allocate).limit(count).toList();
     }
 
-    /** Makes the full blocks findable whose tokens are known, and computed or scheduled. */
+    /** Makes full blocks findable: those with known tokens that are computed or scheduled. */
     void cacheBlocks(Sequence sequence) {
         if (prefixCaching) {
             sequence.uncachedBlocks(pool::cache);

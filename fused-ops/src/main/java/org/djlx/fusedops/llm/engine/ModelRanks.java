@@ -145,17 +145,19 @@ record ModelRanks(
     }
 
     /**
-     * Checks that all processes have the same model and options. Users start each process
-     * separately.
+     * Checks that all processes have the same model and the same options for the size of the KV
+     * cache: rank 0 schedules the blocks of all ranks. Users start each process separately.
      *
      * @throws IllegalArgumentException on all ranks if they differ
      */
     static void checkAgreement(ModelConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
-                        "%s with maxLength %d, cacheBytes %d and gpuMemoryUtilization %s",
+                        "%s with maxLength %d, maxRunning %d, cacheBytes %d and"
+                                + " gpuMemoryUtilization %s",
                         config,
                         settings.maxLength(),
+                        settings.maxRunning(),
                         settings.cacheBytes(),
                         settings.memoryUtilization());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);

@@ -114,12 +114,12 @@ final class Scheduler {
     }
 
     /**
-     * Grows a running sequence, and preempts the youngest sequences for its blocks. Returns false
-     * if it was preempted itself.
+     * Grows a running sequence. If blocks are missing, preempts the youngest sequences. Returns
+     * false if the sequence itself was preempted.
      */
     private boolean grow(Sequence sequence, int tokens) {
         while (!cache.grow(sequence, tokens)) {
-            // Never one before this sequence: the step that is being scheduled has its chunk.
+            // Sequences before this one are in the step already, so they are not preempted.
             int youngest = running.size() - 1;
             while (running.get(youngest) != sequence && running.get(youngest).isDone()) {
                 youngest--;
@@ -178,8 +178,8 @@ final class Scheduler {
 
     /**
      * Schedules the next step: one token of each sequence that decodes, and chunks of prompts
-     * within the prefill budget (chunked prefill). New tokens that have to be computed again are
-     * computed as before: each is a chunk, several in a step.
+     * within the prefill budget (chunked prefill). The generated tokens of a preempted sequence are
+     * computed again in chunks of one token, as the first time; a step has several of these chunks.
      *
      * @param sampled receives the sequences that get a token, in the order of the batch
      */
@@ -202,8 +202,8 @@ final class Scheduler {
                 }
                 continue;
             }
-            int ofPrompt = sequence.nextPromptTokens(settings.prefillTokens());
-            int size = ofPrompt > 0 ? ofPrompt : Math.min(sequence.uncomputedTokens(), recomputed);
+            int prefill = sequence.nextPromptTokens(settings.prefillTokens());
+            int size = prefill > 0 ? prefill : Math.min(sequence.uncomputedTokens(), recomputed);
             if (size > 1 && size > budget) {
                 continue; // A later step takes it.
             }
@@ -213,7 +213,7 @@ final class Scheduler {
             budget -= size > 1 ? size : 0;
             int end = sequence.scheduledTokens() + size;
             while (sequence.scheduledTokens() < end) {
-                TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, ofPrompt));
+                TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, prefill));
                 boolean single = chunk.tokens().length == 1;
                 (single ? decodes : prefills).add(chunk);
                 if (chunk.needsLogits()) {
@@ -222,7 +222,7 @@ final class Scheduler {
             }
             promptTokens += sequence.newPromptTokens();
         }
-        // After all sequences have been scheduled: a later step finds the blocks.
+        // After all sequences are scheduled: only later steps may share the blocks.
         running.forEach(cache::cacheBlocks);
         sampled.addAll(sampledByPrefills);
         decodes.addAll(prefills);

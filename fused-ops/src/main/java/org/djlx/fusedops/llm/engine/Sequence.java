@@ -61,7 +61,11 @@ final class Sequence {
         }
     }
 
-    /** Makes this sequence wait until the prompt of another one, which is the same, is computed. */
+    /**
+     * Makes this sequence wait until an earlier sequence has computed the same prompt.
+     *
+     * @param other the earlier sequence; null for none
+     */
     void awaitPrompt(Sequence other) {
         samePrompt = other;
     }
@@ -70,7 +74,7 @@ final class Sequence {
         return IntBuffer.wrap(tokens, 0, promptTokens);
     }
 
-    /** Returns whether the prompt is being computed for another sequence that comes before. */
+    /** Returns whether an earlier sequence has still to compute the same prompt. */
     boolean awaitsPrompt() {
         return samePrompt != null
                 && !needsPromptLogits() // They are computed for each sequence.
@@ -148,7 +152,7 @@ final class Sequence {
         return blocks;
     }
 
-    /** Passes the full blocks that are computed or scheduled, and were not passed before. */
+    /** Passes on the full blocks that are computed or scheduled, each once. */
     void uncachedBlocks(BiConsumer<Integer, BlockHash> consumer) {
         int full = Math.min(computed, count) / KvCache.BLOCK_TOKENS;
         while (cachedBlocks < full) {
@@ -216,7 +220,7 @@ final class Sequence {
 
     /**
      * Returns whether the token after the pending one can be scheduled: the maximum length leaves
-     * room for it, and what it may be does not depend on the pending one.
+     * room for it, and no grammar has to know the pending one first.
      */
     boolean canRunAhead() {
         return count + 1 < tokens.length && !sampler.hasGrammar();
@@ -262,7 +266,7 @@ final class Sequence {
                 sampling);
     }
 
-    /** Appends the sampled token. Returns false if it is one of the prompt. */
+    /** Appends the sampled token. Returns false if it belongs to the prompt. */
     boolean append(Sampler.SampledToken sampled) {
         if (needsPromptLogits() && promptPieces.size() < promptTokens) {
             addPromptPiece(sampled);

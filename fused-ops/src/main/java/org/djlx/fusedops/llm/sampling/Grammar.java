@@ -20,7 +20,7 @@ import java.util.function.Function;
  */
 public final class Grammar {
 
-    private final List<Object> source; // what it is made from
+    private final List<Object> source; // its kind and arguments; equal for equal grammars
     private final Function<Terms, Terms.Term> maker;
     private final Terms terms = new Terms();
     private Terms.Term root; // null until it is needed
@@ -30,7 +30,10 @@ public final class Grammar {
         this.maker = maker;
     }
 
-    /** Checks a grammar now. Those that are made of checked grammars are not compiled for that. */
+    /**
+     * Returns a grammar that is compiled now, to check it. Combinations of checked grammars are
+     * compiled when they are first used.
+     */
     private static Grammar checked(Function<Terms, Terms.Term> maker, Object... source) {
         Grammar grammar = new Grammar(maker, source);
         grammar.root();

@@ -179,7 +179,7 @@ final class JsonSchema {
                 return combined(object, keyword, keywords, path);
             }
         }
-        List<JsonElement> constants = constants(object);
+        List<JsonElement> constants = constants(object, path);
         Set<Type> types = types(object, ALL, path);
         for (String keyword : keywords) {
             boolean isKnown =
@@ -217,12 +217,23 @@ final class JsonSchema {
         return schema.keySet().stream().filter(key -> !ANNOTATIONS.contains(key)).toList();
     }
 
-    /** Returns the values of {@code const} or {@code enum}; null without these. */
-    private static List<JsonElement> constants(JsonObject schema) {
-        if (schema.has("const")) {
-            return List.of(schema.get("const"));
+    /** Returns the values that {@code const} and {@code enum} allow; null without these. */
+    private static List<JsonElement> constants(JsonObject schema, String path) {
+        List<JsonElement> values = array(schema, "enum", path);
+        if (!schema.has("const")) {
+            return values;
         }
-        return schema.get("enum") instanceof JsonArray array ? array.asList() : null;
+        JsonElement only = schema.get("const");
+        return values == null || values.contains(only) ? List.of(only) : List.of();
+    }
+
+    /** Returns the elements of a keyword's array; null without the keyword. */
+    private static List<JsonElement> array(JsonObject schema, String keyword, String path) {
+        JsonElement value = schema.get(keyword);
+        if (value != null && !value.isJsonArray()) {
+            throw wrong(path, "'" + keyword + "' must be an array");
+        }
+        return value == null ? null : value.getAsJsonArray().asList();
     }
 
     private static boolean matches(Type type, JsonElement value) {
@@ -256,7 +267,7 @@ final class JsonSchema {
                     types.add(each);
                 }
             }
-            return types.isEmpty() || constants(schema) != null ? defaults : types;
+            return types.isEmpty() || constants(schema, path) != null ? defaults : types;
         }
         for (JsonElement name : type instanceof JsonArray array ? array : List.of(type)) {
             try {
@@ -306,8 +317,9 @@ final class JsonSchema {
             if (token.isEmpty()) {
                 continue;
             }
+            // URLDecoder is for forms, in which + is a space.
             String name =
-                    URLDecoder.decode(token, StandardCharsets.UTF_8)
+                    URLDecoder.decode(token.replace("+", "%2B"), StandardCharsets.UTF_8)
                             .replace("~1", "/")
                             .replace("~0", "~");
             if (found instanceof JsonArray array && name.matches("\\d{1,4}")) {
@@ -417,8 +429,8 @@ final class JsonSchema {
                 quoted.isEmpty() || others == terms.none
                         ? anyString
                         : terms.lexeme(terms.both(name, terms.not(terms.choice(quoted))));
-        // From the last property to the first: what may follow if a property was written before,
-        // and if none was.
+        // Built from the last property to the first: `after` is what may follow a property that
+        // was written, `first` what may be written if none was.
         Terms.Term member = member(other, others);
         Terms.Term after = terms.repeat(terms.sequence(comma, member), 0, Terms.UNBOUNDED);
         Terms.Term first = listOf(member, 0, Terms.UNBOUNDED);
@@ -440,8 +452,8 @@ final class JsonSchema {
         }
         int min = integer(schema, "minItems", 0, path);
         int max = integer(schema, "maxItems", Terms.UNBOUNDED, path);
-        List<JsonElement> prefix =
-                schema.get("prefixItems") instanceof JsonArray array ? array.asList() : List.of();
+        List<JsonElement> declared = array(schema, "prefixItems", path);
+        List<JsonElement> prefix = declared == null ? List.of() : declared;
         JsonElement items = schema.has("items") ? schema.get("items") : new JsonPrimitive(true);
         Terms.Term item = value(items, path + "/items");
         if (prefix.isEmpty()) {
@@ -495,7 +507,7 @@ final class JsonSchema {
             case "ipv6" -> "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}";
             case "uri" -> "https?://" + HOST + "(?:/[A-Za-z0-9._~-]+)*/?";
             case "uuid" -> "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}";
-            default -> throw unsupported(path, "format': '" + name);
+            default -> throw wrong(path, "the format '" + name + "' is not supported");
         };
     }
 

@@ -130,8 +130,11 @@ final class Terms {
                 }
                 grow(parts.size() / 4);
                 deriving = kind == Kind.REFERENCE;
-                known = derivative(b);
-                deriving = false;
+                try {
+                    known = derivative(b);
+                } finally {
+                    deriving = false; // Also after too many states.
+                }
                 if (index >= derivatives.length) {
                     derivatives = Arrays.copyOf(derivatives, classCount);
                 }

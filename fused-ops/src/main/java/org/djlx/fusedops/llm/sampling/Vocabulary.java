@@ -120,7 +120,10 @@ public final class Vocabulary {
         return known;
     }
 
-    /** The masks of the terms of one grammar. Synchronizes on itself. */
+    /**
+     * The masks of the terms of one grammar. Synchronizes on the terms, because the vocabularies of
+     * several models may have the same grammar.
+     */
     final class Masks {
 
         final Grammar grammar;
@@ -137,19 +140,24 @@ public final class Vocabulary {
         }
 
         /** Returns the state after a token; null if the token is not allowed. */
-        synchronized Terms.Term derive(Terms.Term state, int token) {
+        Terms.Term derive(Terms.Term state, int token) {
+            Terms terms = grammar.terms();
             byte[] bytes = bytes(token);
-            Terms.Term next = bytes.length == 0 ? grammar.terms().none : state;
-            for (byte b : bytes) {
-                next = next.derive(Byte.toUnsignedInt(b));
+            Terms.Term next = bytes.length == 0 ? terms.none : state;
+            synchronized (terms) {
+                for (byte b : bytes) {
+                    next = next.derive(Byte.toUnsignedInt(b));
+                }
             }
-            return next == grammar.terms().none ? null : next;
+            return next == terms.none ? null : next;
         }
 
         /** Returns a bit for each token of the vocabulary: whether it is allowed in a state. */
-        synchronized int[] mask(Terms.Term state) {
+        int[] mask(Terms.Term state) {
             int[] mask = new int[(size + Integer.SIZE - 1) / Integer.SIZE];
-            allow(new Start(state, 0, false), mask, new HashMap<>());
+            synchronized (grammar.terms()) {
+                allow(new Start(state, 0, false), mask, new HashMap<>());
+            }
             return mask;
         }
 

@@ -15,6 +15,10 @@ public final class TextStream {
     // How many prompt tokens are decoded with the first generated tokens; the same as in vLLM.
     private static final int CONTEXT = 5;
 
+    // More tokens than a character has. A model may write bytes that are no characters, or only
+    // special tokens: without this limit, each further token would decode all of them again.
+    private static final int MAX_UNDECODED = 64;
+
     private final TextTokenizer tokenizer; // null if there is none
     private final List<String> stops;
     private int[] tokens; // the last decoded tokens, as context, then the tokens not decoded yet
@@ -84,12 +88,16 @@ public final class TextStream {
         return text;
     }
 
-    /** Decodes the tokens. Keeps an incomplete character for later unless {@code all} is set. */
+    /**
+     * Decodes the tokens. Keeps an incomplete character for later, unless {@code all} is set or
+     * {@link #MAX_UNDECODED} is reached.
+     */
     private void decode(boolean all) {
         String before = tokenizer.decode(Arrays.copyOf(tokens, decoded));
         String now = tokenizer.decode(tokens);
-        if (now.length() > before.length() && (all || !now.endsWith("\uFFFD"))) {
-            held.append(now, before.length(), now.length());
+        boolean isWhole = now.length() > before.length() && (all || !now.endsWith("\uFFFD"));
+        if (isWhole || tokens.length - decoded >= MAX_UNDECODED) {
+            held.append(now, Math.min(before.length(), now.length()), now.length());
             tokens = Arrays.copyOfRange(tokens, decoded, tokens.length);
             decoded = tokens.length;
         }

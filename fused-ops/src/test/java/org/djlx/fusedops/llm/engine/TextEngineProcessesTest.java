@@ -23,6 +23,8 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 /**
  * A small random Llama on two ranks that are processes, which a {@link TextEngineRankMain} each
@@ -116,14 +118,15 @@ class TextEngineProcessesTest {
         }
     }
 
-    @Test
-    void refusesRanksWithDifferentOptions() throws Exception {
-        try (RankProcesses ranks = ranks("differ")) {
+    @ParameterizedTest
+    @CsvSource({"differ, with maxLength 101", "differ in running, maxRunning 6"})
+    void refusesRanksWithDifferentOptions(String scenario, String named) throws Exception {
+        try (RankProcesses ranks = ranks(scenario)) {
             List<Integer> codes = ranks.await();
             for (int rank = 0; rank < 2; rank++) {
                 assertNotEquals(0, codes.get(rank));
                 assertSays(ranks, rank, "ranks differ in their model or options");
-                assertSays(ranks, rank, "with maxLength 101");
+                assertSays(ranks, rank, named);
             }
         }
     }

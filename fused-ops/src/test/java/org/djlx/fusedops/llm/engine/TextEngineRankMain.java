@@ -46,12 +46,13 @@ public final class TextEngineRankMain {
             directory = directory.resolve("cut-off");
         }
         int length = args[0].equals("differ") ? 100 + group.rank() : 256;
+        int running = args[0].equals("differ in running") ? 5 + group.rank() : 5;
         try (TextEngine generator =
                 TextEngine.builder()
                         .setDirectory(directory)
                         .optProcessGroup(group)
                         .optMaxLength(length)
-                        .optMaxRunning(5)
+                        .optMaxRunning(running)
                         .optPrefillTokens(33)
                         .build()) {
             if (generator.isFollower()) {

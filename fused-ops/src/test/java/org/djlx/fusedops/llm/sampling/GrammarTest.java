@@ -417,6 +417,9 @@ class GrammarTest {
                         "{'properties': {'a': false}, 'required': ['a']}",
                         "{'required': ['a'], 'additionalProperties': false}",
                         "{'enum': []}",
+                        "{'enum': 'a'}",
+                        "{'const': 1, 'enum': [2, '1']}",
+                        "{'prefixItems': {}}",
                         "{'const': 1, 'type': 'string'}",
                         "{'type': 'string', 'pattern': '^a{3}$', 'maxLength': 2}",
                         "{'type': 'array', 'minItems': 2, 'maxItems': 1}",
@@ -462,6 +465,20 @@ class GrammarTest {
         assertFalse(matches(tree, "{\"value\": 1, \"children\": [{\"value\": \"2\"}]}"));
         String deep = "{\"value\":1,\"children\":[".repeat(2000) + "]}".repeat(2000);
         assertTrue(matches(tree, deep), "no limit of the depth");
+    }
+
+    @Test
+    void referencesAreDecoded() {
+        Grammar sum =
+                schema("{'$ref': '#/$defs/a+b%20c~1d', '$defs': {'a+b c/d': {'const': 1}}}");
+        assertTrue(matches(sum, "1"));
+    }
+
+    @Test
+    void aConstantIsOneOfTheEnum() {
+        Grammar one = schema("{'const': 1, 'enum': [2, 1]}");
+        assertTrue(matches(one, "1"));
+        assertFalse(matches(one, "2"));
     }
 
     @Test

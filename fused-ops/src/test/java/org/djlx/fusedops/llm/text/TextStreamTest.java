@@ -81,6 +81,17 @@ class TextStreamTest {
     }
 
     @Test
+    void bytesThatAreNoCharactersAreNotHeldBackForEver() {
+        TextStream stream = new TextStream(tokenizer, List.of(), new int[] {ByteTokens.BEGIN});
+        StringBuilder text = new StringBuilder();
+        for (int i = 0; i < 1000; i++) {
+            text.append(stream.add(0x80, true));
+        }
+        assertTrue(text.length() > 900, () -> text.length() + " characters");
+        assertEquals("\uFFFD".repeat(1000), text + stream.end());
+    }
+
+    @Test
     void stopsAtTheFirstStopString() {
         assertEquals(List.of("a", "", "", ""), stream("axyb", "xy"));
         assertEquals("one ", String.join("", stream("one two three", "three", "two")));
