@@ -69,6 +69,7 @@ public final class CircleOnSpark {
             List<ProcessGroup> one = ProcessGroups.local(1);
             Trained alone =
                     ProcessGroups.run(one, group -> train(group, rows.iterator(), initial)).get(0);
+            one.forEach(ProcessGroup::destroy);
 
             float difference = 0;
             System.out.printf("epoch  loss, %d ranks  loss, one process%n", RANKS);

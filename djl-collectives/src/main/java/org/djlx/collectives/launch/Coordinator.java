@@ -19,18 +19,19 @@ import org.djlx.collectives.launch.Nodes.Result;
 import org.djlx.collectives.store.Store;
 
 /**
- * Decides which launchers of a job take part in its next attempt, and ends an attempt when one of
- * them dies or, with a number of nodes from MIN to MAX, another one comes. Runs in the launcher
- * that serves the store; keeps nothing that the other launchers do not tell again to its successor.
+ * Decides which launchers of a job take part in its next attempt. Ends an attempt when one of them
+ * dies or, with a number of nodes from MIN to MAX, another one comes. Runs in the launcher that
+ * serves the store. If that launcher is started again, the other launchers tell the new coordinator
+ * all that it needs.
  *
- * <p>An attempt begins with MAX launchers, or with MIN when the last call is over.
+ * <p>An attempt begins with MAX launchers, or with at least MIN when the last call is over.
  */
 final class Coordinator implements AutoCloseable {
 
     private static final long TICK_MILLIS = 50;
 
-    // A launcher with the node rank of another is refused if that one beats this often meanwhile,
-    // and replaces it if that one is silent so long.
+    // Two launchers with the same node rank are twins. The second waits for this many beats. It is
+    // refused if the first has beaten meanwhile, and replaces the first if that was silent.
     private static final int TWIN_BEATS = 2;
 
     /** A launcher that waits for an attempt, or takes part in one. */
@@ -49,16 +50,18 @@ final class Coordinator implements AutoCloseable {
     private final List<Member> waiting = new ArrayList<>();
     private final List<Member> running = new ArrayList<>();
     private Attempt attempt; // of the members that run
+    private int generation; // least of the next attempt
+    private int failures; // before the next attempt, at least
     private String end; // why no attempt follows; null if one may
     private int next = 1; // number of the next launcher that comes
-    private long enoughSince; // when MIN launchers waited; 0 while fewer do
+    private long enoughSince; // since when MIN launchers wait; 0 while fewer do
     private volatile boolean closed;
 
     Coordinator(Store store, Launcher launcher, PrintStream err) {
         this.store = store;
         this.launcher = launcher;
         this.err = err;
-        heartbeat = new Heartbeat("nodes-heartbeats", store, Nodes.BEAT + 0, () -> {});
+        heartbeat = new Heartbeat("nodes-heartbeats", store, Nodes.BEAT + 0, beat -> {});
         thread.setDaemon(true);
         thread.start();
     }
@@ -156,6 +159,8 @@ final class Coordinator implements AutoCloseable {
         } else if (!launcher.restarts(attempt, result)) {
             end = "the job has failed";
         }
+        generation = attempt.generation() + 1;
+        failures = attempt.failures() + (result.code() == Nodes.NODE_COME ? 0 : 1);
         running.forEach(member -> heartbeat.forget(member.beat()));
         running.clear();
     }
@@ -180,24 +185,28 @@ final class Coordinator implements AutoCloseable {
     }
 
     private void begin() {
-        boolean enough = waiting.size() >= launcher.minNodes;
+        List<Member> ready =
+                waiting.stream()
+                        .filter(member -> twinOf(member) == null)
+                        .sorted(
+                                Comparator.<Member>comparingInt(member -> member.request().node())
+                                        .thenComparingInt(Member::number))
+                        .limit(launcher.maxNodes)
+                        .toList();
+        boolean enough = ready.size() >= launcher.minNodes;
         enoughSince = !enough ? 0 : enoughSince == 0 ? System.nanoTime() : enoughSince;
         if (!enough
-                || waiting.size() < launcher.maxNodes
+                || ready.size() < launcher.maxNodes
                         && System.nanoTime() - enoughSince < launcher.lastCall.toNanos()) {
             return;
         }
         enoughSince = 0;
-        waiting.stream()
-                .filter(member -> twinOf(member) == null)
-                .sorted(
-                        Comparator.<Member>comparingInt(member -> member.request().node())
-                                .thenComparingInt(Member::number))
-                .limit(launcher.maxNodes)
-                .forEach(running::add);
-        waiting.removeAll(running);
-        int generation = running.stream().mapToInt(m -> m.request().generation()).max().orElse(0);
-        int failures = running.stream().mapToInt(m -> m.request().failures()).max().orElse(0);
+        running.addAll(ready);
+        waiting.removeAll(ready);
+        for (Member member : ready) {
+            generation = Math.max(generation, member.request().generation());
+            failures = Math.max(failures, member.request().failures());
+        }
         for (int node = 0; node < running.size(); node++) {
             Attempt part = new Attempt(generation, failures, node, running.size());
             attempt = part;

@@ -12,9 +12,9 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * What the launcher of this process says in environment variables: rank, world size, local rank,
- * and the address of the store. Understands torchrun, Open MPI, PMI and PMIx, Slurm, Kubernetes'
- * indexed jobs and Kubeflow. {@link org.djlx.collectives.ProcessGroups#init(String)} reads it.
+ * Reads rank, world size, local rank and the address of the store from the environment variables of
+ * this process's launcher: torchrun, Open MPI, PMI and PMIx, Slurm, Kubernetes' indexed jobs, or
+ * Kubeflow. {@link org.djlx.collectives.ProcessGroups#init(String)} reads it.
  *
  * <p>The values have the names of torchrun's variables. Each comes from the first variable that is
  * set:
@@ -109,7 +109,7 @@ public final class LaunchEnvironment {
         put(BIND_ADDRESS, get("MASTER_ADDR"), "MASTER_ADDR");
     }
 
-    /** {@return what the variables of this process say} */
+    /** {@return the values from the variables of this process} */
     public static LaunchEnvironment current() {
         return CURRENT;
     }
@@ -118,7 +118,7 @@ public final class LaunchEnvironment {
      * Reads an environment.
      *
      * @param environment the variables
-     * @return what they say
+     * @return the values
      */
     public static LaunchEnvironment of(Map<String, String> environment) {
         return new LaunchEnvironment(Required.argument("of: environment", environment), Map.of());
@@ -232,8 +232,8 @@ public final class LaunchEnvironment {
 
     /**
      * {@return the variables as they were given, and the options under the names of variables}
-     * Values of other launchers' variables are left out. A launcher's store counts only at its own
-     * address.
+     * Values of other launchers' variables are left out. If an option sets the address, this omits
+     * {@code TORCHELASTIC_USE_AGENT_STORE}: the launcher's store is at another address.
      */
     public Map<String, String> given() {
         Map<String, String> all = new HashMap<>(environment);
@@ -274,8 +274,8 @@ public final class LaunchEnvironment {
             throw new IllegalArgumentException(
                     "the environment variable "
                             + name
-                            + " is not set, nor one of a launcher that says it; start the ranks"
-                            + " with torchrun, "
+                            + " is not set, and no launcher's variable replaces it; start the"
+                            + " ranks with torchrun, "
                             + Launch.class.getName()
                             + ", srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and"
                             + " MASTER_PORT yourself. Found: "
@@ -318,7 +318,7 @@ public final class LaunchEnvironment {
     }
 
     /**
-     * Prints what the variables of this process say, and where from, on one line: those of several
+     * Prints the values and where each comes from. Prints one line, so that the lines of several
      * ranks do not mix.
      *
      * @param args none

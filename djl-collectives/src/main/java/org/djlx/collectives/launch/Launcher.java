@@ -137,7 +137,7 @@ final class Launcher {
         double seconds = options.conf.getOrDefault(key, otherwise);
         refuseIf(
                 !(seconds > 0 && seconds <= LONGEST_SECONDS),
-                "--rdzv-conf %s must be a number of seconds from 0 to %.0f, not %s"
+                "--rdzv-conf %s must be more than 0 and at most %.0f seconds, not %s"
                         .formatted(key, LONGEST_SECONDS, seconds));
         return Duration.ofMillis(Math.max(1, (long) (seconds * 1000)));
     }
@@ -265,7 +265,7 @@ final class Launcher {
         RankProcesses.say(options.err, "starting all ranks again, " + why);
     }
 
-    /** Returns what has to be the same in all launchers of a job. */
+    /** Describes the options that must be the same in all launchers of a job. */
     String job() {
         return (minNodes == maxNodes ? "" : minNodes + " to ")
                 + maxNodes
@@ -280,7 +280,7 @@ final class Launcher {
         return masterAddress + ":" + masterPort;
     }
 
-    /** Connects to the store, or serves it. A free port is bound as soon as it is chosen. */
+    /** Connects to the store, or serves it. For port 0 the system chooses a free port. */
     TcpStore store(boolean serves, Duration timeout) {
         return TcpStore.builder()
                 .setHost(masterAddress)

@@ -41,7 +41,7 @@ import org.djlx.nativeops.host.Durations;
  */
 final class Nodes implements AutoCloseable {
 
-    /** Exit code if a launcher disappears. */
+    /** Exit code if a launcher has died or left. */
     static final int NODE_GONE = 1;
 
     /** The code of an attempt that ended because another node came; no exit code. */
@@ -63,7 +63,7 @@ final class Nodes implements AutoCloseable {
     private static final String REFUSED = "refused: ";
     private static final String ELSEWHERE = "another node has failed or come: ";
 
-    /** A launcher that wants to take part; {@code node} is its node rank, or -1 if any will do. */
+    /** A launcher that asks to take part; {@code node} is its node rank, or -1 for any. */
     record Request(int node, int generation, int failures, String host, String job) {
 
         static Request of(String text) {
@@ -176,7 +176,7 @@ final class Nodes implements AutoCloseable {
                     connect(deadline);
                 }
                 register();
-                heartbeat = new Heartbeat("node-heartbeat", store, BEAT + number, () -> {});
+                heartbeat = new Heartbeat("node-heartbeat", store, BEAT + number, beat -> {});
                 start("node-store-watch", this::watchStore);
                 String answer = text(store.get(ANSWER + number, left(deadline)));
                 if (answer.startsWith(REFUSED)) {
@@ -197,7 +197,9 @@ final class Nodes implements AutoCloseable {
                                 + launcher.endpoint()
                                 + " within "
                                 + Durations.text(launcher.joinTimeout)
-                                + "; start one on each node, or set"
+                                + ", or "
+                                + launcher.maxNodes
+                                + " others run the job; start one on each node, or set"
                                 + " --rdzv-conf join_timeout=SECONDS",
                         e);
             } catch (CollectiveException e) {
@@ -226,9 +228,12 @@ final class Nodes implements AutoCloseable {
                 bytes(
                         new Request(launcher.nodeRank, generation, failures, host, launcher.job())
                                 .toString());
+        // The shutdown hook may run at any time, so number must never be that of another launcher.
+        int next = number;
         do {
-            number++;
-        } while (!Arrays.equals(own, store.compareSet(NODE + number, UNSET, own)));
+            next++;
+        } while (!Arrays.equals(own, store.compareSet(NODE + next, UNSET, own)));
+        number = next;
     }
 
     private void connect(Deadline deadline) {
@@ -246,8 +251,8 @@ final class Nodes implements AutoCloseable {
             serves = false;
             server = launcher.store(false, turn);
         }
+        number = 0; // of the old store
         store = new PrefixStore("launch", server);
-        number = 0;
         coordinator = serves ? new Coordinator(store, launcher, err) : null;
     }
 
@@ -308,7 +313,7 @@ final class Nodes implements AutoCloseable {
     /**
      * Watches the attempt on the other nodes.
      *
-     * @param onFailure called once if it fails, on this node or another; the reason says so
+     * @param onFailure called once if the attempt fails on any node
      */
     void watch(Consumer<Result> onFailure) {
         CompletableFuture<Result> result = outcome;
@@ -379,13 +384,13 @@ final class Nodes implements AutoCloseable {
         return outcome.getNow(stopped);
     }
 
-    /** Leaves the attempt, to come to the next one. */
+    /** Prepares to join the next attempt. */
     void again(Result result) {
         heartbeat.close();
         failures = last.failures() + (result.code() == NODE_COME ? 0 : 1);
     }
 
-    /** Tells the others, unless the store does not answer: they notice by themselves, but later. */
+    /** Tells the other launchers. If the store does not answer, they notice it 8 s later. */
     private void leave() {
         Store told = store;
         if (told == null || number == 0) {
@@ -398,7 +403,7 @@ final class Nodes implements AutoCloseable {
                             try {
                                 told.set(GONE + number, UNSET);
                             } catch (CollectiveException e) {
-                                return; // The store is gone, and with it the need to tell.
+                                return; // The store is gone, so the others notice at once.
                             }
                         });
         try {

@@ -38,7 +38,7 @@ final class PrefixedOutput implements Runnable {
     private final Thread thread;
     private final ByteArrayOutputStream line = new ByteArrayOutputStream(); // guarded by this
     private boolean returned; // guarded by this: the last byte was a carriage return
-    private boolean left; // guarded by this
+    private boolean ended; // guarded by this: no more output is printed
     private volatile long readingSince; // start of the pending read in nanoseconds; 0 between reads
 
     private PrefixedOutput(
@@ -81,7 +81,7 @@ final class PrefixedOutput implements Runnable {
             while (output.thread.isAlive() && !output.isQuiet(start)) {
                 output.thread.join(20);
             }
-            output.leave();
+            output.end();
         }
     }
 
@@ -123,9 +123,9 @@ final class PrefixedOutput implements Runnable {
         return count;
     }
 
-    /** Returns false once the stream is abandoned. */
+    /** Prints the lines in some bytes. Returns false after {@link #end}. */
     private synchronized boolean pass(byte[] bytes, int count) {
-        for (int i = 0; i < count && !left; i++) {
+        for (int i = 0; i < count && !ended; i++) {
             byte b = bytes[i];
             if (b == '\n') {
                 // A line feed after a carriage return does not end another line.
@@ -146,14 +146,15 @@ final class PrefixedOutput implements Runnable {
             }
             returned = false;
         }
-        return !left;
+        return !ended;
     }
 
-    private synchronized void leave() {
-        if (!left && line.size() > 0) {
+    /** Prints an incomplete last line, and drops later output. */
+    private synchronized void end() {
+        if (!ended && line.size() > 0) {
             printLine();
         }
-        left = true;
+        ended = true;
     }
 
     private void printLine() {

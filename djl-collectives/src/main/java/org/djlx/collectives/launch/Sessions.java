@@ -25,12 +25,12 @@ final class Sessions {
 
     private static final Path PROC = Path.of("/proc");
     private static final long LIMIT_NANOS = 5_000_000_000L;
-    private static final int SESSION =
-            3; // index of the session after the name: state, parent, group, session
+
+    // The fields of /proc/PID/stat after the name are: state, parent, group, session.
+    private static final int SESSION = 3;
 
     // Starts the guard and becomes the rank, so $$ is the id of the rank's process and session.
-    // Only shell builtins, except for sleep; fields of stat after the name: state, parent, group,
-    // session.
+    // Uses only shell builtins, except for sleep.
     private static final String GUARD =
             """
             exec 3<&0 </dev/null
@@ -106,7 +106,8 @@ final class Sessions {
             return false; // The process ended after the listing.
         }
         // The name, in brackets, may contain any character.
-        String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
-        return !fields[0].equals("Z") && Long.parseLong(fields[SESSION]) == id;
+        String[] fields = stat.substring(stat.lastIndexOf(')') + 1).strip().split(" ");
+        boolean ended = fields.length <= SESSION || fields[0].equals("Z");
+        return !ended && Long.parseLong(fields[SESSION]) == id;
     }
 }

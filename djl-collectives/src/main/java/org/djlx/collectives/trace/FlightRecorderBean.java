@@ -63,7 +63,7 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
                     () -> {
                         try {
                             calls.make(ManagementFactory.getPlatformMBeanServer());
-                        } catch (JMException | RuntimeException | OutOfMemoryError e) {
+                        } catch (JMException | RuntimeException | Error e) {
                             DumpWriter.lost(purpose, e);
                         }
                     });

@@ -178,6 +178,17 @@ class NodesTest {
         first.cancel(true);
     }
 
+    @Test
+    void launchersOfOneNodeRankCountOnce() throws Exception {
+        List<Future<Integer>> nodes = new ArrayList<>();
+        for (int node : new int[] {0, 1, 1}) {
+            nodes.add(launchers.submit(node(node, 1, "sleep").nodes(3, 3).build()::launch));
+        }
+        awaitErr("; give each launcher its own; still waiting for node(s) 2\n");
+        assertEquals(Set.of(), TestProcesses.pids(outLines()));
+        nodes.forEach(node -> node.cancel(true));
+    }
+
     private static void assertRefused(LaunchOptions builder, String text) {
         String message =
                 assertThrows(IllegalArgumentException.class, builder.build()::launch).getMessage();

@@ -21,7 +21,9 @@ public final class MpiCommunicator implements AutoCloseable {
     /** The most bytes of one message. */
     public static final int MAX_BYTES = 1 << 30;
 
-    private static MpiCommunicator world; // guarded by the class
+    // Guarded by the class.
+    private static MpiCommunicator world;
+    private static int threadLevel = -1; // that MPI provides; -1 before it is initialised
 
     private final long comm;
     private final int rank;
@@ -39,7 +41,7 @@ public final class MpiCommunicator implements AutoCloseable {
 
     /**
      * Returns the communicator of all processes that mpirun has started. The first call initialises
-     * MPI, which may be done once in a process.
+     * MPI; no other code of the process may do so.
      *
      * @return the communicator
      * @throws MpiException if MPI cannot be initialised, or does not support calls of several
@@ -47,15 +49,17 @@ public final class MpiCommunicator implements AutoCloseable {
      */
     public static synchronized MpiCommunicator world() {
         if (world == null) {
-            Scratch scratch = Scratch.get();
-            int result = Mpi.MPI_Init_thread(0, 0, Mpi.THREAD_MULTIPLE, scratch.slot(0));
-            Mpi.check("MPI_Init_thread", result);
-            int provided = scratch.getInt(0);
-            if (provided < Mpi.THREAD_MULTIPLE) {
+            if (threadLevel < 0) { // MPI ends a process that initialises it twice.
+                Scratch scratch = Scratch.get();
+                int result = Mpi.MPI_Init_thread(0, 0, Mpi.THREAD_MULTIPLE, scratch.slot(0));
+                Mpi.check("MPI_Init_thread", result);
+                threadLevel = scratch.getInt(0);
+            }
+            if (threadLevel < Mpi.THREAD_MULTIPLE) {
                 throw new MpiException(
                         "MPI_Init_thread",
                         "it provides thread level "
-                                + provided
+                                + threadLevel
                                 + ", and MPI_THREAD_MULTIPLE (3) is needed; use an MPI that is"
                                 + " built with it");
             }
@@ -94,8 +98,8 @@ public final class MpiCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates the communicator of some of the ranks. Each of them calls it, and waits for the
-     * others.
+     * Creates the communicator of some of the ranks. Each of them calls it, and blocks until all
+     * have.
      *
      * @param members the ranks, in the order of their new ranks
      * @param tag the same on all members; distinguishes calls at the same time

@@ -5,20 +5,21 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.store.Store;
 
 /**
- * Shows the other members of a job through a store that this one lives, and notices which of them
- * are silent. Every {@value #PERIOD_MILLIS} ms a thread adds 1 to this member's key, and reads the
- * keys of the watched members.
+ * Sends heartbeats of one member of a job through a store, and notices which other members are
+ * silent. Every {@value #PERIOD_MILLIS} ms a thread adds 1 to this member's key, and reads the keys
+ * of the watched members.
  *
- * <p>Silence is counted in beats of this member, not in time: a member that was stopped itself, for
- * example by a debugger, does not take others for dead after it goes on. Thread-safe.
+ * <p>Silence is counted in beats of this member, not in time: a member that a debugger has stopped
+ * does not take the others for dead when it goes on. Thread-safe.
  */
 public final class Heartbeat implements AutoCloseable {
 
-    /** The beats after which a silent member counts as dead: with one more to spread it, 8 s. */
+    /** Missed beats after which a member counts as dead: with one more to spread it, 8 s. */
     public static final int LIMIT = 7;
 
     private static final long PERIOD_MILLIS = 1000;
@@ -34,7 +35,7 @@ public final class Heartbeat implements AutoCloseable {
 
     private final Store store;
     private final String own;
-    private final Runnable also;
+    private final Consumer<Heartbeat> also;
     private final Map<String, Pulse> watched = new ConcurrentHashMap<>();
     private final CountDownLatch end = new CountDownLatch(1);
     private volatile long answers; // beats that the store has answered
@@ -49,9 +50,10 @@ public final class Heartbeat implements AutoCloseable {
      *
      * @param name the name of the thread
      * @param own the key of this member
-     * @param also called after each beat; throws CollectiveException if the store is lost
+     * @param also called with this after each beat, perhaps before the constructor returns; throws
+     *     CollectiveException if the store is lost
      */
-    public Heartbeat(String name, Store store, String own, Runnable also) {
+    public Heartbeat(String name, Store store, String own, Consumer<Heartbeat> also) {
         this.store = store;
         this.own = own;
         this.also = also;
@@ -68,7 +70,7 @@ public final class Heartbeat implements AutoCloseable {
                     long value = store.add(key, 0);
                     watched.computeIfPresent(key, (same, pulse) -> pulse.next(value));
                 }
-                also.run();
+                also.accept(this);
                 answers++;
                 end.await(PERIOD_MILLIS, TimeUnit.MILLISECONDS);
             }
@@ -120,7 +122,7 @@ public final class Heartbeat implements AutoCloseable {
         return end.getCount() == 0;
     }
 
-    /** Ends the beats. No interrupt: other threads use the connection to the store, too. */
+    /** Ends the beats. Does not interrupt: other threads use the connection to the store, too. */
     @Override
     public void close() {
         end.countDown();

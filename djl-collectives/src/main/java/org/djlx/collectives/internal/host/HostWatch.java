@@ -8,8 +8,8 @@ import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
 
 /**
- * Notices, through the group's store, that a host of the group is dead, while operations run, too.
- * One instance serves one rank of a group on several hosts.
+ * Notices, through the group's store, that a host of the group is dead, also while an operation
+ * runs. One instance serves one rank of a group on several hosts.
  *
  * <pre>
  *   hosts/beat-R    heartbeat of rank R
@@ -32,7 +32,7 @@ final class HostWatch implements AutoCloseable {
     private final List<Integer> ranks; // of the next host; empty if this rank watches none
     private final String next; // its name
     private final Heartbeat heartbeat;
-    private volatile String report; // to be told to the other ranks; null if nothing
+    private volatile String report; // what this rank tells the other ranks; null if nothing
     private volatile String failure; // null if none is known
     private volatile boolean left;
 
@@ -56,11 +56,12 @@ final class HostWatch implements AutoCloseable {
         return "beat-" + rank;
     }
 
-    private void look() {
+    /** Runs after each heartbeat, the first time perhaps before {@link #heartbeat} is set. */
+    private void look(Heartbeat beats) {
         if (failure != null) {
             return;
         }
-        if (!left && report == null && isSilent()) {
+        if (!left && report == null && isSilent(beats)) {
             report =
                     String.format(
                             "host %s (%s) has sent no heartbeat for %d s: the host, its network or"
@@ -68,17 +69,21 @@ final class HostWatch implements AutoCloseable {
                             next, GroupErrors.ranks(ranks), Heartbeat.LIMIT);
         }
         if (report != null) {
-            byte[] own = report.getBytes(StandardCharsets.UTF_8);
-            failure = text(store.compareSet(FAILURE, UNSET, own));
+            publish();
         } else if (store.check(List.of(FAILURE))) {
             failure = text(store.get(FAILURE));
         }
         left |= store.check(List.of(LEFT));
     }
 
-    private boolean isSilent() {
+    private boolean isSilent(Heartbeat beats) {
         return !ranks.isEmpty()
-                && ranks.stream().allMatch(peer -> heartbeat.missed(beat(peer)) >= Heartbeat.LIMIT);
+                && ranks.stream().allMatch(peer -> beats.missed(beat(peer)) >= Heartbeat.LIMIT);
+    }
+
+    private void publish() {
+        byte[] own = report.getBytes(StandardCharsets.UTF_8);
+        failure = text(store.compareSet(FAILURE, UNSET, own));
     }
 
     private static String text(byte[] bytes) {
@@ -97,7 +102,10 @@ final class HostWatch implements AutoCloseable {
                 lost == null ? failure : "the store of the group is lost, or its host: " + lost);
     }
 
-    /** Leaves in order. After a failure there is nothing to tell, and the store may not answer. */
+    /**
+     * Tells the other ranks a report that no heartbeat has published, or else that this rank leaves
+     * in order. After a known failure does neither: the store may not answer.
+     */
     @Override
     public void close() {
         boolean failed = dead().isPresent();
@@ -106,9 +114,13 @@ final class HostWatch implements AutoCloseable {
             return;
         }
         try {
-            store.set(LEFT, UNSET);
+            if (report != null) {
+                publish();
+            } else {
+                store.set(LEFT, UNSET);
+            }
         } catch (RuntimeException e) {
-            left = true; // The store is gone, and with it the way to tell.
+            left = true; // The store is gone, so the other ranks cannot be told.
         }
     }
 }

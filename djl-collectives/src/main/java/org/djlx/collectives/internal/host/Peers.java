@@ -9,14 +9,25 @@ import org.djlx.collectives.spi.GroupContext;
 
 /**
  * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL
- * itself may wait forever for a process that has died; other hosts show that they live by
- * heartbeats ({@link HostWatch}).
+ * itself may wait forever for a process that has died. Other hosts send heartbeats ({@link
+ * HostWatch}).
  */
 public final class Peers implements AutoCloseable {
 
     private static final long INTERVAL_NANOS = 100_000_000;
 
-    private record Peer(int rank, String host, long pid, long startTime, String name) {}
+    /**
+     * The process of a rank.
+     *
+     * @param watchedRank its rank in the group whose hosts are watched: that of {@link #of}
+     */
+    private record Peer(
+            int rank, int watchedRank, String host, long pid, long startTime, String name) {
+
+        Peer withRank(int other) {
+            return new Peer(other, watchedRank, host, pid, startTime, name);
+        }
+    }
 
     private final List<Peer> peers;
     private final HostWatch hosts; // null if all ranks are on one host
@@ -77,20 +88,20 @@ public final class Peers implements AutoCloseable {
 
     private static Peer peer(int rank, byte[] identity) {
         String[] fields = new String(identity, StandardCharsets.UTF_8).split(" ");
-        return new Peer(
-                rank, fields[0], Long.parseLong(fields[1]), Long.parseLong(fields[2]), fields[3]);
+        long pid = Long.parseLong(fields[1]);
+        return new Peer(rank, rank, fields[0], pid, Long.parseLong(fields[2]), fields[3]);
     }
 
     /**
-     * Returns the peers of some ranks, renumbered in the order of the list. They hear of other
-     * hosts until these peers are closed.
+     * Returns the peers of some ranks, renumbered in the order of the list. Until these peers are
+     * closed, the subset reports the failures of other hosts, too, with the ranks of this group.
      */
     public Peers subset(List<Integer> ranks) {
         List<Peer> subset = new ArrayList<>();
         for (Peer peer : peers) {
             int rank = ranks.indexOf(peer.rank());
             if (rank >= 0) {
-                subset.add(new Peer(rank, peer.host(), peer.pid(), peer.startTime(), peer.name()));
+                subset.add(peer.withRank(rank));
             }
         }
         return new Peers(subset, hosts);
@@ -109,11 +120,10 @@ public final class Peers implements AutoCloseable {
         for (Peer peer : peers) {
             if (peer.host().equals(Liveness.HOST)
                     && !Liveness.isAlive(peer.pid(), peer.startTime())) {
-                String end = GroupErrors.died(peer.rank(), peer.pid());
                 if (hosts != null) {
-                    hosts.report(end);
+                    hosts.report(GroupErrors.died(peer.watchedRank(), peer.pid()));
                 }
-                return Optional.of(end);
+                return Optional.of(GroupErrors.died(peer.rank(), peer.pid()));
             }
         }
         return hosts == null ? Optional.empty() : hosts.dead();

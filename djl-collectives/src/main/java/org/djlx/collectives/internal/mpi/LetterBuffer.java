@@ -13,7 +13,7 @@ import org.djlx.nativeops.host.SharedMemory;
 import org.djlx.nativeops.mpi.MpiRequest;
 
 /**
- * What ranks write each other besides data, in memory that MPI sends from and receives into.
+ * A control message of a rank to another, in memory that MPI sends from and receives into.
  *
  * <pre>
  *   0     kind: of a {@link Letter}, or {@link #CALL}, {@link #FAILED}, {@link #LEFT}
@@ -81,7 +81,7 @@ final class LetterBuffer {
         bytes.putLong(40, letter.size());
     }
 
-    /** Puts a call with a payload of an address. */
+    /** Puts a call, with {@code size} bytes of payload from the address {@code data}. */
     void putCall(int rank, long[] signature, long data, int size) {
         put(CALL, rank, signature);
         bytes.putLong(48, size);
@@ -160,7 +160,7 @@ final class LetterBuffer {
                 signature());
     }
 
-    /** Returns a request for a transfer of this buffer. */
+    /** Returns an idle request for a transfer of this buffer. */
     MpiRequest request() {
         if (used == requests.length) {
             requests = Arrays.copyOf(requests, used + 1);

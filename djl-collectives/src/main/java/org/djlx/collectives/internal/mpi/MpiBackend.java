@@ -68,7 +68,7 @@ final class MpiBackend extends CpuBackend {
         List<byte[]> ranks = context.exchange(NAME, own);
         int[] members = ranks.stream().mapToInt(rank -> ByteBuffer.wrap(rank).getInt()).toArray();
         requireProcesses(context, world, members);
-        // All members are here, so that this does not wait for long.
+        // All members have exchanged their ranks, so this does not wait for long.
         int tag = context.name().hashCode() & MpiCommunicator.MAX_TAG;
         MpiCommunicator comm = world.create(members, tag);
         List<byte[]> processes =

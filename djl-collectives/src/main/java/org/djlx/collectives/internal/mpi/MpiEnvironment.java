@@ -17,8 +17,8 @@ import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiRequest;
 
 /**
- * What a process that mpirun has started needs to create a group: its rank and world size from MPI,
- * and the store's address, which rank 0 chooses and sends to all.
+ * The environment for the groups of a process that mpirun has started: rank and world size from
+ * MPI, and the store's address and port, which rank 0 chooses and sends to all.
  */
 final class MpiEnvironment {
 
@@ -37,14 +37,14 @@ final class MpiEnvironment {
      *     one, as the mpirun of another MPI does
      */
     static synchronized Map<String, String> complete(Map<String, String> environment) {
-        boolean ranked = environment.containsKey("RANK");
-        boolean addressed = environment.containsKey("MASTER_ADDR");
-        if (ranked && addressed) {
+        boolean addressed =
+                environment.containsKey("MASTER_ADDR") && environment.containsKey("MASTER_PORT");
+        if (addressed && environment.containsKey("RANK")) {
             return environment;
         }
         MpiCommunicator world = MpiProcess.world();
         LaunchEnvironment launcher = LaunchEnvironment.of(environment);
-        if (!ranked && world.size() == 1 && launcher.isDistributed()) {
+        if (world.size() == 1 && launcher.isDistributed()) {
             throw new IllegalArgumentException(
                     "backend 'mpi': " + alone() + "; the launcher says " + launcher);
         }
@@ -96,11 +96,11 @@ final class MpiEnvironment {
             return (oneHost ? "localhost" : ownAddress()) + " " + socket.getLocalPort();
         } catch (IOException e) {
             throw new UncheckedIOException(
-                    "cannot choose the store's address: set MASTER_ADDR and" + " MASTER_PORT", e);
+                    "cannot choose the store's address: set MASTER_ADDR and MASTER_PORT", e);
         }
     }
 
-    /** Returns this host's name if it names an address that others reach, or such an address. */
+    /** Returns this host's name, or an address if the name stands for the loopback interface. */
     private static String ownAddress() throws IOException {
         InetAddress own = InetAddress.getLocalHost();
         if (!own.isLoopbackAddress()) {
@@ -112,6 +112,6 @@ final class MpiEnvironment {
                 .map(InetAddress::getHostAddress)
                 .findFirst()
                 .orElseThrow(
-                        () -> new IOException("this host has no IPv4 address that others reach"));
+                        () -> new IOException("this host has no IPv4 address but loopback"));
     }
 }

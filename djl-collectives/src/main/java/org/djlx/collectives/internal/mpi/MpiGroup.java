@@ -40,13 +40,13 @@ final class MpiGroup implements PeerStates, Doorbell {
     /** The first tag of the data of messages. */
     static final int MESSAGES = 2;
 
-    // Letters carry data of up to 16 KB: above, a call and then the data take about as long.
+    // Letters carry data of up to 16 KiB: sending larger data separately takes about as long.
     private static final int MIN_CAPACITY = LetterBuffer.HEADER + (16 << 10);
 
-    // How many letters to send before checking which have been sent: a check is a call of MPI.
+    // How many sends to start before testing which have ended: each test is a call of MPI.
     private static final int SENDING = 8;
 
-    // How often to test whether a cancelled transfer has ended: for some milliseconds.
+    // How often to test whether a cancelled transfer has ended: takes some milliseconds.
     private static final int MAX_TESTS = 10_000;
 
     private final MpiCommunicator comm;
@@ -217,7 +217,7 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
-    /** Lets MPI make progress, and sorts the letters that have arrived; returns whether any has. */
+    /** Lets MPI make progress, and sorts one letter; returns whether one has arrived. */
     boolean poll() {
         if (!lock.tryLock()) {
             return false; // Another thread polls.
@@ -384,7 +384,7 @@ final class MpiGroup implements PeerStates, Doorbell {
     @Override
     public void endSleep() {}
 
-    /** Makes current and later waits of this rank fail, because it is destroying the group. */
+    /** Makes current and later waits fail, because this rank is destroying the group. */
     void beginClose() {
         closing = true;
     }

@@ -74,7 +74,7 @@ final class MpiProcess {
 
     /**
      * Leaves all groups, and finalizes MPI, which waits for the other processes. After a failure
-     * they may never come: then this one ends without, and mpirun ends the job.
+     * they may never finalize MPI: then this process ends all the same, and mpirun ends the job.
      */
     private static void end() {
         for (MpiGroup group : OPEN) {

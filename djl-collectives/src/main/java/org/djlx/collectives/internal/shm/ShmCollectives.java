@@ -115,7 +115,7 @@ final class ShmCollectives extends ShmMoves {
         }
     }
 
-    /** With the same bits as separate all-reduces. */
+    /** Gives the same bits as separate all-reduces. */
     @Override
     public void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         int next = 0;

@@ -120,6 +120,49 @@ class PeersTest {
     }
 
     @Test
+    void otherHostsHearTheRankInTheWholeGroup() throws IOException, InterruptedException {
+        Process process = new ProcessBuilder("sleep", "60").start();
+        long start = Liveness.startTime(process.pid());
+        List<byte[]> all =
+                List.of(
+                        Peers.own(),
+                        with(Peers.own(), "" + process.pid(), "" + start),
+                        "elsewhere 1 1 other".getBytes(StandardCharsets.UTF_8));
+        Store store = new HashStore();
+        try (Peers here = Peers.of(context(0, store), all);
+                Peers other = Peers.of(context(2, store), all)) {
+            process.destroyForcibly().waitFor();
+            Peers part = here.subset(List.of(1));
+            while (part.dead().isEmpty()) {
+                Thread.sleep(20);
+            }
+            Peers self = other.subset(List.of(2)); // without the processes of this host
+            Optional<String> dead = self.dead();
+            while (dead.isEmpty()) {
+                Thread.sleep(20);
+                dead = self.dead();
+            }
+            assertEquals("the process of rank 1 (pid " + process.pid() + ") has ended", dead.get());
+        }
+    }
+
+    /** A rank that notices the end of a process may destroy the group before its next heartbeat. */
+    @Test
+    void theEndOfAProcessIsToldByARankThatLeaves() throws InterruptedException {
+        Store store = new HashStore();
+        HostWatch first = new HostWatch("first", store, 0, "node-b", List.of(1));
+        HostWatch second = new HostWatch("second", store, 1, "node-a", List.of(0));
+        String end = "the process of rank 2 (pid 7) has ended";
+        first.report(end);
+        first.close();
+        while (second.dead().isEmpty()) {
+            Thread.sleep(20);
+        }
+        assertEquals(end, second.dead().orElseThrow());
+        second.close();
+    }
+
+    @Test
     void theEndOfTheStoreIsTold() throws InterruptedException {
         try (Hosts hosts = new Hosts()) {
             hosts.stores.get(0).close();

@@ -104,6 +104,13 @@ class MpiProcessesTest {
     }
 
     @Test
+    void anAddressWithoutAPort() throws IOException, InterruptedException {
+        MpiRun.Result result =
+                MpiRun.OPEN_MPI.runWithAddress("localhost", 2, MpiTrainingMain.class);
+        assertEquals(0, result.code(), result.output());
+    }
+
+    @Test
     void training() throws IOException, InterruptedException {
         MpiRun.Result result = MpiRun.OPEN_MPI.run(2, MpiTrainingMain.class);
         assertEquals(0, result.code(), result.output());

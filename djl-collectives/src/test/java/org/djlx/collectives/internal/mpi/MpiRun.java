@@ -78,6 +78,12 @@ public enum MpiRun {
         return run(Stream.concat(unshare.stream(), shell).toList(), worldSize, main, argument);
     }
 
+    /** As {@link #run(int, Class, String...)}, with the store's host given, but not its port. */
+    Result runWithAddress(String host, int worldSize, Class<?> main)
+            throws IOException, InterruptedException {
+        return run(List.of("env", "MASTER_ADDR=" + host), worldSize, main);
+    }
+
     /** As {@link #run(int, Class, String...)}, of processes that prefer the library of Open MPI. */
     Result runWithOpenMpi(int worldSize, Class<?> main) throws IOException, InterruptedException {
         OPEN_MPI.launcher();
