@@ -111,7 +111,6 @@ final class MpiEnvironment {
                 .filter(address -> address instanceof Inet4Address && !address.isLoopbackAddress())
                 .map(InetAddress::getHostAddress)
                 .findFirst()
-                .orElseThrow(
-                        () -> new IOException("this host has no IPv4 address but loopback"));
+                .orElseThrow(() -> new IOException("this host has no IPv4 address but loopback"));
     }
 }

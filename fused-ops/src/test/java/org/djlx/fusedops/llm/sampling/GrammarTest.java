@@ -469,8 +469,7 @@ class GrammarTest {
 
     @Test
     void referencesAreDecoded() {
-        Grammar sum =
-                schema("{'$ref': '#/$defs/a+b%20c~1d', '$defs': {'a+b c/d': {'const': 1}}}");
+        Grammar sum = schema("{'$ref': '#/$defs/a+b%20c~1d', '$defs': {'a+b c/d': {'const': 1}}}");
         assertTrue(matches(sum, "1"));
     }
 
