@@ -41,7 +41,8 @@ class SamplingDefaultsTest {
                     0,
                     0.5,
                     1);
-            TextCall response = api.response(utf8("{\"input\": \"O\", \"top_p\": 0.5}"));
+            TextCall response =
+                    api.response(utf8("{\"input\": \"O\", \"top_p\": 0.5, \"stream\": true}"));
             check(response, 0.6, 20, 0.5, 1.1);
             String begin = response.format().begin();
             assertTrue(begin.contains("\"temperature\":0.6,\"top_p\":0.5"), begin);
