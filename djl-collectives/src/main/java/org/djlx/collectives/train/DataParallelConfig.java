@@ -224,8 +224,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets what the ranks divide among each other. All ranks must set the same strategy. Losses
      * equal those of undivided ranks. While a trainer with {@link ShardingStrategy#FULL_SHARD} is
      * open, using the block's own arrays throws, except within {@link
-     * DataParallelTrainer#summonFullParameters}; its {@code close} gives the block whole arrays
-     * again. The optimizer's state ends with the trainer.
+     * DataParallelTrainer#summonFullParameters}. The trainer's {@code close} gives the block whole
+     * arrays again, unless a rank has failed. The optimizer's state ends with the trainer.
      *
      * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
      *     property {@code org.djlx.shardingStrategy}
