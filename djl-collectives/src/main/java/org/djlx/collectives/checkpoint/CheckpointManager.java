@@ -77,12 +77,19 @@ import org.slf4j.LoggerFactory;
  *       items of the epoch that are left, whatever the number of processes and the size of batches.
  *       Ranks of one JVM share a batch, so their number does not matter. Without a sampler, the log
  *       warns if the number of processes differs.
- *   <li><b>Random numbers</b>: each save, and restore, seeds libtorch's generators of each process
- *       by the engine's seed and the step. The seeds of all processes are saved; that of a process
- *       without {@code setRandomSeed} is its rank. Ranks of one JVM share a generator, which they
+ *   <li><b>Random numbers</b>: save and restore seed libtorch's generators of each process by its
+ *       seed and the step. The listener seeds them after each {@link Builder#optEvery} steps,
+ *       before the next batch; a resumed job draws the same numbers only with the same {@code
+ *       optEvery}. A process's seed is the engine's ({@code setRandomSeed}), or else its rank;
+ *       checkpoints keep the seeds of all processes. Ranks of one JVM share a generator, which they
  *       use in no fixed order.
+ *   <li><b>Batch normalisation</b>: {@code EasyTrain} calls the listener between a batch's backward
+ *       pass and its step. So running statistics in a checkpoint within an epoch include the batch
+ *       that the resumed job computes again.
  *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates); without
  *       synchronised batch normalisation, statistics of ranks other than 0.
+ *   <li><b>Refused</b>: trainers that divide parameters or optimizer state among ranks ({@link
+ *       org.djlx.collectives.train.ShardingStrategy}).
  * </ul>
  *
  * <p>Not thread-safe.
@@ -107,9 +114,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step of the last checkpoint
     private Object savedFile; // the key of its file
-    private Integer seed; // of this process's job; null before the first save or restore
+    private Integer seed; // of this process's random numbers; null before it is known
     private TrainingProgress restored = TrainingProgress.START;
-    private long restoredItems; // of the restored epoch that are trained on
+    private long restoredItems; // of the restored epoch, trained on before
 
     private CheckpointManager(Builder builder) {
         directory = builder.directory.toAbsolutePath();
@@ -128,7 +135,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      *     checkpoint of a later step (a restore would choose that one), or if another job saves
      *     into the directory, too: it is writing, or has written since this manager saved or
      *     restored
-     * @throws IllegalArgumentException if the trainer is of another engine
+     * @throws IllegalArgumentException if the trainer is of another engine, or divides parameters
+     *     or optimizer state among ranks
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
      */
@@ -136,6 +144,12 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         if (progress == null) {
             throw new IllegalArgumentException("save: progress is null");
         }
+        saveAll(trainer, progress);
+        setRandomState(own(trainer, "save"), saved);
+    }
+
+    /** Saves without seeding the random numbers. */
+    private void saveAll(Trainer trainer, TrainingProgress progress) throws IOException {
         DataParallelTrainer own = own(trainer, "save");
         seed = seed(own);
         List<String> seeds = Agreement.exchange(own.group(), "save", () -> Integer.toString(seed));
@@ -153,21 +167,21 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         this.progress = progress;
         saved = progress.step();
-        setRandomState(seed, saved);
     }
 
-    /** Returns the seed of this process's job: the engine's, the rank if the program sets none. */
+    /** Returns this process's seed: the restored one, the engine's, or else the rank. */
     private int seed(DataParallelTrainer trainer) {
         Integer set = trainer.getManager().getEngine().getSeed();
         return seed != null ? seed : set != null ? set : trainer.process();
     }
 
     /** Seeds libtorch's generators; not the engine, whose seed is the program's. */
-    private static void setRandomState(int seed, long step) {
+    private void setRandomState(DataParallelTrainer trainer, long step) {
+        seed = seed(trainer);
         JniUtils.setSeed(31L * seed + step);
     }
 
-    /** Returns the items of the epoch, of all processes together, that are trained on. */
+    /** Returns how many items of the epoch all processes together have trained on. */
     private long items(TrainingProgress progress) {
         boolean same = progress.epoch() == restored.epoch() && progress.batch() >= restored.batch();
         return same
@@ -185,7 +199,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
      *     damaged, was not written by this class, belongs to another model or optimizer, or the
      *     parts of a divided model have no step in common
-     * @throws IllegalArgumentException if the trainer is of another engine
+     * @throws IllegalArgumentException if the trainer is of another engine, or divides parameters
+     *     or optimizer state among ranks
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be restored
      */
@@ -248,7 +263,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         String[] seeds = metadata.get("random").split(",");
         int rank = trainer.process();
         seed = Integer.parseInt(seeds[rank % seeds.length]) + rank / seeds.length * seeds.length;
-        setRandomState(seed, saved);
+        setRandomState(trainer, saved);
     }
 
     private static int processes(DataParallelTrainer trainer) {
@@ -286,7 +301,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 throw new IllegalArgumentException(
                         call
                                 + ": a CheckpointManager needs a trainer with NO_SHARD; this one"
-                                + " divides its optimizer's state among the ranks");
+                                + " divides parameters or optimizer state among the ranks");
             }
             return own;
         }
@@ -396,7 +411,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         savedFile = CheckpointFile.key(directory.resolve(name(progress.step())));
     }
 
-    /** Checks that the checkpoints after the last save or restore are none of another job. */
+    /** Throws if another job has saved into the directory since the last save or restore. */
     private void checkAlone(long step) throws IOException {
         if (saved < 0) {
             return;
@@ -540,13 +555,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
 
     /**
      * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
-     * excludes that step.
+     * excludes that step, and a resumed job computes the batch again. Random numbers are therefore
+     * seeded before this batch, at the end of the call for the batch before.
      */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
         saveIfDue(trainer);
         progress =
                 new TrainingProgress(progress.step() + 1, progress.epoch(), progress.batch() + 1);
+        seedIfDue(trainer);
     }
 
     /** Saves if due, at the end of an epoch. */
@@ -554,15 +571,28 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     public void onEpoch(Trainer trainer) {
         progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
         saveIfDue(trainer);
+        seedIfDue(trainer);
+    }
+
+    /** Returns whether a checkpoint of the current step is due. */
+    private boolean isDue() {
+        return every > 0 && progress.step() > 0 && progress.step() % every == 0;
+    }
+
+    /** Seeds the random numbers if a job that is resumed from this step would seed them. */
+    private void seedIfDue(Trainer trainer) {
+        if (isDue()) {
+            setRandomState(own(trainer, "save"), progress.step());
+        }
     }
 
     private void saveIfDue(Trainer trainer) {
         long step = progress.step();
-        if (every == 0 || step == 0 || step % every != 0 || step == saved) {
+        if (!isDue() || step == saved) {
             return;
         }
         try {
-            save(trainer, progress);
+            saveAll(trainer, progress);
         } catch (IOException e) {
             throw new UncheckedIOException("the checkpoint of step " + step + " was not saved", e);
         }

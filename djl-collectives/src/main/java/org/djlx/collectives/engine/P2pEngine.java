@@ -12,6 +12,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.DividedBlock;
 import org.djlx.collectives.train.GradientReduction;
@@ -59,12 +60,15 @@ import org.djlx.nativeops.NativeLibrary;
  *   <li>The backward pass sums the ranks' gradients in buckets; {@code trainer.step} updates each
  *       rank's parameters. In a {@code SequentialBlock}, nested ones included, the buckets of later
  *       blocks are reduced while the backward pass of earlier blocks runs. All gradients are
- *       reduced when the collector's {@code backward} returns.
+ *       reduced when the collector's {@code backward} returns. {@link DataParallelTrainer#noSync}
+ *       postpones the reduction.
  *   <li>The gradients do not depend on the number of ranks. With DJL's own engines each device has
  *       its own loss, so the sum over devices of a mean loss grows with their number.
  *   <li>Between backward pass and step {@code getGradient()} returns the gradient of all ranks.
  *       Changes to it in place, such as clipping by the norm, reach all ranks, and so does a
- *       further {@code backward}, such as that of a penalty on parameters.
+ *       further {@code backward}, such as that of a penalty on parameters. With {@code FULL_SHARD}
+ *       no rank has whole gradients, and {@code getGradient()} throws; use {@link
+ *       DataParallelTrainer#clipGradNorm} or {@link DataParallelTrainer#clipGradValue}.
  *   <li>Values that the program writes to a parameter between steps, such as initial or clamped
  *       weights, are copied to all ranks. Arrays that replace a parameter's array stay when the
  *       trainer is closed.
@@ -106,8 +110,9 @@ import org.djlx.nativeops.NativeLibrary;
  *   <li>If the block's parameters are divided among ranks ({@link DividedBlock}), rank 0 of both
  *       groups saves and logs. The other ranks of the divided block send their parts in {@code
  *       Model.save}; they return after the file is written, and fail if the file cannot be written.
- *   <li>When {@code backward} returns, gradients are those of all processes. All processes must
- *       change them alike; otherwise parameters differ, and {@code trainer.close()} reports it.
+ *   <li>When {@code backward} returns, gradients are those of all processes, as above. All
+ *       processes must change them alike; otherwise parameters differ, and {@code trainer.close()}
+ *       reports it.
  * </ul>
  *
  * <h2>Parameters</h2>

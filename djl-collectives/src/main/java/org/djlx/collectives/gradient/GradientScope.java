@@ -81,9 +81,9 @@ public final class GradientScope implements GradientCollector {
 
     private final Runnable zero; // zeroes the gradients; null if not given
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
-    private final Map<NDArray, Boundary> makers =
-            new IdentityHashMap<>(); // by result: the boundary that made it
-    private final List<Boundary> passed = new ArrayList<>();
+    // By an operator's output: the boundary that recorded the call.
+    private final Map<NDArray, Boundary> makers = new IdentityHashMap<>();
+    private final List<Boundary> passed = new ArrayList<>(); // by calls of backward
     private final KeptMemory memory = new KeptMemory();
     private boolean regather;
     private Thread opener; // null if the scope is used with within() only
@@ -138,14 +138,14 @@ public final class GradientScope implements GradientCollector {
      * @param body the code
      * @param <T> the type of the result
      * @return the result of the code
-     * @throws IllegalStateException if this scope is closed, or open on this thread already
+     * @throws IllegalStateException if this scope is closed, or open already
      */
     public <T> T within(Supplier<T> body) {
         checkOpen();
-        GradientScope outer = CURRENT.get();
-        if (outer == this) {
-            throw new IllegalStateException("this GradientScope is open on this thread already");
+        if (memory.isEntered()) {
+            throw new IllegalStateException("within: this GradientScope is open already");
         }
+        GradientScope outer = CURRENT.get();
         CURRENT.set(this);
         memory.enter();
         boolean before = JniUtils.isGradMode();

@@ -17,8 +17,10 @@ import java.util.Map;
  * the factor of {@code x.mul(0.5f)}, is an address of JVM memory. DJL (0.35.1 and 0.36.0) lets the
  * garbage collector free it once the array is closed, but autograd reads it in the backward pass.
  *
- * <p>Each new array registers with the last of its thread's {@link NDScope}s. While this stack
- * replaces the thread's stack, a scope of its own comes before that one.
+ * <p>Each new array registers with the last {@link NDScope} of its thread's stack. Between {@link
+ * #enter} and {@link #exit} this object replaces that stack. It holds the scopes of the program,
+ * but returns its observer as the last scope. The observer keeps the memory of each array, and
+ * passes the array on to the program's last scope.
  */
 @SuppressWarnings("serial") // is not serialized
 final class KeptMemory extends ArrayDeque<NDScope> {
@@ -29,10 +31,10 @@ final class KeptMemory extends ArrayDeque<NDScope> {
 
     private final List<Object> memory = new ArrayList<>();
     private final NDScope observer = new NDScope();
-    private Deque<NDScope> replaced;
+    private Deque<NDScope> replaced; // the thread's stack between enter and exit; otherwise null
 
     KeptMemory() {
-        observer.close(); // Takes it from the stack; it has no arrays.
+        observer.close(); // Removes it from the thread's stack; it has no arrays.
         set(
                 observer,
                 new IdentityHashMap<NDArray, NDArray>() {
@@ -42,26 +44,32 @@ final class KeptMemory extends ArrayDeque<NDScope> {
                         if (own != null) {
                             memory.add(own);
                         }
-                        return isOuter() ? outer().put(array, same) : null;
+                        return hasOuter() ? outer().put(array, same) : null;
                     }
 
                     @Override
                     public NDArray remove(Object array) {
-                        return isOuter() ? outer().remove(array) : null;
+                        return hasOuter() ? outer().remove(array) : null;
                     }
                 });
     }
 
-    private boolean isOuter() {
+    private boolean hasOuter() {
         return size() > 0;
     }
 
+    /** Returns the arrays of the program's last scope. */
     @SuppressWarnings("unchecked")
     private Map<NDArray, NDArray> outer() {
         return (Map<NDArray, NDArray>) value(ARRAYS, peekLast());
     }
 
-    /** Keeps what this thread creates from now on. */
+    /** Returns whether this is the stack of a thread. */
+    boolean isEntered() {
+        return replaced != null;
+    }
+
+    /** Keeps the memory of arrays that this thread creates until {@link #exit}. */
     void enter() {
         replaced = stack().get();
         addAll(replaced);
@@ -74,9 +82,10 @@ final class KeptMemory extends ArrayDeque<NDScope> {
         replaced.addAll(this);
         clear();
         stack().set(replaced);
+        replaced = null;
     }
 
-    /** Gives the memory to the garbage collector. */
+    /** Lets the garbage collector free the memory. */
     void release() {
         memory.clear();
     }
@@ -102,7 +111,13 @@ final class KeptMemory extends ArrayDeque<NDScope> {
             field.setAccessible(true);
             return field;
         } catch (NoSuchFieldException e) {
-            throw new IllegalStateException(type + " of this DJL has no field " + name, e);
+            throw new IllegalStateException(
+                    "GradientScope does not support this version of DJL: "
+                            + type.getName()
+                            + " has no field "
+                            + name
+                            + "; use DJL 0.35.1 or 0.36.0",
+                    e);
         }
     }
 

@@ -15,7 +15,8 @@ import org.djlx.collectives.spi.BackendOptions;
  * system properties, and so do all options if the program passes another {@code TrainingConfig}:
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
  * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
- * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}.
+ * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}, {@code
+ * org.djlx.shardingStrategy}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -208,8 +209,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
-     * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. All ranks must
-     * set the same value.
+     * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. Clipping and
+     * {@link DataParallelTrainer#noSync} are refused. All ranks must set the same value.
      *
      * @param join true to allow it; false, the default, for an error
      * @return this configuration
@@ -223,8 +224,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets what the ranks divide among each other. All ranks must set the same strategy. Losses
      * equal those of undivided ranks. While a trainer with {@link ShardingStrategy#FULL_SHARD} is
      * open, using the block's own arrays throws, except within {@link
-     * DataParallelTrainer#summonFullParameters}; its {@code close} gives the block whole arrays
-     * again. The optimizer's state ends with the trainer.
+     * DataParallelTrainer#summonFullParameters}. The trainer's {@code close} gives the block whole
+     * arrays again, unless a rank has failed. The optimizer's state ends with the trainer.
      *
      * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
      *     property {@code org.djlx.shardingStrategy}

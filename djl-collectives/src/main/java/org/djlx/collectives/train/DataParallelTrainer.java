@@ -71,8 +71,8 @@ public final class DataParallelTrainer extends Trainer {
     private Layout layout; // of the first batch; null before
     private NDList firstData; // a row of the first batch, for join; null before
     private NDList firstLabels; // of that row; null if there are none
-    private NDArray told; // the call that the ranks have told each other last; null before
-    private Work telling; // its all-reduce
+    private NDArray told; // with optJoin: the last call that was all-reduced; null before
+    private Work telling; // the all-reduce of told
     private boolean loaded;
     private boolean stepped;
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
@@ -136,7 +136,10 @@ public final class DataParallelTrainer extends Trainer {
         return settings.group() != null || isOneOfSeveral();
     }
 
-    /** Returns a configuration with evaluators of all processes; only the first rank logs. */
+    /**
+     * Returns a configuration that sums evaluators over processes. Listeners that log are those of
+     * the first rank only.
+     */
     private static TrainingConfig ofRank(TrainingConfig config, boolean first) {
         DefaultTrainingConfig own =
                 new DefaultTrainingConfig(config.getLossFunction())
@@ -459,7 +462,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** The end of {@link #summonFullParameters}. */
+    /** Ends {@link #summonFullParameters} when it is closed. */
     public interface FullParameters extends AutoCloseable {
 
         @Override
@@ -471,7 +474,7 @@ public final class DataParallelTrainer extends Trainer {
      * own arrays, for example to save the model. All processes call it. The arrays are copies:
      * changes are lost. Otherwise does nothing.
      *
-     * @return to be closed; it frees the arrays
+     * @return an object to be closed, which frees the arrays
      * @throws IllegalStateException if the trainer is closed or broken
      */
     public FullParameters summonFullParameters() {
@@ -577,7 +580,7 @@ public final class DataParallelTrainer extends Trainer {
         return new Collector(GradientScope.open(() -> replicas.forEach(Replica::zeroGradients)));
     }
 
-    /** Collects gradients that are those of all ranks when {@code backward} returns. */
+    /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
     private final class Collector implements GradientCollector {
 
         private final GradientScope scope;
@@ -672,6 +675,9 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList evaluate(NDList input) {
         requireUsable("evaluate");
+        if (isFullySharded()) {
+            join(); // All processes gather: those with more batches train on first.
+        }
         follow();
         Block block = getModel().getBlock();
         return forward(
@@ -766,7 +772,8 @@ public final class DataParallelTrainer extends Trainer {
      * @param maxNorm the greatest norm, positive
      * @return the 2-norm of all reduced gradients together before they were scaled, the same on all
      *     ranks; parameters that are {@linkplain DividedBlock divided} among ranks count as a
-     *     whole. If it is NaN or infinite, so are gradients after the call
+     *     whole. If it is NaN, all gradients are NaN after the call. If it is infinite, finite
+     *     gradients are 0 and infinite ones NaN
      * @throws IllegalArgumentException if {@code maxNorm} is not positive
      * @throws IllegalStateException if the trainer is closed or broken, or with {@link
      *     DataParallelConfig#optJoin}
@@ -821,7 +828,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** The end of {@link #noSync}. */
+    /** Ends {@link #noSync} when it is closed. */
     public interface NoSync extends AutoCloseable {
 
         @Override
@@ -847,15 +854,16 @@ public final class DataParallelTrainer extends Trainer {
      * them by the number of batches for a mean. Until they are reduced, a gradient that the program
      * reads is that of the first rank's rows.
      *
-     * @return to be closed before the last batch
+     * @return an object to be closed before the last batch; passes then reduce as before the call
      * @throws IllegalStateException if the trainer is closed or broken, or with {@link
      *     DataParallelConfig#optJoin}
      */
     public NoSync noSync() {
         requireUsable("noSync");
         refuseJoin("noSync");
+        boolean before = replicas.get(0).synchronizes();
         replicas.forEach(replica -> replica.setSynchronizes(false));
-        return () -> replicas.forEach(replica -> replica.setSynchronizes(true));
+        return () -> replicas.forEach(replica -> replica.setSynchronizes(before));
     }
 
     @Override
@@ -897,7 +905,11 @@ public final class DataParallelTrainer extends Trainer {
         STEP
     }
 
-    /** Tells ranks in {@link #join} of a call; returns the call of ranks that still train. */
+    /**
+     * Tells ranks in {@link #join} of a call, by an all-reduce of its ordinal.
+     *
+     * @return the call, or, for JOINED, the call of the ranks that still train
+     */
     private Call tell(Call call) {
         ProcessGroup group = group();
         if (group == null || !settings.join()) {
@@ -917,11 +929,13 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Takes part in the steps of other processes that have more batches, until all have called
-     * this. Call it after this process's last batch; at the end of an epoch of {@code EasyTrain}
-     * the trainer does. As with PyTorch's {@code Join}, this process adds nothing to gradients and
-     * to batch normalisation, and averages still divide by the number of all processes. Returns at
-     * once if {@link DataParallelConfig#optJoin} is off, or if there is one process.
+     * Takes part in the steps of other processes that have more batches, until all processes have
+     * called join. Call it after this process's last batch; at the end of an epoch of {@code
+     * EasyTrain} the trainer calls it, and so does {@link #evaluate} with {@link
+     * ShardingStrategy#FULL_SHARD}. As with PyTorch's {@code Join}, this process adds nothing to
+     * gradients and to synchronised batch normalisation, and averages still divide by the number of
+     * all processes. Returns at once if {@link DataParallelConfig#optJoin} is off, or if there is
+     * one process.
      *
      * @throws IllegalStateException if other processes train, and this one had no batch yet
      */
@@ -1014,9 +1028,10 @@ public final class DataParallelTrainer extends Trainer {
         closed = true;
         // With the interrupt flag set, waiting for the ranks would fail immediately.
         boolean interrupted = Thread.interrupted();
-        closePasses();
         try {
+            passes.forEach(SplitForward::close);
             if (loaded && failure == null) {
+                replicas.forEach(Replica::forgetPasses); // Throws if a gather has failed.
                 if (stepped) {
                     follow();
                 }

@@ -36,15 +36,16 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Design:
  *
  * <ol>
- *   <li>A stage is a child of a SequentialBlock. Its parameters of one type are laid out in a row,
- *       padded, and cut into one equal shard a rank. A rank keeps its shard alone.
+ *   <li>A stage is a child of a SequentialBlock. Its parameters of one element type are laid out in
+ *       a row, padded, and cut into one equal shard a rank. A rank keeps only its shard.
  *   <li>libtorch's autograd keeps views of weights until the backward pass, and its stable C ABI
  *       cannot free their storage. So a stage is one operator of a {@link GradientScope}: forward
  *       gathers, computes outside of the graph, and frees; only inputs and outputs are kept.
- *   <li>Backward gathers, computes the stage again with a graph, and frees. Statistics, such as
- *       those of batch normalisation, are copied, so they change once.
- *   <li>Random numbers would differ the second time. The first pass computes each stage twice; a
- *       stage with other predictions, or with dropout, keeps graph and parameters until backward.
+ *   <li>Backward gathers, computes the stage again with a graph, and frees. The second computation
+ *       writes to copies of statistics, such as those of batch normalisation, so they change once.
+ *   <li>Random numbers would differ the second time. The first pass computes each stage twice more
+ *       and compares the predictions. If they differ, or if the stage has dropout, the stage keeps
+ *       its graph and its parameters until the backward pass.
  *   <li>The next stage's gather starts before a stage is computed, forward and backward.
  *   <li>A stage's gradients are laid out in a row and reduce-scattered while the stage before it is
  *       computed; the result is added to the rank's gradients. One reduction is running at a time.
@@ -55,13 +56,17 @@ import org.djlx.nativeops.torch.TorchInPlace;
 final class FullyShard {
 
     /**
-     * A parameter, its place in a unit, and this rank's part of it: a view of the shard; null if
-     * the rank has nothing of it.
+     * A parameter in a unit, and this rank's part of the parameter.
+     *
+     * @param id the parameter's id in optimizers
+     * @param offset where the parameter begins in the row of the unit's parameters
+     * @param owned the rank's part, a view of the shard; null if the rank has no part
+     * @param from where the rank's part begins in the shard
      */
     private record Part(
             Parameter parameter, String id, Shape shape, long offset, NDArray owned, long from) {}
 
-    /** A stage's parameters of one type, in a row. */
+    /** A stage's parameters of one element type, in a row, and this rank's shard of the row. */
     private static final class Unit {
 
         private final List<Part> parts = new ArrayList<>();
@@ -77,6 +82,7 @@ final class FullyShard {
         }
     }
 
+    /** A child of a SequentialBlock, or the whole block if it is no SequentialBlock. */
     private final class Stage {
 
         private final Block block;
@@ -84,7 +90,7 @@ final class FullyShard {
         private Boolean repeats; // whether it predicts the same when computed again; null: unknown
         private NDManager gathered; // of the whole parameters; null while they are divided
         private Work gathering; // running, or null
-        private int uses;
+        private int uses; // calls of acquire() without release()
 
         Stage(Block block) {
             this.block = block;
@@ -116,6 +122,7 @@ final class FullyShard {
             gathering = group.allGatherCoalesced(wholes, shards);
         }
 
+        /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
         void acquire() {
             begin();
             uses++;
@@ -123,12 +130,14 @@ final class FullyShard {
         }
 
         private void await() {
-            if (gathering != null) {
-                Replica.complete(device, gathering);
-                gathering = null;
+            Work running = gathering;
+            gathering = null; // Also if it fails: free() then does not wait for it again.
+            if (running != null) {
+                Replica.complete(device, running);
             }
         }
 
+        /** Frees the parameters if this is the last use. */
         void release() {
             uses--;
             if (uses == 0) {
@@ -136,6 +145,7 @@ final class FullyShard {
             }
         }
 
+        /** Frees the parameters, whatever their uses. */
         void free() {
             uses = 0;
             if (gathered != null) {
@@ -162,7 +172,7 @@ final class FullyShard {
     private final ReduceOp op;
     private final List<Stage> stages = new ArrayList<>();
     private Reduction reduction; // running, or null
-    private NDManager ofGradients; // of the units' gradients and views of them; null if none
+    private NDManager ofGradients; // owns the units' gradients and views of them; null if none
 
     /**
      * Copies this rank's shards of an initialised block, whose arrays are not needed afterwards.
@@ -189,8 +199,8 @@ final class FullyShard {
                 if (!seen.add(parameter.getArray())) {
                     throw new IllegalArgumentException(
                             String.format(
-                                    "initialize: the block uses the parameter '%s' twice, which"
-                                            + " FULL_SHARD does not support; use SHARD_OPTIMIZER",
+                                    "initialize: FULL_SHARD does not support the parameter '%s',"
+                                            + " which the block uses twice; use SHARD_OPTIMIZER",
                                     parameter.getName()));
                 }
                 byType.computeIfAbsent(
@@ -319,7 +329,10 @@ final class FullyShard {
         }
     }
 
-    /** Returns whether no rank's stage draws random numbers. Changes no statistics. */
+    /**
+     * Computes a stage twice, and returns whether the predictions are equal on all ranks, so that
+     * the backward pass may compute the stage again. Changes no statistics.
+     */
     private boolean repeats(Stage stage, NDList inputs, NDList labels) {
         return NoGradient.get(
                 () -> {
@@ -338,7 +351,8 @@ final class FullyShard {
     }
 
     private NDList trial(Stage stage, NDList inputs, NDList labels, NDManager temporary) {
-        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group);
+        boolean idle = store.isIdle();
+        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group, idle);
         return compute(stage, own, inputs, labels, true, temporary);
     }
 
@@ -361,6 +375,7 @@ final class FullyShard {
             return outputs;
         }
         List<String> names = data.stream().map(NDArray::getName).toList();
+        boolean idle = store.isIdle(); // A later pass may set it before this one's backward pass.
         scope.record(
                 "a fully sharded block",
                 List.copyOf(data),
@@ -380,7 +395,9 @@ final class FullyShard {
                             again.add(leaf);
                         }
                         NDList given = kept.isEmpty() ? null : new NDList(kept);
-                        goBack(stage, again, given, recorded, gradients, temporary);
+                        Replica.Store own =
+                                replica.withOwnStatistics(stage.block, temporary, group, idle);
+                        goBack(stage, own, again, given, recorded, gradients);
                         reduce(stage);
                         NDManager owner = inputs.get(0).getManager();
                         return again.stream().map(leaf -> gradient(leaf, owner)).toList();
@@ -389,14 +406,14 @@ final class FullyShard {
         return outputs;
     }
 
-    private void goBack(
+    /** Computes a stage with a graph, and its backward pass from the recorded outputs. */
+    private static void goBack(
             Stage stage,
+            Replica.Store own,
             NDList inputs,
             NDList labels,
             List<Integer> recorded,
-            List<NDArray> gradients,
-            NDManager temporary) {
-        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group);
+            List<NDArray> gradients) {
         try (GradientScope scope = GradientScope.create()) {
             scope.within(
                     () -> {
@@ -492,7 +509,7 @@ final class FullyShard {
         return ofGradients;
     }
 
-    /** Returns this rank's gradients of trained parameters, by its part of the parameter. */
+    /** Returns the reduced gradients of this rank's parts of trained parameters. */
     private PairList<Part, NDArray> reduced() {
         finishReduction();
         PairList<Part, NDArray> gradients = new PairList<>();
@@ -532,7 +549,7 @@ final class FullyShard {
         return reduced().values();
     }
 
-    /** Passes each part of a parameter with its reduced gradient to a visitor, then drops these. */
+    /** Passes each part of a parameter and its gradient to a visitor, then drops all gradients. */
     void step(Visitor visitor) {
         for (Pair<Part, NDArray> reduced : reduced()) {
             Part part = reduced.getKey();
@@ -570,7 +587,7 @@ final class FullyShard {
         stages.forEach(Stage::release);
     }
 
-    /** Frees the block's own arrays; until {@link #restore} using them throws. */
+    /** Closes the block's own arrays. Using them throws until {@link #restore}. */
     void closeOriginals() {
         parts().forEach(part -> part.parameter.getArray().close());
     }
@@ -586,7 +603,7 @@ final class FullyShard {
         }
     }
 
-    /** Forgets the optimizer's state, which fits these shards alone. */
+    /** Removes the optimizer's state, which fits only these shards. */
     void forgetState(OptimizerState state) {
         parts().forEach(part -> state.set(part.id, device, null, Map.of()));
     }

@@ -28,7 +28,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *   <li>All ranks reduce the buckets in the same order. The last parameters come first, because the
  *       backward pass computes their gradients first.
  *   <li>A bucket is issued once all its gradients are complete and all buckets before it are
- *       issued; at the latest after the backward pass.
+ *       issued; at the latest after the backward pass, or, if that does not reduce, after a later
+ *       one or in the step.
  *   <li>Gradients are reduced in place.
  *   <li>If another backward pass begins before the step, the reduced gradients are moved to
  *       separate sums ({@code carried}), the pass begins without gradients, and the sums are added
@@ -147,7 +148,7 @@ final class GradientBuckets {
     }
 
     private void carry(NDArray parameter, NDArray gradient) {
-        NDArray sum = carried.get(parameter); // if the last backward pass has failed
+        NDArray sum = carried.get(parameter); // not null if the last backward pass has failed
         if (sum == null) {
             sum = Torch.cast(gradient, Torch.scalarType(gradient));
             sum.attach(parent);

@@ -19,12 +19,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 
 /**
- * Sums the loss and the evaluators of an epoch over processes, before DJL's listeners read them, so
- * that metrics and {@code TrainingResult} are those of the whole job. Before that, a process with
- * fewer batches joins.
+ * Sums the loss and the evaluators of an epoch over processes, so that metrics and {@code
+ * TrainingResult} are those of the whole job. It is the first listener, so DJL's listeners read the
+ * sums. Calls {@link DataParallelTrainer#join} first: other processes may have more batches.
  *
- * <p>DJL's evaluators keep sums by name in fields of the type {@code Map<String, Long>} or {@code
- * Map<String, Float>}; these are added up.
+ * <p>DJL's evaluators keep their sums, by name, in fields of the type {@code Map<String, Long>} or
+ * {@code Map<String, Float>}.
  */
 final class JobEvaluators extends TrainingListenerAdapter {
 
@@ -69,7 +69,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
         }
     }
 
-    /** Collects the sums of an evaluator and of those that it holds. */
+    /** Collects the maps of an evaluator, and of evaluators in its fields and lists. */
     @SuppressWarnings("unchecked")
     private static void collect(Object owner, Set<Object> seen, List<Map<String, Number>> all) {
         if (owner instanceof List<?> list) {

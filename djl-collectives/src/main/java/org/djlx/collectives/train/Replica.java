@@ -81,11 +81,12 @@ public final class Replica implements AutoCloseable {
     private final GradientBuckets buckets;
     // By parameter: its reduced gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
-    private final Map<Own, Integer> owners = new IdentityHashMap<>(); // empty: all update all
+    // By parameter: the rank that updates it; empty if each rank updates all parameters.
+    private final Map<Own, Integer> owners = new IdentityHashMap<>();
     private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
     private int passes; // forward passes whose backward pass has not ended
-    private boolean late; // whether all gradients are reduced in the step, none before
+    private boolean late; // whether gradients are reduced after backward passes, none within
     private boolean synchronizes = true; // whether backward passes reduce gradients
 
     Replica(
@@ -174,17 +175,22 @@ public final class Replica implements AutoCloseable {
      */
     NDList whole(Block block, NDList data, NDList labels, boolean training) {
         try (NDManager copies = manager.newSubManager()) {
-            Store own = withOwnStatistics(block, copies, null);
+            Store own = withOwnStatistics(block, copies, null, false);
             return training
                     ? StagedForward.forward(block, own, data, labels)
                     : block.forward(own, data, false, null);
         }
     }
 
-    /** Returns a store of the current arrays in which a block's statistics are copies. */
-    Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks) {
+    /**
+     * Returns a store of the current arrays in which a block's statistics are copies.
+     *
+     * @param ranks as {@link Store#group}
+     * @param idle as {@link Store#isIdle}
+     */
+    Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
         Store own = new Store(manager, ranks);
-        own.idle = store.idle;
+        own.idle = idle;
         own.arrays.putAll(store.arrays);
         for (Parameter parameter : block.getParameters().values()) {
             if (FullyShard.isStatistic(parameter)) {
@@ -201,7 +207,7 @@ public final class Replica implements AutoCloseable {
         return shards;
     }
 
-    /** Sets whether this rank computes a row that counts for nothing, beside ranks with rows. */
+    /** Sets whether this rank has no rows of the batch, so that its row counts for nothing. */
     void setIdle(boolean idle) {
         store.idle = idle;
     }
@@ -375,8 +381,9 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Postpones all reductions to the step, until {@link #forgetPasses}. Needed after a pass that
-     * only some ranks have begun, because they would not issue the same reductions.
+     * Postpones all reductions to the end of the backward pass, until {@link #forgetPasses}. Needed
+     * after a pass that only some ranks have begun, because these ranks would not issue the same
+     * reductions within a backward pass.
      */
     void reduceLate() {
         late = true;
@@ -431,7 +438,7 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Forgets passes without a backward pass. */
+    /** Forgets passes whose backward pass has not ended, and frees parameters gathered for them. */
     void forgetPasses() {
         passes = 0;
         late = false;
@@ -463,10 +470,10 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Reduces the gradients, and multiplies them if their norm is greater than a limit.
+     * Reduces the gradients, and scales them if their norm is greater than a limit.
      *
      * @param block the model's block, whose parameters may be divided among ranks
-     * @return the norm before
+     * @return the norm before scaling
      */
     double clipNorm(Block block, double limit) {
         ProcessGroup parts = DividedBlock.groupOf(block);
@@ -513,6 +520,7 @@ public final class Replica implements AutoCloseable {
                 });
     }
 
+    /** Collects, by array, how many ranks of a divided block hold the same parameter. */
     private void collectCopies(Block block, int whole, Map<NDArray, Integer> copies) {
         for (Parameter parameter : block.getDirectParameters().values()) {
             int count = block instanceof DividedBlock own ? own.copies(parameter) : whole;
@@ -616,7 +624,7 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Forgets the optimizer's state if this rank has a part of it alone. */
+    /** Removes the optimizer's state if the ranks divide it: each rank has only a part. */
     void forgetState(Optimizer optimizer) {
         if (sharding != ShardingStrategy.NO_SHARD) {
             OptimizerState state = new OptimizerState(optimizer);

@@ -68,7 +68,7 @@ final class SplitForward implements AutoCloseable {
     /**
      * Computes the predictions for a batch.
      *
-     * @param apart whether no rank waits for another in the block
+     * @param apart whether the block runs no collectives, so that no rank waits for another
      * @param labels null if there are none
      * @param layout which arrays have the batch; its outputs may be unknown
      * @param scope the caller's gradient scope; null if gradients are not recorded
@@ -166,7 +166,7 @@ final class SplitForward implements AutoCloseable {
             NDArray part =
                     divided[k]
                             ? array.get(begin + ":" + end)
-                            : Torch.alias(array.getManager(), array).stopGradient();
+                            : Torch.alias(manager, array).stopGradient();
             part = moved(part, manager);
             part.setName(array.getName());
             rows.add(part);
@@ -231,7 +231,7 @@ final class SplitForward implements AutoCloseable {
         return whole;
     }
 
-    /** Returns whether each rank has its rows of a prediction; otherwise it is the ranks' mean. */
+    /** Returns whether each rank has its rows of a prediction; otherwise ranks are averaged. */
     private boolean isDivided(int prediction) {
         if (layout.outputs() != null) {
             return layout.outputs()[prediction];

@@ -32,13 +32,16 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Batch normalisation with the statistics of all ranks' rows, as PyTorch's {@code SyncBatchNorm}.
  *
- * <p>Forward: each rank computes mean and variance of its rows; one all-gather, and Chan's formula
- * for the variance of several samples (Chan, Golub, LeVeque 1979), give those of all rows.
- * Backward: one all-reduce. A rank without rows takes part with weight 0. Without a group, in
- * evaluation and with other parameter stores it is DJL's {@link BatchNorm}.
+ * <p>Forward: each rank computes mean and variance of its rows. One all-gather, and Chan's formula
+ * for the variance of several samples (Chan, Golub, LeVeque 1979), give mean and variance of all
+ * rows. Backward: one all-reduce. A rank without rows computes a row that has weight 0. Without a
+ * group, in evaluation and with other parameter stores, the block computes what DJL's {@link
+ * BatchNorm} computes.
  */
 // GhostBatchNorm is the only subclass of BatchNorm with a constructor that is not private to DJL.
 final class SyncBatchNorm extends GhostBatchNorm {
+
+    private static final String NAME = "batch normalisation"; // for errors
 
     private final int axis;
     private final float momentum;
@@ -159,7 +162,7 @@ final class SyncBatchNorm extends GhostBatchNorm {
             boolean training,
             PairList<String, Object> params) {
         NDArray x = inputs.singletonOrThrow();
-        NDArray[] own = new NDArray[4];
+        NDArray[] own = new NDArray[4]; // gamma, beta, running mean, running variance
         for (Parameter parameter : getDirectParameters().values()) {
             int index =
                     switch (parameter.getType()) {
@@ -179,27 +182,42 @@ final class SyncBatchNorm extends GhostBatchNorm {
     /** Mean and reciprocal deviation of each channel, and number of elements, over all ranks. */
     private record Moments(NDArray mean, NDArray scale, NDArray count) {}
 
+    /**
+     * Normalises with the moments of all ranks' rows.
+     *
+     * @param own gamma, beta, running mean and running variance
+     */
     private NDArray normalized(NDArray input, NDArray[] own, Replica.Store ranks) {
         GradientScope scope = null;
-        for (NDArray array : List.of(input, own[0], own[1])) {
-            scope = GradientScope.recording("batch normalisation", "it", array).orElse(scope);
+        NDArray[] inputs = {input, own[0], own[1]};
+        String[] roles = {"input", "gamma", "beta"};
+        for (int i = 0; i < inputs.length; i++) {
+            scope = GradientScope.recording(NAME, roles[i], inputs[i]).orElse(scope);
         }
         boolean idle = ranks.isIdle();
         ProcessGroup group = ranks.group();
         try (NDManager temporary = input.getManager().newSubManager(input.getDevice())) {
+            // The manager of an operator's first operand owns the result. Parameters live as long
+            // as the model, so the formulas use aliases of them.
             NDArray x = Torch.alias(temporary, input);
+            NDArray[] aliases =
+                    Arrays.stream(own)
+                            .map(array -> Torch.alias(temporary, array))
+                            .toArray(NDArray[]::new);
             Moments[] all = new Moments[1];
             NDArray y =
                     NoGradient.get(
                             () -> {
-                                all[0] = moments(x, own, idle, group);
-                                return unit(x, all[0]).mul(wide(own[0], x)).add(wide(own[1], x));
+                                all[0] = moments(x, aliases, idle, group);
+                                return unit(x, all[0])
+                                        .mul(wide(aliases[0], x))
+                                        .add(wide(aliases[1], x));
                             });
             y.attach(input.getManager());
             if (scope != null) {
                 scope.record(
-                        "batch normalisation",
-                        List.of(input, own[0], own[1]),
+                        NAME,
+                        List.of(inputs),
                         List.of(all[0].mean, all[0].scale, all[0].count),
                         List.of(y),
                         (in, kept, gradients) ->
@@ -213,6 +231,7 @@ final class SyncBatchNorm extends GhostBatchNorm {
         return axis == -1 ? 1 : axis; // As DJL's engine PyTorch.
     }
 
+    /** Returns all dimensions but the channel's. */
     private int[] others(NDArray x) {
         return IntStream.range(0, x.getShape().dimension()).filter(k -> k != channel()).toArray();
     }
@@ -225,6 +244,7 @@ final class SyncBatchNorm extends GhostBatchNorm {
         return values.reshape(new Shape(sizes));
     }
 
+    /** Returns x with mean 0 and deviation 1 in each channel. */
     private NDArray unit(NDArray x, Moments all) {
         return x.sub(wide(all.mean, x)).mul(wide(all.scale, x));
     }
@@ -253,10 +273,12 @@ final class SyncBatchNorm extends GhostBatchNorm {
         return new Moments(whole, spread.add(epsilon).pow(-0.5), total);
     }
 
+    /** Moves a running statistic towards the value of this batch. */
     private void follow(NDArray statistic, NDArray value) {
         Torch.copy(statistic, value.mul(1 - momentum).add(statistic.mul(momentum)));
     }
 
+    /** Returns the gradients of input, gamma and beta; the gradient rule of {@link #normalized}. */
     private List<NDArray> differentiate(
             List<NDArray> in,
             List<NDArray> kept,

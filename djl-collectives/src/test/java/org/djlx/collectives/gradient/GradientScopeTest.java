@@ -690,6 +690,9 @@ class GradientScopeTest {
         try (GradientScope scope = GradientScope.create()) {
             Runnable nested = () -> scope.within(() -> scope.within(() -> 0));
             assertThrows(IllegalStateException.class, nested::run);
+            GradientScope other = GradientScope.create();
+            Runnable around = () -> scope.within(() -> other.within(() -> scope.within(() -> 0)));
+            assertThrows(IllegalStateException.class, around::run);
             assertEquals(1, scope.within(() -> GradientScope.create().within(() -> 1)));
         }
     }

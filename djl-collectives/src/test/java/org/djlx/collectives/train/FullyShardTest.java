@@ -231,6 +231,34 @@ class FullyShardTest {
         }
     }
 
+    /** A rank without rows in the last pass has rows in the pass before. */
+    @Test
+    void passesOfDifferentRowsShareABackwardPass() {
+        List<List<float[]>> results = new ArrayList<>();
+        for (String engine : List.of("PyTorch", P2pEngine.NAME)) {
+            SequentialBlock block = Blocks.batchNorm();
+            block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+            try (Model model = Model.newInstance("rows", engine)) {
+                model.setBlock(block);
+                DataParallelConfig config = config(ShardingStrategy.FULL_SHARD, "sgd").optRanks(3);
+                try (Trainer trainer = model.newTrainer(config)) {
+                    trainer.initialize(new Shape(1, Training.FEATURES));
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        NDArray rows = batch(trainer.getManager(), 1, 0, 1);
+                        NDArray six = trainer.forward(new NDList(rows)).head();
+                        NDArray two = trainer.forward(new NDList(rows.get(":2"))).head();
+                        collector.backward(six.square().mean().add(two.square().mean()));
+                    }
+                    trainer.step();
+                }
+                results.add(parameters(block));
+            }
+        }
+        for (int i = 0; i < results.get(0).size(); i++) {
+            assertArrayEquals(results.get(0).get(i), results.get(1).get(i), TOLERANCE);
+        }
+    }
+
     /** Each rank has a trainer and, at first, other weights, as in processes. */
     @ParameterizedTest
     @EnumSource(ShardingStrategy.class)

@@ -226,6 +226,9 @@ class GradientClippingTest {
                 trainer.initialize(new Shape(1, Training.FEATURES));
                 long before = reductions(group);
                 DataParallelTrainer.NoSync accumulating = noSync ? trainer.noSync() : () -> {};
+                if (noSync) {
+                    trainer.noSync().close(); // An inner one does not end the outer one.
+                }
                 for (int batch = 0; batch < batches; batch++) {
                     if (batch == batches - 1) {
                         accumulating.close();

@@ -15,6 +15,7 @@ import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
+import ai.djl.nn.norm.BatchNorm;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.optimizer.Optimizer;
@@ -355,6 +356,23 @@ class TrainerCareTest {
             float[][] actual = parameters(model);
             for (int i = 0; i < expected.length; i++) {
                 assertArrayEquals(expected[i], actual[i]);
+            }
+        }
+    }
+
+    /** Results of operators on parameters would live as long as the model. */
+    @Test
+    void batchNormalisationLeavesNoArrays() {
+        SequentialBlock block = new SequentialBlock();
+        block.add(Linear.builder().setUnits(5).build()).add(BatchNorm.builder().build());
+        try (Model model = Model.newInstance("normalised", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = trainer(model, Training.optimizer("sgd"), 2)) {
+                step(trainer, 1);
+                step(trainer, 2);
+                long arrays = TrainingMemoryTest.arrays(trainer.getManager());
+                step(trainer, 3);
+                assertEquals(arrays, TrainingMemoryTest.arrays(trainer.getManager()));
             }
         }
     }

@@ -84,7 +84,7 @@ class TrainingMemoryTest {
     }
 
     /** Counts the arrays of all managers. Views of memory aside: shm keeps some, a fixed number. */
-    private static long arrays(NDManager any) {
+    static long arrays(NDManager any) {
         NDManager root = any;
         while (root.getParentManager() != null) {
             root = root.getParentManager();

@@ -149,6 +149,8 @@ class UnevenProcessesTest {
                                         config(group, true).optShardingStrategy(strategy),
                                         trainer -> {
                                             trainPart(trainer, group.rank());
+                                            NDArray x = rows(trainer.getManager(), 0, 0);
+                                            trainer.evaluate(new NDList(x));
                                             ((DataParallelTrainer) trainer).join();
                                         }));
         for (float[][] own : all) {
