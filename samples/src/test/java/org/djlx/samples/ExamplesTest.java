@@ -24,6 +24,7 @@ import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.EasyTrain;
+import ai.djl.training.GradientCollector;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
@@ -66,6 +67,8 @@ import org.djlx.collectives.pool.RequestCodec;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.GradientReduction;
 import org.djlx.collectives.train.GradientSynchronizer;
@@ -436,6 +439,39 @@ class ExamplesTest {
         @Override
         public Shape[] getOutputShapes(Shape[] shapes) {
             return shapes;
+        }
+    }
+
+    @Test
+    void clipping() throws Exception {
+        try (Model model = Model.newInstance("clipping", "PyTorch-P2P")) {
+            model.setBlock(Linear.builder().setUnits(1).build());
+            DataParallelConfig config = new DataParallelConfig(Loss.l2Loss()).optRanks(2);
+            NDManager manager = model.getNDManager();
+            NDArray x = manager.ones(new Shape(4, 3));
+            assertTrue(clipping(model, config, new NDList(x), new NDList(x.mul(2))) > 0);
+        }
+    }
+
+    @SuppressWarnings("try") // noSync is not named in the body
+    private static double clipping(
+            Model model, TrainingConfig config, NDList firstBatch, NDList lastBatch) {
+        DataParallelTrainer trainer = (DataParallelTrainer) model.newTrainer(config);
+        try (trainer) {
+            trainer.initialize(new Shape(1, 3));
+            try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
+                backward(trainer, firstBatch);
+            }
+            backward(trainer, lastBatch);
+            double norm = trainer.clipGradNorm(1.0);
+            trainer.step();
+            return norm;
+        }
+    }
+
+    private static void backward(Trainer trainer, NDList batch) {
+        try (GradientCollector collector = trainer.newGradientCollector()) {
+            collector.backward(trainer.forward(batch).head().add(1).square().mean());
         }
     }
 
