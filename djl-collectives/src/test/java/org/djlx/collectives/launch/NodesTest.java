@@ -22,6 +22,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -257,10 +258,13 @@ class NodesTest {
         Future<Integer> second = launchers.submit(two.build()::launch);
         assertEquals(0, first.get(), this::errText);
         assertEquals(0, second.get(), this::errText);
+        // The first may end its attempt after the last call; then one begins with the second alone.
+        Set<String> lines = Set.copyOf(outLines());
         assertTrue(
-                outLines()
-                        .containsAll(Set.of("[0] one of 2, restart 1", "[1] one of 2, restart 1")),
-                () -> outLines().toString());
+                IntStream.rangeClosed(1, 9)
+                        .mapToObj(restart -> " one of 2, restart " + restart)
+                        .anyMatch(end -> lines.containsAll(Set.of("[0]" + end, "[1]" + end))),
+                lines::toString);
         assertTrue(errText().contains(" has come"), this::errText); // Not counted as a restart.
     }
 
