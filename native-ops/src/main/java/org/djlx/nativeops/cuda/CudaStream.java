@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import java.util.Deque;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentLinkedDeque;
 import org.bytedeco.cuda.cudart.CUevent_st;
 import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
@@ -16,35 +21,55 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class CudaStream extends CudaResource {
 
+    /**
+     * Closed streams without work, for later ones. Streams are reused because after many were
+     * destroyed, the driver (580 on an H100) gave two later streams one hardware queue, and a
+     * kernel that waits for a peer then held up its peer on the same GPU. libtorch keeps its
+     * streams, too.
+     */
+    private static final Map<Kind, Deque<CUstream_st>> IDLE = new ConcurrentHashMap<>();
+
     private final CUstream_st stream;
-    private final boolean owned;
+    private final Deque<CUstream_st> idle; // takes the stream when it is closed; null if not owned
     private final StreamOrderedRelease kept;
+
+    private record Kind(Device device, int priority) {}
 
     /** Creates a stream. */
     private CudaStream(CudaDevice device, int priority) {
         super(device);
-        stream = new CUstream_st();
-        owned = true;
+        idle = IDLE.computeIfAbsent(new Kind(device.device(), priority), kind -> idle(device));
+        CUstream_st unused = idle.poll();
+        stream = unused == null ? new CUstream_st() : unused;
         kept = new StreamOrderedRelease(this);
-        create(
-                "cuStreamCreateWithPriority",
-                () ->
-                        cudart.cuStreamCreateWithPriority(
-                                stream, cudart.CU_STREAM_NON_BLOCKING, priority));
+        if (unused == null) {
+            create(
+                    "cuStreamCreateWithPriority",
+                    () ->
+                            cudart.cuStreamCreateWithPriority(
+                                    stream, cudart.CU_STREAM_NON_BLOCKING, priority));
+        }
+    }
+
+    /** Keeps the GPU's context from now on, because it has the idle streams. */
+    private static Deque<CUstream_st> idle(CudaDevice device) {
+        device.retain();
+        return new ConcurrentLinkedDeque<>();
     }
 
     /** Wraps a stream. */
     private CudaStream(CudaDevice device, CUstream_st stream) {
         super(device);
         this.stream = stream;
-        owned = false;
+        idle = null;
         kept = new StreamOrderedRelease(this);
     }
 
     /**
-     * Creates a stream that is independent of the default stream.
+     * Creates a stream that is independent of the default stream. It may be the CUDA stream of a
+     * closed one whose work was complete.
      *
-     * @param device the GPU
+     * @param device the GPU; its context lives until the process ends
      * @return the stream; the caller closes it
      */
     public static CudaStream create(CudaDevice device) {
@@ -52,7 +77,7 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Creates a stream that is independent of the default stream.
+     * As {@link #create(CudaDevice)}, with a priority.
      *
      * @param device the GPU
      * @param priority the priority: a lower number is a higher priority; CUDA clamps it to the
@@ -258,7 +283,12 @@ public final class CudaStream extends CudaResource {
     @Override
     void destroy() {
         kept.close();
-        if (owned) {
+        if (idle == null) {
+            return;
+        }
+        if (device().in(() -> cudart.cuStreamQuery(stream)) == cudart.CUDA_SUCCESS) {
+            idle.push(stream);
+        } else {
             // Does not block: CUDA destroys the stream after its work.
             device().call("cuStreamDestroy", () -> cudart.cuStreamDestroy(stream));
         }

@@ -62,6 +62,24 @@ class CudaStreamTest extends StreamFixture {
     }
 
     @Test
+    void closedStreamsAreReusedOnceTheirWorkIsComplete() {
+        CudaStream first = CudaStream.create(device);
+        long handle = first.handle();
+        first.close();
+        CudaStream second = CudaStream.create(device);
+        assertEquals(handle, second.handle());
+        try (HostFlag flag = new HostFlag(device);
+                CudaStream third = CudaStream.create(device)) {
+            assertNotEquals(handle, third.handle());
+            flag.holdUp(second);
+            second.close();
+            try (CudaStream fourth = CudaStream.create(device)) {
+                assertNotEquals(handle, fourth.handle());
+            }
+        }
+    }
+
+    @Test
     void eventsOrderStreams() {
         int urgent = device.highestStreamPriority();
         try (NativeMemory memory = CudaMemory.allocate(device, 4);
