@@ -4,7 +4,9 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.AllGatherMatmul.Output;
@@ -21,7 +23,8 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final AllGatherMatmul operator;
     final long shardBytes;
     final InPlace inPlace;
-    private boolean loaded; // whether a library has loaded the kernels of the products
+    // Whether rows are scaled, of products whose kernels a library has loaded.
+    private final Set<Boolean> loaded = new HashSet<>();
 
     /**
      * The arrays of a call.
@@ -42,7 +45,12 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             List<NDArray> products,
             NDArray gatheredA,
             Scales[] scales,
-            NDArray[] used) {}
+            NDArray[] used) {
+
+        boolean isScaledByRow() {
+            return scales[0] != null && scales[0].byRow();
+        }
+    }
 
     /**
      * The operands that the path reads without a copy. Other operands are copied row by row.
@@ -141,15 +149,14 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
 
     /** Loads the kernels of the products, unless they are loaded or the call is recorded. */
     final void loadOnce(Call call) {
-        if (!loaded && !plans.compute().isRecorded()) {
+        if (!plans.compute().isRecorded() && loaded.add(call.isScaledByRow())) {
             multiplyOnce(call);
-            loaded = true;
         }
     }
 
     @Override
     public final void load(Operands operands) {
-        if (!loaded) {
+        if (!loaded.contains(operands.isScaledByRow())) {
             OperationScope scope = plans.scope();
             try {
                 plans.compute().begin();
