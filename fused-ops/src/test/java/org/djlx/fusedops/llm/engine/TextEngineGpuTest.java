@@ -726,8 +726,7 @@ class TextEngineGpuTest {
                 generator.submit(request).await(Duration.ofMinutes(1));
             }
             // Empties libtorch's cache. In 2.11 DJL's call does nothing, but the next model reuses
-            // the
-            // cache, so a leak still shows.
+            // the cache, so a leak still shows.
             JniUtils.emptyCudaCache();
             free.add(freeMebibytes(devices.get(0)));
         }
@@ -736,16 +735,10 @@ class TextEngineGpuTest {
         assertTrue(free.get(1) - free.get(3) <= 2 * 2, "MiB that are free after each: " + free);
     }
 
-    private static long freeMebibytes(Device device) throws IOException {
-        Process query =
-                new ProcessBuilder(
-                                "nvidia-smi",
-                                "--query-gpu=memory.free",
-                                "--format=csv,noheader,nounits",
-                                "--id=" + device.getDeviceId())
-                        .redirectError(ProcessBuilder.Redirect.INHERIT)
-                        .start();
-        return Long.parseLong(new String(query.getInputStream().readAllBytes()).strip());
+    private static long freeMebibytes(Device device) {
+        try (CudaDevice gpu = CudaDevice.open(device)) {
+            return gpu.freeMemory() >> 20;
+        }
     }
 
     @Test
