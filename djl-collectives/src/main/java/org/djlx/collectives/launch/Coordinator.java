@@ -29,6 +29,7 @@ import org.djlx.collectives.store.Store;
 final class Coordinator implements AutoCloseable {
 
     private static final long TICK_MILLIS = 50;
+    private static final long CLOSE_MILLIS = 2000;
 
     // Two launchers with the same node rank are twins. The second waits for this many beats. It is
     // refused if the first has beaten meanwhile, and replaces the first if that was silent.
@@ -83,6 +84,7 @@ final class Coordinator implements AutoCloseable {
                 }
                 Thread.sleep(TICK_MILLIS);
             }
+            endOfAttempt(); // Its own launcher may have seen it first.
         } catch (CollectiveException | InterruptedException e) {
             closed = true; // The launcher ends.
         }
@@ -163,6 +165,9 @@ final class Coordinator implements AutoCloseable {
         failures = attempt.failures() + (result.code() == Nodes.NODE_COME ? 0 : 1);
         running.forEach(member -> heartbeat.forget(member.beat()));
         running.clear();
+        if (end != null) {
+            List.copyOf(waiting).forEach(member -> refuse(member, end));
+        }
     }
 
     private void check() {
@@ -214,9 +219,15 @@ final class Coordinator implements AutoCloseable {
         }
     }
 
+    /** Tells the launchers that still wait if the job has ended. */
     @Override
     public void close() {
         closed = true;
+        try {
+            thread.join(CLOSE_MILLIS);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
         heartbeat.close();
     }
 }

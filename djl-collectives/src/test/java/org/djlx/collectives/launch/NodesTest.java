@@ -17,6 +17,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -266,6 +267,26 @@ class NodesTest {
                         .anyMatch(end -> lines.containsAll(Set.of("[0]" + end, "[1]" + end))),
                 lines::toString);
         assertTrue(errText().contains(" has come"), this::errText); // Not counted as a restart.
+    }
+
+    /** A launcher that is one too many waits for a place, and ends with the job. */
+    @Test
+    void aSpareLauncherEndsWithTheJob() throws Exception {
+        List<Future<Integer>> two = List.of(launch(-1, 1, "sleep"), launch(-1, 1, "sleep"));
+        Set<Long> ranks = awaitRanks(2);
+        Future<Integer> spare = launch(-1, 1, "sleep");
+        while (Thread.getAllStackTraces().keySet().stream()
+                        .filter(thread -> thread.getName().equals("node-heartbeat"))
+                        .count()
+                < 3) {
+            Thread.sleep(20);
+        }
+        ranks.forEach(rank -> ProcessHandle.of(rank).ifPresent(ProcessHandle::destroyForcibly));
+        for (Future<Integer> each : two) {
+            assertTrue(each.get() != 0, this::errText);
+        }
+        Throwable refused = assertThrows(ExecutionException.class, spare::get).getCause();
+        assertTrue(refused.getMessage().endsWith(": the job has failed"), refused.getMessage());
     }
 
     private void awaitErr(String text) throws InterruptedException {
