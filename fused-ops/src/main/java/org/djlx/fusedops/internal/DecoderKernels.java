@@ -69,6 +69,8 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int TOP_THREADS = CONSTANTS.value("TOP_THREADS");
     private static final int SAMPLE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
+    private static final int SAMPLE_CLUSTER = CONSTANTS.value("SAMPLE_CLUSTER");
+    private static final int CLUSTER_THREADS = CONSTANTS.value("CLUSTER_THREADS");
     private static final int EMBED_THREADS = 256;
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int PREFILL_THREADS = 256;
@@ -94,6 +96,7 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int PACK = 8; // elements of 16 bytes
     private static final int PACK_BYTES = 16;
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
+    private static final int HOPPER = 9; // a major number, the first with clusters
     private static final double LOG2_E = 1 / Math.log(2);
     private static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
@@ -103,6 +106,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
     private final int headSize;
+    private final LaunchSize sampleSize; // of a row
     private final CudaModule module;
     private final CudaKernel embed;
     private final List<Matmul> matmuls = new ArrayList<>();
@@ -133,6 +137,11 @@ public final class DecoderKernels implements AutoCloseable {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
         maxSharedBytes = maxSharedBytes(device);
+        boolean clusters = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= HOPPER;
+        sampleSize =
+                clusters
+                        ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
+                        : LaunchSize.of(1, SAMPLE_THREADS);
         module =
                 compiler.load(
                         device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
@@ -552,7 +561,7 @@ public final class DecoderKernels implements AutoCloseable {
                         of.most,
                         of.edited,
                         of.editedStride);
-        sample.launch(stream, LaunchSize.of(rows, SAMPLE_THREADS), arguments);
+        sample.launch(stream, sampleSize.withGrid(rows, 1), arguments);
     }
 
     /**
