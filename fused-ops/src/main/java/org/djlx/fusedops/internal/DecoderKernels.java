@@ -27,8 +27,11 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class DecoderKernels implements AutoCloseable {
 
-    /** The largest number of rows of a matmul, which are the sequences of a batch. */
-    public static final int MAX_ROWS = 64;
+    /** The largest number of rows of a step, which are the sequences of a batch. */
+    public static final int MAX_ROWS = 256;
+
+    /** The largest number of rows of {@link #matmul}. */
+    public static final int MATMUL_ROWS = 64;
 
     /** The tokens of a sequence that one thread block of the attention reads. */
     public static final int CHUNK = 128;
@@ -302,7 +305,7 @@ public final class DecoderKernels implements AutoCloseable {
      * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows, at most {@value #MAX_ROWS}
+     * @param rows the number of rows, at most {@value #MATMUL_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
