@@ -142,7 +142,7 @@ bench_decode() {
   local file=decode.json option gpus
   gpus=$(gpus)
   if ((gpus > 0)) && [[ " $*" != *" --device cpu"* && " $*" != *" --device=cpu"* ]]; then
-    defaults=(--device=gpu "--ranks=$gpus" --model=8b --torch=python3)
+    defaults=(--device=gpu "--ranks=$gpus" --model=8b --torch=python3 --batches=1,8,16,32,64,128,256 --clients=1,64,256)
   else
     defaults=(--ranks=2 --long-prompt=512)
     file=decode-cpu.json

@@ -2,12 +2,12 @@
 """Measures a Llama's decoding written with PyTorch's operators, for ci/bench/run.sh bench-decode --torch.
 
 Prints {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at the end {"done": true}:
-  {"batch": B, "method": "nccl", "oneShot" or "alone", "micros": ...}    a step, replayed from a CUDA graph
-  {"prompt": N, "matmulMicros": ...}                                      all matmuls of a prompt, called by the host
-"note" replaces the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are random
-bfloat16, sharded as in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. "alone"
-is one rank without all-reduces. The cache is static; the new token is the last of its context. Times are medians of the
-slowest rank. Each rank is a process with one GPU. Ends after the last measurement, if a rank dies, or after --limit.
+  {"batch": B, "method": METHOD, "micros": ...}    a step, replayed from a CUDA graph
+  {"prompt": N, "matmulMicros": ...}               all matmuls of a prompt, called by the host
+The methods are "nccl" and "oneShot" for several ranks, "alone" and "compiled" (by torch.compile) for one rank. "note" replaces
+the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are random bfloat16, sharded as
+in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. The cache is static; the new
+token is the last of its context. Times are medians of the slowest rank. Each rank is a process with one GPU. Ends after the last measurement, if a rank dies, or after --limit.
 """
 
 import argparse
@@ -60,7 +60,10 @@ class Llama(torch_peer.Rank):
             return {"micros": self.decoding(case["batch"], case["method"])}
 
     def decoding(self, batch, method):
-        graph = self.capture(self.step(batch, method), 1)
+        step = self.step(batch, method)
+        if method == "compiled":  # The whole step, with the fastest products that it finds. Compiled by the first call.
+            step = self.torch.compile(step, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
+        graph = self.capture(step, 1)
         self.barrier()
         micros = self.times(graph.replay)
         self.barrier()  # Then no rank reads another's buffers any more.
@@ -179,9 +182,9 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--theta", type=float, default=500000)
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--prompt", type=int, default=4096)
-    parser.add_argument("--limit", type=int, default=400, help="seconds")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds")
     sizes = parser.parse_args()
 
     def late(*_):
@@ -190,12 +193,14 @@ def main():
     def use(ask):
         cases = [{"batch": batch, "method": "nccl" if sizes.ranks > 1 else "alone"} for batch in sizes.batches]
         cases.append({"prompt": sizes.prompt})
-        if sizes.ranks > 1:  # Last, as what it does to a GPU when it fails ends the ranks.
-            cases.extend({"batch": batch, "method": "oneShot"} for batch in sizes.batches)
+        # Last: a failure of oneShot ends the ranks, and to compile takes minutes.
+        last = "oneShot" if sizes.ranks > 1 else "compiled"
+        cases.extend({"batch": batch, "method": last} for batch in sizes.batches)
         for case in cases:
             torch_peer.say({**case, **slowest(ask(case))})
         torch_peer.say({"done": True})
 
+    torch_peer.PATIENCE = sizes.limit
     signal.signal(signal.SIGALRM, late)
     signal.alarm(sizes.limit)
     torch_peer.with_ranks(sizes.ranks, run_rank, use, sizes)

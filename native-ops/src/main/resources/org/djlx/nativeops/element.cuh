@@ -60,6 +60,23 @@ __device__ __forceinline__ void wait_for_primary() {
 #endif
 }
 
+// Thread block clusters (Hopper). A barrier orders accesses to shared and global memory of all threads of the cluster.
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// The address of a variable in the shared memory of the block `rank` of the cluster.
+template <typename V>
+__device__ __forceinline__ const V* of_block(const V* variable, u32 rank) {
+  u64 address = (u64)variable;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(variable), "r"(rank));
+#endif
+  return (const V*)address;
+}
+
 const int WARP = 32;
 
 // Sums a value over the lanes of a warp. All lanes get the same result, bit for bit.

@@ -24,6 +24,7 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.nativeops.NativeVersions;
@@ -129,7 +130,7 @@ final class DecodeBenchCommand extends ReportCommand {
 
     /**
      * Decode steps of a batch, greedy and sampled ({@code drawn}). On GPUs also the time to read
-     * the weights, and PyTorch's steps.
+     * the weights, keys and values, and PyTorch's steps.
      */
     record StepRow(
             int batch,
@@ -213,9 +214,14 @@ final class DecodeBenchCommand extends ReportCommand {
         }
     }
 
-    /** Returns the time to read the weights of a step; null on the CPU, or if it is unknown. */
-    private Double limit(ModelConfig config, int ranks) {
-        return rates == null ? null : stepBytes(config, ranks) / rates.gigabytesPerSecond() / 1e3;
+    /**
+     * Returns the time to read the weights, keys and values of a step; null on the CPU, or if it is
+     * unknown.
+     */
+    private Double limit(ModelConfig config, int ranks, int batch) {
+        long cached = batch * (promptTokens + tokens / 2L); // on average
+        long bytes = stepBytes(config, ranks) + KvCache.byteSize(config, ranks, cached);
+        return rates == null ? null : bytes / rates.gigabytesPerSecond() / 1e3;
     }
 
     /**
@@ -292,7 +298,6 @@ final class DecodeBenchCommand extends ReportCommand {
                 ("--long-prompt or --prompt-tokens and --tokens need %d tokens, but the longest"
                                 + " sequence of this model is set to %d")
                         .formatted(longest, generator.maxLength()));
-        Double limit = limit(generator.config(), ranks);
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         List<StepRow> rows = new ArrayList<>();
         TextTable table =
@@ -300,6 +305,7 @@ final class DecodeBenchCommand extends ReportCommand {
                         "batch,steps,median us,90 % us,tokens/s,sampled us,limit us".split(","));
         put("steps", rows);
         for (int batch : batches) {
+            Double limit = limit(generator.config(), ranks, batch);
             StepBench.Steps greedy = bench.steps(batch, promptTokens, tokens, false);
             StepBench.Steps sampled = bench.steps(batch, promptTokens, tokens, true);
             rows.add(

@@ -18,7 +18,7 @@ import org.djlx.fusedops.llm.model.ModelConfig;
  */
 final class DecodePeer {
 
-    private static final Duration PATIENCE = Duration.ofSeconds(120);
+    private static final Duration PATIENCE = Duration.ofMinutes(10); // to compile a step
 
     private DecodePeer() {}
 
@@ -26,7 +26,7 @@ final class DecodePeer {
      * The results of the script.
      *
      * @param torch the version of PyTorch, or the cause why there is none
-     * @param stepMicros the times of a step by batch and all-reduce method
+     * @param stepMicros the times of a step by batch and method
      * @param matmulMicros the time of all matmuls of a prompt; null if not known
      * @param notes the causes of missing results
      */

@@ -27,8 +27,11 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class DecoderKernels implements AutoCloseable {
 
-    /** The largest number of rows of a matmul, which are the sequences of a batch. */
-    public static final int MAX_ROWS = 64;
+    /** The largest number of rows of a step, which are the sequences of a batch. */
+    public static final int MAX_ROWS = 256;
+
+    /** The largest number of rows of {@link #matmul}. */
+    public static final int MATMUL_ROWS = 64;
 
     /** The tokens of a sequence that one thread block of the attention reads. */
     public static final int CHUNK = 128;
@@ -69,6 +72,8 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int TOP_THREADS = CONSTANTS.value("TOP_THREADS");
     private static final int SAMPLE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
+    private static final int SAMPLE_CLUSTER = CONSTANTS.value("SAMPLE_CLUSTER");
+    private static final int CLUSTER_THREADS = CONSTANTS.value("CLUSTER_THREADS");
     private static final int EMBED_THREADS = 256;
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int PREFILL_THREADS = 256;
@@ -94,6 +99,7 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int PACK = 8; // elements of 16 bytes
     private static final int PACK_BYTES = 16;
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
+    private static final int HOPPER = 9; // a major number, the first with clusters
     private static final double LOG2_E = 1 / Math.log(2);
     private static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
@@ -103,6 +109,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
     private final int headSize;
+    private final LaunchSize sampleSize; // of a row
     private final CudaModule module;
     private final CudaKernel embed;
     private final List<Matmul> matmuls = new ArrayList<>();
@@ -133,6 +140,11 @@ public final class DecoderKernels implements AutoCloseable {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
         maxSharedBytes = maxSharedBytes(device);
+        boolean clusters = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= HOPPER;
+        sampleSize =
+                clusters
+                        ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
+                        : LaunchSize.of(1, SAMPLE_THREADS);
         module =
                 compiler.load(
                         device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
@@ -293,7 +305,7 @@ public final class DecoderKernels implements AutoCloseable {
      * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows, at most {@value #MAX_ROWS}
+     * @param rows the number of rows, at most {@value #MATMUL_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
@@ -552,7 +564,7 @@ public final class DecoderKernels implements AutoCloseable {
                         of.most,
                         of.edited,
                         of.editedStride);
-        sample.launch(stream, LaunchSize.of(rows, SAMPLE_THREADS), arguments);
+        sample.launch(stream, sampleSize.withGrid(rows, 1), arguments);
     }
 
     /**

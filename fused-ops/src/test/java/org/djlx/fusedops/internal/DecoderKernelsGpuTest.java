@@ -78,7 +78,7 @@ class DecoderKernelsGpuTest {
 
     private void check(
             DecoderKernels kernels, ScalarType type, boolean gated, int width, int depth) {
-        int most = DecoderKernels.MAX_ROWS;
+        int most = DecoderKernels.MATMUL_ROWS;
         Random random = new Random(width);
         try (NDArray x = random(random, most, depth, type);
                 NDArray weight = random(random, gated ? 2 * width : width, depth, type);
@@ -190,7 +190,7 @@ class DecoderKernelsGpuTest {
             NDArray bias,
             int width,
             DecoderKernels.Norm norm) {
-        Shape shape = new Shape(DecoderKernels.MAX_ROWS, width + GAP);
+        Shape shape = new Shape(DecoderKernels.MATMUL_ROWS, width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
                 NDArray output = Torch.cast(floats, Torch.scalarType(x))) {
             kernels.matmul(
@@ -219,7 +219,7 @@ class DecoderKernelsGpuTest {
             int depth,
             ScalarType type) {
         double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
-        for (int row = 0; row < DecoderKernels.MAX_ROWS; row++) {
+        for (int row = 0; row < DecoderKernels.MATMUL_ROWS; row++) {
             for (int n = 0; n < width; n++) {
                 double[] sum = dot(x, row * depth, weight, n * depth, depth);
                 double expected = sum[0] + bias[n];

@@ -30,7 +30,7 @@ class KernelLayoutTest {
         assertEquals(llama.value("MAX_MOST"), DecoderKernels.MAX_MOST);
         assertEquals(llama.struct("Top").byteSize(), DecoderKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
-                DecoderKernels.MAX_ROWS,
+                DecoderKernels.MATMUL_ROWS,
                 llama.calls("MATMUL").stream().mapToInt(call -> call[0]).max().orElseThrow());
     }
 

@@ -6,7 +6,7 @@
 //
 // Memory: logits in rows; results in arrays of Top, one per row and rank. An all-reduce between the two kernels gathers the ranks'
 // results, because each rank writes zeros for its peers.
-// Synchronisation: in decode_top, each block of a row increments `blocks_ended`; decode_sample has one block per row.
+// Synchronisation: in decode_top, each block of a row increments `blocks_ended`; in decode_sample, the blocks of a row are a cluster.
 #pragma once
 #include "decoder/common.cuh"
 
@@ -163,8 +163,19 @@ struct Sampling {
   u64 edited_stride;
 };
 
+// On Hopper, a cluster samples a row; before, a block of as many threads as are allowed. A block has contiguous packs of the row.
+const int SAMPLE_CLUSTER = 8;
+const int CLUSTER_THREADS = 256;
 const int SAMPLE_THREADS = 1024;
-const int KEY_GROUPS = 16384;       // groups of packs; shared memory keeps the highest key of each
+#if __CUDA_ARCH__ >= 900
+#define SAMPLE_CLUSTER_DIMS __cluster_dims__(SAMPLE_CLUSTER, 1, 1)
+const int BLOCKS = SAMPLE_CLUSTER, THREADS = CLUSTER_THREADS;
+#else
+#define SAMPLE_CLUSTER_DIMS
+const int BLOCKS = 1, THREADS = SAMPLE_THREADS;
+#endif
+const int KEY_GROUPS = 16384 / BLOCKS;  // groups of a block's packs; shared memory keeps the highest key of each
+const int TRIED = 3;                    // keys that a pass tries
 const float WEIGHT = 1ull << 40;    // of the highest logit
 
 // Keys have the order of the logits. key() and logit_of() are inverse.
@@ -182,12 +193,14 @@ struct Keys {
 
 struct SamplingShared {
   unsigned short group_keys[KEY_GROUPS];  // highest key of each group; later passes skip groups without kept tokens
-  u64 warp_sums[SAMPLE_THREADS / WARP];
-  Top warp_tops[SAMPLE_THREADS / WARP];
+  u64 warp_sums[TRIED][THREADS / WARP];
+  u64 block_sums[2][TRIED];  // used in turn
+  Top warp_tops[THREADS / WARP];
+  Top top;       // of the block
   bool counted;  // whether an edit has counted the token that the host does not know yet
 };
 
-// The logits of a row with elements of type E, and the passes of a block over them.
+// The logits of a row with elements of type E, and the passes of its blocks over them.
 template <typename E>
 struct Row {
   typedef typename E::Bits Bits;
@@ -199,21 +212,26 @@ struct Row {
   float highest;
   float scale;
   SamplingShared& shared;
+  mutable u32 turn = 0;  // of block_sums
 
-  __device__ __forceinline__ u64 packs() const { return pack_count<E>(width); }
+  __device__ __forceinline__ u64 block_packs() const { return (pack_count<E>(width) + BLOCKS - 1) / BLOCKS; }
 
-  __device__ __forceinline__ u32 group_packs() const { return (packs() + KEY_GROUPS - 1) / KEY_GROUPS; }
+  // The packs of this block: from first() to before end().
+  __device__ __forceinline__ u64 first() const { return blockIdx.x * block_packs(); }
+  __device__ __forceinline__ u64 end() const { return min(first() + block_packs(), pack_count<E>(width)); }
+
+  __device__ __forceinline__ u32 group_packs() const { return (block_packs() + KEY_GROUPS - 1) / KEY_GROUPS; }
 
   __device__ __forceinline__ u64 weight(Bits logit) const {
     return (u64)(exp2f((E::load(logit) - highest) * scale) * WEIGHT);
   }
 
-  // Calls visit(index, logit, key) for each element of some packs with a key of at least `low`.
+  // Calls visit(index, logit, key) for each element of some packs of the block with a key of at least `low`.
   template <typename Visit>
-  __device__ __forceinline__ void visit(u32 low, u64 first, u64 end, u64 distance, Visit visit) const {
+  __device__ __forceinline__ void visit(u32 low, u64 begin, u64 end, u64 distance, Visit visit) const {
     u32 each = group_packs();
-    for (u64 i = first; i < end; i += distance) {
-      if (shared.group_keys[i / each] < low >> K::SHIFT) continue;
+    for (u64 i = begin; i < end; i += distance) {
+      if (shared.group_keys[(i - first()) / each] < low >> K::SHIFT) continue;
       Pack<E> pack;
       pack.vector = load_pack<E>(logits, width, i);
 #pragma unroll
@@ -224,82 +242,117 @@ struct Row {
     }
   }
 
-  // As above, for this thread's share of all packs.
+  // As above, for this thread's share of the block's packs.
   template <typename Visit>
   __device__ __forceinline__ void visit(u32 low, Visit visit_element) const {
-    visit(low, threadIdx.x, packs(), SAMPLE_THREADS, visit_element);
+    visit(low, first() + threadIdx.x, end(), THREADS, visit_element);
   }
 
   // As above, for contiguous packs: the elements of the threads are in token order.
   template <typename Visit>
   __device__ __forceinline__ void visit_in_order(u32 low, Visit visit_element) const {
-    u64 each = (packs() + SAMPLE_THREADS - 1) / SAMPLE_THREADS;
-    u64 first = min(threadIdx.x * each, packs());
-    visit(low, first, min(first + each, packs()), 1, visit_element);
+    u64 each = (block_packs() + THREADS - 1) / THREADS;
+    u64 begin = min(first() + threadIdx.x * each, end());
+    visit(low, begin, min(begin + each, end()), 1, visit_element);
   }
 
   __device__ void find_group_keys() const {
-    __syncthreads();  // the keys of another row have been read
+    cluster_barrier();  // edited logits are there
+    __syncthreads();    // the keys of another row have been read
     u32 each = group_packs();
-    for (u32 group = threadIdx.x; group * each < packs(); group += SAMPLE_THREADS) {
+    for (u32 group = threadIdx.x; first() + group * each < end(); group += THREADS) {
       u32 group_key = 0;
-      u64 first = (u64)group * each;
-      visit(0, first, min(first + each, packs()), 1, [&](u64, Bits, u32 at) { group_key = max(group_key, at); });
+      u64 begin = first() + (u64)group * each;
+      for (u64 i = begin; i < min(begin + each, end()); i++) {
+        Pack<E> pack;
+        pack.vector = load_pack<E>(logits, width, i);
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) group_key = max(group_key, i * COUNT + e < width ? K::key(pack.elements[e]) : 0);
+      }
       shared.group_keys[group] = group_key >> K::SHIFT;
     }
     __syncthreads();
   }
 
-  // Exclusive prefix sum over the threads of the block; `all` is the total.
-  __device__ __forceinline__ u64 sum_before(u64 value, u64& all) const {
+  // Replaces values by their exclusive prefix sums over the threads of the row's blocks; `all` are the totals.
+  template <int N>
+  __device__ __forceinline__ void sum_before(u64 (&values)[N], u64 (&all)[N]) const {
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u64 sum = value;
+    u64 sums[N];
 #pragma unroll
-    for (int distance = 1; distance < WARP; distance *= 2) {
-      u64 other = __shfl_up_sync(~0u, sum, distance);
-      if (lane >= distance) sum += other;
+    for (int n = 0; n < N; n++) {
+      sums[n] = values[n];
+#pragma unroll
+      for (int distance = 1; distance < WARP; distance *= 2) {
+        u64 other = __shfl_up_sync(~0u, sums[n], distance);
+        if (lane >= distance) sums[n] += other;
+      }
     }
     __syncthreads();  // the previous call's sums have been read
-    if (lane == WARP - 1) shared.warp_sums[warp] = sum;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+      if (lane == WARP - 1) shared.warp_sums[n][warp] = sums[n];
     __syncthreads();
-    u64 before = sum - value;
-    all = 0;
-    for (u32 w = 0; w < SAMPLE_THREADS / WARP; w++) {
-      if (w < warp) before += shared.warp_sums[w];
-      all += shared.warp_sums[w];
+    u64* block_sums = shared.block_sums[turn++ % 2];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      u64 total = 0, before = sums[n] - values[n];
+      for (u32 w = 0; w < THREADS / WARP; w++) {
+        if (w < warp) before += shared.warp_sums[n][w];
+        total += shared.warp_sums[n][w];
+      }
+      values[n] = before;
+      all[n] = total;
+      if (BLOCKS > 1 && threadIdx.x == 0) block_sums[n] = total;
     }
-    return before;
+    if (BLOCKS == 1) return;
+    cluster_barrier();
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      all[n] = 0;
+#pragma unroll
+      for (u32 block = 0; block < BLOCKS; block++) {
+        u64 sum = of_block(block_sums, block)[n];
+        if (block < blockIdx.x) values[n] += sum;
+        all[n] += sum;
+      }
+    }
   }
 
-  __device__ __forceinline__ u64 sum(u64 value) const {
-    u64 all;
-    sum_before(value, all);
-    return all;
+  __device__ __forceinline__ u64 sum_before(u64 value, u64& all) const {
+    u64 values[1] = {value}, totals[1];
+    sum_before(values, totals);
+    all = totals[0];
+    return values[0];
   }
 
-  // Returns the highest key for which the sum of measure() over all elements with at least this key is `wanted` or more. The sum
-  // for `low` must be `wanted` or more. Narrows the range from `low` on; each pass over the logits tries three keys.
+  // Returns the highest key for which the sum of measure() over all elements with at least this key is `wanted` or more; `above` is
+  // the sum over elements with higher keys. The sum for `low` must be `wanted` or more. Narrows the range from `low` on.
   template <typename Measure>
-  __device__ u32 highest_key(u32 low, u64 wanted, Measure measure) const {
-    u32 high = K::END;  // from this key on, the sum is less than `wanted`
+  __device__ u32 highest_key(u32 low, u64 wanted, u64& above, Measure measure) const {
+    u32 high = K::END;  // from this key on, the sum, `above`, is less than `wanted`
+    above = 0;
     while (high - low > 1) {
-      const int TRIED = 3;
       u32 from = low, to = high, step = max(1u, (high - low) / (TRIED + 1));
-      u64 sums[TRIED] = {};
+      u64 sums[TRIED] = {}, all[TRIED];
       visit(from + step, [&](u64, Bits logit, u32 at) {
+        if (at >= to) return;
         u64 size = measure(logit);
 #pragma unroll
         for (int t = 0; t < TRIED; t++) sums[t] += at >= from + (t + 1) * step ? size : 0;
       });
+      sum_before(sums, all);
+      u64 before = above;
 #pragma unroll
       for (int t = 0; t < TRIED; t++) {
         u32 tried = from + (t + 1) * step;
-        if (tried >= to) break;
-        if (sum(sums[t]) < wanted) {
+        if (tried >= high) continue;
+        if (before + all[t] < wanted) {
           high = tried;
-          break;
+          above = before + all[t];
+        } else {
+          low = tried;
         }
-        low = tried;
       }
     }
     return low;
@@ -323,10 +376,14 @@ struct Row {
   // Lists the `count` highest logits; of equal ones the first tokens.
   __device__ void list(u32 count, Most* most) const {
     if (count > width) count = width;
-    u32 lowest = highest_key(0, count, [](Bits) { return (u64)1; });
-    u64 above = 0, equals = 0, all_above, all_equals;
-    visit_in_order(lowest, [&](u64, Bits, u32 at) { (at == lowest ? equals : above)++; });
-    u64 next = sum_before(above, all_above), next_equal = all_above + sum_before(equals, all_equals);
+    u64 all_above, counts[2] = {}, all[2];
+    u32 lowest = highest_key(0, count, all_above, [](Bits) { return (u64)1; });
+    visit_in_order(lowest, [&](u64, Bits, u32 at) {
+      counts[0] += at != lowest;
+      counts[1] += at == lowest;
+    });
+    sum_before(counts, all);
+    u64 next = counts[0], next_equal = all_above + counts[1];
     visit_in_order(lowest, [&](u64 token, Bits logit, u32 at) {
       u64 place = at == lowest ? next_equal++ : next++;
       if (place < count) most[place] = Most{(int)token, E::load(logit)};
@@ -339,19 +396,20 @@ struct Row {
     // Step 1: find the lowest key that is kept.
     auto weight = [&](Bits logit) { return this->weight(logit); };
     u32 lowest_kept = parameters.min_p > 0 ? lowest_key(parameters.min_p) : 0;
+    u64 above;
     if (parameters.top_k > 0 && parameters.top_k < width) {
-      u32 kept = highest_key(0, parameters.top_k, [](Bits) { return (u64)1; });
+      u32 kept = highest_key(0, parameters.top_k, above, [](Bits) { return (u64)1; });
       lowest_kept = max(lowest_kept, kept);
     }
     u64 kept_equal = ~0ull;  // of the tokens with the key `lowest_kept`, only this many are kept, the first ones
     if (parameters.top_p < 1) {
-      u64 sum = 0, above = 0;
+      u64 sum = 0, all;
       visit(lowest_kept, [&](u64, Bits logit, u32) { sum += weight(logit); });
-      u64 wanted = max(1ull, (u64)ceil(parameters.top_p * (double)this->sum(sum)));
-      lowest_kept = highest_key(lowest_kept, wanted, weight);
-      visit(lowest_kept + 1, [&](u64, Bits logit, u32) { above += weight(logit); });
+      sum_before(sum, all);
+      u64 wanted = max(1ull, (u64)ceil(parameters.top_p * (double)all));
+      lowest_kept = highest_key(lowest_kept, wanted, above, weight);
       u64 each = max(1ull, weight(K::logit_of(lowest_kept)));
-      kept_equal = (wanted - this->sum(above) + each - 1) / each;
+      kept_equal = (wanted - above + each - 1) / each;
     }
     // Step 2: sample from the kept tokens in token order.
     u64 equals = 0, own = 0, all;
@@ -394,8 +452,8 @@ __device__ __forceinline__ float penalized(float logit, int count, float bias, c
 __device__ Top edit(const Row<T>& row, const SamplingParameters& parameters, int unknown, u32* edited) {
   SamplingShared& shared = row.shared;
   if (threadIdx.x == 0) shared.counted = false;
-  // Step 1: widen.
-  for (u64 i = threadIdx.x; i < row.packs(); i += SAMPLE_THREADS) {
+  // Step 1: widen the block's logits.
+  for (u64 i = row.first() + threadIdx.x; i < row.end(); i += THREADS) {
     FloatPack<T> pack;
     pack.set(load_pack<T>(row.logits, row.width, i));
 #pragma unroll
@@ -407,76 +465,88 @@ __device__ Top edit(const Row<T>& row, const SamplingParameters& parameters, int
     }
   }
   __syncthreads();
-  // Step 2: edit.
+  // Step 2: edit them.
+  u64 first = row.first() * PACK, end = min(row.end() * PACK, row.width);
+  auto is_here = [&](int token) { return token >= first && token < end; };  // a negative one is not
   auto change = [&](int token, int count, float bias) {
     edited[token] = Float32::store(penalized(Float32::load(edited[token]), count, bias, parameters));
   };
-  for (u32 i = threadIdx.x; i < parameters.edit_count; i += SAMPLE_THREADS) {
+  for (u32 i = threadIdx.x; i < parameters.edit_count; i += THREADS) {
     Edit one = parameters.edits[i];
+    if (!is_here(one.token)) continue;
     if (one.token == unknown) shared.counted = true;
     change(one.token, one.count + (one.token == unknown), one.bias);
   }
   __syncthreads();
-  if (threadIdx.x == 0 && unknown >= 0 && !shared.counted) change(unknown, 1, 0);
+  if (threadIdx.x == 0 && is_here(unknown) && !shared.counted) change(unknown, 1, 0);
   __syncthreads();
   // Step 3: find the highest logit, first within each warp.
   Top top = {LOWEST, 0, NO_TOKEN, 0};
-  for (u64 token = threadIdx.x; token < row.width; token += SAMPLE_THREADS) {
+  for (u64 token = first + threadIdx.x; token < end; token += THREADS) {
     float logit = Float32::load(edited[token]);
     if (logit > top.highest) top = Top{logit, 0, (float)token, 0};
   }
   top = warp_top(top);
   if (threadIdx.x % WARP == 0) shared.warp_tops[threadIdx.x / WARP] = top;
   __syncthreads();
-  return warp_top(shared.warp_tops[threadIdx.x % WARP]);
+  top = warp_top(shared.warp_tops[threadIdx.x % (THREADS / WARP)]);
+  if (threadIdx.x == 0) shared.top = top;
+  cluster_barrier();
+  for (u32 block = 0; BLOCKS > 1 && block < BLOCKS; block++) top = merge(top, *of_block(&shared.top, block));
+  return top;
 }
 
-// One block per row.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) decode_sample(const __grid_constant__ Sampling args) {
-  __shared__ SamplingShared shared;
-  u32 index = blockIdx.x;
+// Samples a row; see decode_sample.
+__device__ __forceinline__ void sample_row(const Sampling& args, SamplingShared& shared) {
+  u32 index = blockIdx.y;
+  bool is_first = blockIdx.x == 0 && threadIdx.x == 0;  // of the row's threads
   // Step 1: merge the ranks' results. A plain greedy row stores the most probable token.
   Top top = args.parts[index];
   for (u64 rank = 1; rank < args.ranks; rank++) top = merge(top, args.parts[rank * args.rows + index]);
-  top.logit = top.highest;
   int slot = args.slots[index];
   const SamplingParameters& parameters = args.parameters[index];
   bool edits = parameters.edits != nullptr, plain = !edits && parameters.given < 0 && parameters.most == 0;
   bool sampling = slot >= 0 && top.sum > 0;  // the sum is NaN if a logit is NaN
   int unknown = edits && sampling && args.tokens[index] == SAMPLED ? args.sampled[slot] : -1;
-  if (edits) __syncthreads();  // `unknown` has been read
-  Row<T> row = {args.logits + index * args.stride, args.width, top.highest, (float)parameters.scale, shared};
-  auto store = [&](u64 token) {
-    args.top[index] = Top{top.highest, top.sum, (float)token, T::load(row.logits[token])};
-    if (parameters.given < 0) args.sampled[slot] = (int)token;
+  auto store = [&](float token, float logit) {
+    args.top[index] = Top{top.highest, top.sum, token, logit};
+    if (slot >= 0 && parameters.given < 0) args.sampled[slot] = (int)token;
   };
-  if (threadIdx.x == 0) {
-    args.top[index] = top;
-    if (slot >= 0 && parameters.given < 0) args.sampled[slot] = (int)top.token;
+  Row<T> row = {args.logits + index * args.stride, args.width, top.highest, (float)parameters.scale, shared};
+  auto store_sampled = [&](u64 token) { store(token, T::load(row.logits[token])); };
+  if (!sampling || (plain && parameters.scale == 0)) {
+    if (is_first) store(top.token, top.highest);
+    return;
   }
-  if (!sampling || (plain && parameters.scale == 0)) return;
   // Step 2: what is reported of the unedited logits.
   if (parameters.most > 0 || (!edits && parameters.given < 0)) row.find_group_keys();
   if (parameters.most > 0) row.list(parameters.most, args.most + index * MAX_MOST);
-  if (parameters.given >= 0) {
-    if (threadIdx.x == 0) store(parameters.given);
+  if (parameters.given >= 0 || (!edits && parameters.scale == 0)) {
+    if (is_first) store_sampled(parameters.given >= 0 ? parameters.given : (u64)top.token);
     return;
   }
   // Step 3: sample.
   if (!edits) {
-    if (parameters.scale != 0) row.sample(parameters, store);
+    row.sample(parameters, store_sampled);
     return;
   }
   u32* edited = args.edited + index * args.edited_stride;
-  Top best = edit(row, parameters, unknown, edited);
-  if (best.token == NO_TOKEN) return;
-  if (parameters.scale == 0) {
-    if (threadIdx.x == 0) store((u64)best.token);
+  Top best = edit(row, parameters, unknown, edited);  // All blocks have read `unknown` when it returns.
+  if (best.token == NO_TOKEN || parameters.scale == 0) {
+    if (is_first && best.token == NO_TOKEN) store(top.token, top.highest);
+    if (is_first && best.token != NO_TOKEN) store_sampled((u64)best.token);
     return;
   }
   Row<Float32> wide = {edited, args.width, best.highest, (float)parameters.scale, shared};
   wide.find_group_keys();
-  wide.sample(parameters, store);
+  wide.sample(parameters, store_sampled);
+}
+
+// BLOCKS blocks per row.
+extern "C" __global__ void SAMPLE_CLUSTER_DIMS __launch_bounds__(THREADS) decode_sample(const __grid_constant__ Sampling args) {
+  __shared__ SamplingShared shared;
+  sample_row(args, shared);
+  cluster_barrier();  // The shared memory of all blocks has been read.
 }
 
 #endif

@@ -88,6 +88,13 @@ public final class ModelOptions {
     private boolean noPrefixCaching;
 
     @Option(
+            names = "--batch-invariant",
+            description =
+                    "Give a request the same bits in every batch, on GPUs; see"
+                            + " docs/text-generation.md.")
+    private boolean batchInvariant;
+
+    @Option(
             names = "--rank-timeout",
             paramLabel = "SECONDS",
             description = "How long ranks wait for each other.")
@@ -126,6 +133,7 @@ public final class ModelOptions {
                         .optMaxQueued(maxQueued)
                         .optGpuMemoryUtilization(memoryUtilization)
                         .optPrefixCaching(!noPrefixCaching)
+                        .optBatchInvariant(batchInvariant)
                         .optTimeout(Duration.ofSeconds(rankTimeout));
         if (maxLength != null) {
             builder.optMaxLength(maxLength);

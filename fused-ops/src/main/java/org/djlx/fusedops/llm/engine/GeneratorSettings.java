@@ -25,6 +25,7 @@ import org.djlx.fusedops.llm.model.ModelConfig;
  * @param memoryUtilization the part of the memory that is left for the KV cache, if {@code
  *     cacheBytes} is 0
  * @param prefixCaching whether sequences share the blocks of equal beginnings
+ * @param batchInvariant whether kernels give a sequence the same bits in every batch
  * @param prefillTokens the prefill budget of a step, in tokens
  * @param timeout how long ranks wait for each other
  * @param progress notified while the model loads; may be null
@@ -39,6 +40,7 @@ record GeneratorSettings(
         long cacheBytes,
         double memoryUtilization,
         boolean prefixCaching,
+        boolean batchInvariant,
         int prefillTokens,
         Duration timeout,
         Progress progress) {
@@ -96,6 +98,7 @@ record GeneratorSettings(
                 builder.cacheBytes,
                 utilization,
                 builder.prefixCaching,
+                builder.batchInvariant,
                 builder.prefillTokens,
                 builder.timeout,
                 builder.progress);

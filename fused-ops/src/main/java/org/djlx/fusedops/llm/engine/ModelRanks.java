@@ -134,7 +134,8 @@ record ModelRanks(
                         String.format("%.1f", KvCache.byteSize(config, ranks, slots) / 1e6));
             }
             cache = new KvCache(config, ranks, slots, group.device());
-            return new TransformerModel(config, group, weights, cache, settings.maxLength());
+            return new TransformerModel(
+                    config, group, weights, cache, settings.maxLength(), settings.batchInvariant());
         } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {
                 cache.close();
@@ -145,21 +146,22 @@ record ModelRanks(
     }
 
     /**
-     * Checks that all processes have the same model and the same options for the size of the KV
-     * cache: rank 0 schedules the blocks of all ranks. Users start each process separately.
+     * Checks that all processes have the same model and the same options that all ranks need, as
+     * rank 0 schedules the blocks of all ranks. Users start each process separately.
      *
      * @throws IllegalArgumentException on all ranks if they differ
      */
     static void checkAgreement(ModelConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
-                        "%s with maxLength %d, maxRunning %d, cacheBytes %d and"
-                                + " gpuMemoryUtilization %s",
+                        "%s with maxLength %d, maxRunning %d, cacheBytes %d,"
+                                + " gpuMemoryUtilization %s and batchInvariant %s",
                         config,
                         settings.maxLength(),
                         settings.maxRunning(),
                         settings.cacheBytes(),
-                        settings.memoryUtilization());
+                        settings.memoryUtilization(),
+                        settings.batchInvariant());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {

@@ -22,7 +22,9 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -33,6 +35,7 @@ import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.CudaStreamGuard;
@@ -42,20 +45,29 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Decode steps of one rank on a GPU: one or a few tokens of each sequence. The kernels of a step
  * are recorded as a CUDA graph, so a step is one launch. Graphs are captured on first use, one for
- * each {@link Key}; the numbers of rows and attention splits are rounded up to powers of two.
+ * each {@link Key}; the numbers of rows and attention splits are rounded up.
  *
  * <p>Tokens are sampled on the GPU, the same on all ranks, and stay there in {@link #sampled}. So
  * the next step can launch before the tokens reach the host. The decoder also computes the last
  * layer of a prefill's last token, and samples the next token.
  *
- * <p>The logits of a sequence do not depend on the other sequences of the batch, bit for bit.
- * Kernels sum in float32 and round their results to the element type.
+ * <p>In steps of up to {@value #OWN_ROWS} rows, the logits of a sequence do not depend on the other
+ * sequences of the batch, bit for bit. Larger steps are multiplied by cuBLASLt, whose algorithms
+ * depend on the number of rows, unless the decoder is batch-invariant. Kernels sum in float32 and
+ * round their results to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
 
     private static final double LOG2_E = 1 / Math.log(2);
+
+    // The rows of graphs, at least half of them used.
+    private static final List<Integer> GRAPH_ROWS =
+            List.of(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, DecoderKernels.MAX_ROWS);
+
+    // More rows are multiplied by cuBLASLt, which is then faster.
+    private static final int OWN_ROWS = 16;
 
     // The GPU has finished already; this bounds how long the group takes to notice.
     private static final Duration TIMEOUT = Duration.ofMinutes(1);
@@ -78,6 +90,8 @@ final class Decoder implements AutoCloseable {
     private final int inner;
     private final int tokens; // vocabulary tokens whose logits this rank computes
     private final int splitCapacity;
+    private final int maxRows; // of a step
+    private final boolean batchInvariant;
     private final Attention attention;
     private final ModelKernels gpu;
 
@@ -87,6 +101,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray norm;
     private final NDArray qkv;
     private final NDArray attended;
+    private final NDArray gateUp; // before activation; for cuBLASLt
     private final NDArray activated;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
@@ -104,6 +119,8 @@ final class Decoder implements AutoCloseable {
     private final CudaEvent before;
     private final DecoderKernels kernels;
     private final CurrentStreams currentStreams;
+    private final Compute compute;
+    private final Map<List<Integer>, Product> products = new HashMap<>(); // by their sizes
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
@@ -139,7 +156,7 @@ final class Decoder implements AutoCloseable {
     /**
      * The key of a graph.
      *
-     * @param rows the rows, a power of two
+     * @param rows the rows, one of {@link #GRAPH_ROWS}
      * @param splits the attention splits of the longest sequence, a power of two
      * @param sharesSequences whether several rows belong to one sequence
      * @param lastLayer whether only the last layer is computed
@@ -151,10 +168,7 @@ final class Decoder implements AutoCloseable {
             long sequences = rows.stream().mapToInt(row -> row.chunk.sequence()).distinct().count();
             boolean sharesSequences = sequences < rows.size();
             return new Key(
-                    roundUpToPower(rows.size()),
-                    roundUpToPower(splits),
-                    sharesSequences,
-                    lastLayer);
+                    graphRows(rows.size()), roundUpToPower(splits), sharesSequences, lastLayer);
         }
 
         /** Returns the number of block table entries of a row. */
@@ -216,6 +230,7 @@ final class Decoder implements AutoCloseable {
      * @param gpu the kernels; must be closed after this decoder
      * @param attention the tables of the rotary embedding
      * @param maxLength the maximum number of tokens of a sequence
+     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
      */
     Decoder(
             ModelConfig config,
@@ -224,7 +239,8 @@ final class Decoder implements AutoCloseable {
             KvCache cache,
             ModelKernels gpu,
             Attention attention,
-            int maxLength) {
+            int maxLength,
+            boolean batchInvariant) {
         kernels = gpu.kernels();
         currentStreams = gpu.currentStreams();
         this.config = config;
@@ -233,7 +249,12 @@ final class Decoder implements AutoCloseable {
         this.cache = cache;
         this.attention = attention;
         this.gpu = gpu;
+        this.batchInvariant = batchInvariant;
         int ranks = group.worldSize();
+        int most = DecoderKernels.MAX_ROWS;
+        boolean fits =
+                ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
+        maxRows = fits && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
@@ -242,6 +263,7 @@ final class Decoder implements AutoCloseable {
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
+            compute = keep(new Compute(group.device(), ranks, manager));
             int head = config.headSize();
             for (int i = 0; i < residuals.length; i++) {
                 residuals[i] = rows(config.hiddenSize());
@@ -250,9 +272,9 @@ final class Decoder implements AutoCloseable {
             norm = rows(config.hiddenSize());
             qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
+            gateUp = rows(2 * inner);
             activated = rows(inner);
             logits = rows(ranks * tokens);
-            int maxRows = DecoderKernels.MAX_ROWS;
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
@@ -290,7 +312,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private NDArray rows(int size) {
-        return Torch.empty(manager, new Shape(DecoderKernels.MAX_ROWS, size), config.type());
+        return Torch.empty(manager, new Shape(maxRows, size), config.type());
     }
 
     private void clear(NDArray array) {
@@ -301,6 +323,10 @@ final class Decoder implements AutoCloseable {
 
     private static int splits(int length) {
         return (length + DecoderKernels.CHUNK - 1) / DecoderKernels.CHUNK;
+    }
+
+    private static int graphRows(int rows) {
+        return GRAPH_ROWS.stream().filter(of -> of >= rows).findFirst().orElseThrow();
     }
 
     private static int roundUpToPower(int count) {
@@ -320,7 +346,7 @@ final class Decoder implements AutoCloseable {
         for (TokenBatch.Chunk chunk : chunks) {
             for (int i = 0; i < chunk.tokens().length; i++) {
                 Row row = new Row(chunk, i);
-                if (rows.size() == DecoderKernels.MAX_ROWS || row.splits() > room) {
+                if (rows.size() == maxRows || row.splits() > room) {
                     parts.add(step(rows, false));
                     rows.clear();
                     room = splitCapacity;
@@ -376,13 +402,16 @@ final class Decoder implements AutoCloseable {
         List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
         try {
+            stream.waitEvent(before);
+            stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             CudaGraph graph = graphs.get(key);
             if (graph == null) {
+                if (isWide(key.rows)) {
+                    record(key); // cuBLASLt loads its kernels. The graph computes the same again.
+                }
                 graph = CudaGraph.capture(stream, () -> record(key));
                 graphs.put(key, graph);
             }
-            stream.waitEvent(before);
-            stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             boolean samples = rows.stream().anyMatch(row -> !row.sampling().isPlain());
             boolean gathers = (keepsLogits || samples) && group.worldSize() > 1;
             if (gathers) {
@@ -564,8 +593,9 @@ final class Decoder implements AutoCloseable {
                 editedStride());
     }
 
-    /** Launches the kernels of a step, during graph capture. */
+    /** Launches the kernels of a step, mostly during graph capture. */
     private void record(Key key) {
+        compute.begin();
         int rows = key.rows;
         int hidden = config.hiddenSize();
         long sampledIndices = sampledIndices(key);
@@ -592,9 +622,8 @@ final class Decoder implements AutoCloseable {
         int width = (queryHeads + 2 * kvHeads) * headSize;
         for (int i = firstLayer; i < config.layers(); i++) {
             ModelWeights.Layer layer = weights.layer(i);
-            long queries = Torch.dataPointer(qkv);
             residual.multiply(
-                    false, queries, layer.attentionNorm(), layer.queriesKeysValues(), width, width);
+                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
             gpu.normHeads(stream, layer, rows, qkv);
             kernels.attend(
                     stream,
@@ -605,14 +634,13 @@ final class Decoder implements AutoCloseable {
                     key.splits,
                     key.tableStride());
             multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
-            long inside = Torch.dataPointer(activated);
-            residual.multiply(true, inside, layer.mlpNorm(), layer.mlp().gateUp(), inner, inner);
+            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
             multiplyToPartial(residual, activated, layer.mlp().down(), inner);
         }
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         ModelWeights.Linear head = new ModelWeights.Linear(weights.head(), null);
-        residual.multiply(false, ownLogits, weights.norm(), head, tokens, allTokens);
+        residual.multiply(false, logits, firstToken, weights.norm(), head, tokens);
         kernels.top(
                 stream,
                 rows,
@@ -647,23 +675,78 @@ final class Decoder implements AutoCloseable {
     /** Computes this rank's partial sum, which is added to the residual stream next. */
     private void multiplyToPartial(
             Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
-        int hidden = config.hiddenSize();
-        kernels.matmul(
-                stream,
+        // The bias is added once by all ranks together.
+        ModelWeights.Linear own =
+                group.rank() == 0 ? linear : new ModelWeights.Linear(linear.weight(), null);
+        multiply(
                 false,
                 residual.rows,
-                Torch.dataPointer(residual.partial),
-                Torch.dataPointer(x),
-                Torch.dataPointer(linear.weight()),
-                group.rank() == 0 ? bias(linear) : 0, // Added once by all ranks together.
-                hidden,
+                residual.partial,
+                0,
+                x,
+                own,
+                config.hiddenSize(),
                 depth,
-                hidden,
                 null);
     }
 
-    private static long bias(ModelWeights.Linear linear) {
-        return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+    private boolean isWide(int rows) {
+        return rows > OWN_ROWS && !batchInvariant;
+    }
+
+    /**
+     * Multiplies rows by a weight and adds its bias. Results begin at a column of {@code out};
+     * without a bias they may be fewer than its columns.
+     */
+    private void multiply(
+            boolean gated,
+            int rows,
+            NDArray out,
+            int column,
+            NDArray x,
+            ModelWeights.Linear linear,
+            int width,
+            int depth,
+            DecoderKernels.Norm norm) {
+        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
+        long weight = Torch.dataPointer(linear.weight());
+        int stride = (int) out.getShape().get(1);
+        if (!isWide(rows)) {
+            kernels.matmul(
+                    stream,
+                    gated,
+                    rows,
+                    to,
+                    Torch.dataPointer(x),
+                    weight,
+                    linear.bias() == null ? 0 : Torch.dataPointer(linear.bias()),
+                    width,
+                    depth,
+                    stride,
+                    norm);
+            return;
+        }
+        if (gated) {
+            multiply(false, rows, gateUp, 0, x, linear, 2 * width, depth, null);
+            kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
+            return;
+        }
+        products.computeIfAbsent(
+                        List.of(rows, width, depth, stride),
+                        key ->
+                                keep(
+                                        compute.product(
+                                                config.type(),
+                                                new MatrixLayout(rows, width, stride, 1),
+                                                MatrixLayout.contiguous(rows, depth),
+                                                MatrixLayout.contiguous(width, depth)
+                                                        .transposed())))
+                .run(to, Torch.dataPointer(x), weight, null);
+        if (linear.bias() != null) {
+            try (NDArray product = first(out, rows)) {
+                product.addi(linear.bias());
+            }
+        }
     }
 
     /** The residual stream, and the partial sum not yet added to it. */
@@ -692,11 +775,11 @@ final class Decoder implements AutoCloseable {
          */
         void multiply(
                 boolean gated,
-                long out,
+                NDArray out,
+                int column,
                 NDArray norm,
                 ModelWeights.Linear linear,
-                int width,
-                long stride) {
+                int width) {
             DecoderKernels.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
@@ -722,18 +805,8 @@ final class Decoder implements AutoCloseable {
             }
             next = unused == null ? before : unused; // The first sum, zeros, is not overwritten.
             unused = null;
-            kernels.matmul(
-                    stream,
-                    gated,
-                    rows,
-                    out,
-                    Torch.dataPointer(x),
-                    Torch.dataPointer(linear.weight()),
-                    bias(linear),
-                    width,
-                    config.hiddenSize(),
-                    stride,
-                    normed);
+            Decoder.this.multiply(
+                    gated, rows, out, column, x, linear, width, config.hiddenSize(), normed);
         }
     }
 
@@ -746,8 +819,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private long argMaxCounters() {
-        return Torch.dataPointer(counters)
-                + (long) DecoderKernels.MAX_ROWS * kvHeads * Integer.BYTES;
+        return Torch.dataPointer(counters) + (long) maxRows * kvHeads * Integer.BYTES;
     }
 
     /** The logits and sampled tokens of a step. */

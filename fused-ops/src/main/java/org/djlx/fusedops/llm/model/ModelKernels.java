@@ -149,7 +149,11 @@ public final class ModelKernels implements AutoCloseable {
         // Called also for one rank: it loads the kernels, which cannot be done during graph
         // capture.
         boolean fused =
-                FusedOps.isFused(config.type(), DecoderKernels.MAX_ROWS, config.hiddenSize(), group)
+                FusedOps.isFused(
+                                config.type(),
+                                DecoderKernels.MATMUL_ROWS,
+                                config.hiddenSize(),
+                                group)
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
             return fused && isSupported(config, device, ranks);

@@ -19,8 +19,11 @@ public record TokenBatch(List<Chunk> chunks) {
      */
     public static final int LAST_SAMPLED = DecoderKernels.LAST_SAMPLED;
 
-    /** The maximum number of tokens of a chunk for the decode kernels. */
-    public static final int MAX_DECODE_TOKENS = DecoderKernels.MAX_ROWS;
+    /**
+     * The maximum number of tokens of a chunk for the decode kernels, whose attention reads the
+     * keys and values of a sequence once for each of its tokens.
+     */
+    public static final int MAX_DECODE_TOKENS = 64;
 
     /**
      * Adjacent tokens of one sequence.

@@ -59,13 +59,16 @@ public final class TransformerModel implements AutoCloseable {
      * @param weights this rank's weights
      * @param cache this rank's KV cache
      * @param maxLength the maximum number of tokens of a sequence
+     * @param batchInvariant whether kernels give a sequence the same bits in every batch; see
+     *     {@link org.djlx.fusedops.llm.engine.TextEngine.Builder#optBatchInvariant}
      */
     public TransformerModel(
             ModelConfig config,
             ProcessGroup group,
             ModelWeights weights,
             KvCache cache,
-            int maxLength) {
+            int maxLength,
+            boolean batchInvariant) {
         this.config = config;
         this.group = group;
         this.weights = weights;
@@ -80,7 +83,15 @@ public final class TransformerModel implements AutoCloseable {
             decoder =
                     gpu == null
                             ? null
-                            : new Decoder(config, group, weights, cache, gpu, attention, maxLength);
+                            : new Decoder(
+                                    config,
+                                    group,
+                                    weights,
+                                    cache,
+                                    gpu,
+                                    attention,
+                                    maxLength,
+                                    batchInvariant);
             done = true;
         } finally {
             if (!done) {
@@ -134,7 +145,9 @@ public final class TransformerModel implements AutoCloseable {
                 ModelKernels.computes(config)
                         ? 0
                         : Attention.byteSize(config, ranks, tokens, maxLength);
-        return (tokens * row + attended) * config.type().itemSize() + logitBytes + scores;
+        return ((tokens + DecoderKernels.MAX_ROWS) * row + attended) * config.type().itemSize()
+                + logitBytes
+                + scores;
     }
 
     /**
@@ -147,9 +160,10 @@ public final class TransformerModel implements AutoCloseable {
      * @return the logits of the chunks that need logits, in the order of the batch
      */
     public Logits forward(TokenBatch batch, NDManager manager) {
-        // The logits of a sequence must not depend on the other sequences of the batch. But the
-        // order of summation in a matmul depends on its number of rows, so long chunks are computed
-        // one by one. Without kernels, short chunks are also computed one by one. Exception:
+        // The logits of a sequence must not depend on the other sequences of the batch, or only in
+        // large steps of the decoder. But the order of summation in a matmul depends on its number
+        // of rows, so long chunks are computed one by one. Without kernels, short chunks are also
+        // computed one by one. Exception:
         // float32, where the difference hardly matters and one by one would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {

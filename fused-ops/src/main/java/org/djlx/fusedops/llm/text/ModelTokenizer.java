@@ -15,6 +15,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 
@@ -23,15 +24,43 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
+    private final boolean byteLevel;
+    private final Map<Integer, String> texts = new ConcurrentHashMap<>(); // of single tokens
     private final Path file;
     // close() takes the write lock, because native memory must not be freed during a call.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
     private boolean closed;
 
-    private ModelTokenizer(HuggingFaceTokenizer tokenizer, Set<String> specialTokens, Path file) {
+    private ModelTokenizer(HuggingFaceTokenizer tokenizer, Path file) throws IOException {
         this.tokenizer = tokenizer;
         this.file = file;
-        this.specialTokens = specialTokens;
+        // Reads what the library has no methods for.
+        Set<String> special = new HashSet<>();
+        boolean decodesBytes = false;
+        try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
+            reader.beginObject();
+            while (reader.hasNext()) {
+                switch (reader.nextName()) {
+                    case "added_tokens" -> {
+                        for (JsonElement element :
+                                JsonParser.parseReader(reader).getAsJsonArray()) {
+                            JsonObject token = element.getAsJsonObject();
+                            if (token.get("special").getAsBoolean()) {
+                                special.add(token.get("content").getAsString());
+                            }
+                        }
+                    }
+                    case "decoder" -> {
+                        JsonElement decoder = JsonParser.parseReader(reader);
+                        decodesBytes = decoder.toString().contains("\"type\":\"ByteLevel\"");
+                        decodesBytes &= !decoder.toString().contains("\"Sequence\"");
+                    }
+                    default -> reader.skipValue(); // Not parsed, because the vocabulary is large.
+                }
+            }
+        }
+        specialTokens = Set.copyOf(special);
+        byteLevel = decodesBytes;
     }
 
     /**
@@ -48,33 +77,11 @@ public final class ModelTokenizer implements TextTokenizer {
             return new ModelTokenizer(
                     HuggingFaceTokenizer.newInstance(
                             file, Map.of("truncation", "do_not_truncate", "padding", "false")),
-                    specialTokens(file),
                     file);
         } catch (RuntimeException e) { // The library throws no other type.
             throw new IllegalArgumentException(
                     file + " is not a valid tokenizer: " + e.getMessage(), e);
         }
-    }
-
-    /** Reads the special tokens from the file, because the library has no method for them. */
-    private static Set<String> specialTokens(Path file) throws IOException {
-        Set<String> special = new HashSet<>();
-        try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
-            reader.beginObject();
-            while (reader.hasNext()) {
-                if (!reader.nextName().equals("added_tokens")) {
-                    reader.skipValue(); // Not parsed, because the vocabulary is large.
-                    continue;
-                }
-                for (JsonElement element : JsonParser.parseReader(reader).getAsJsonArray()) {
-                    JsonObject token = element.getAsJsonObject();
-                    if (token.get("special").getAsBoolean()) {
-                        special.add(token.get("content").getAsString());
-                    }
-                }
-            }
-        }
-        return Set.copyOf(special);
     }
 
     @Override
@@ -99,10 +106,21 @@ public final class ModelTokenizer implements TextTokenizer {
         lock.readLock().lock();
         try {
             checkOpen();
-            return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
+            return tokens.length == 1
+                    ? texts.computeIfAbsent(tokens[0], token -> decodeAll(token))
+                    : decodeAll(tokens);
         } finally {
             lock.readLock().unlock();
         }
+    }
+
+    private String decodeAll(int... tokens) {
+        return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
+    }
+
+    @Override
+    public boolean isByteLevel() {
+        return byteLevel;
     }
 
     @Override

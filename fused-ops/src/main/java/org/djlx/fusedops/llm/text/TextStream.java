@@ -93,6 +93,16 @@ public final class TextStream {
      * {@link #MAX_UNDECODED} is reached.
      */
     private void decode(boolean all) {
+        if (decoded == tokens.length - 1 && tokenizer.isByteLevel()) {
+            int[] last = {tokens[decoded]};
+            String text = tokenizer.decode(last); // Often known already: no native call.
+            if (text.indexOf('\uFFFD') < 0) {
+                held.append(text);
+                tokens = last;
+                decoded = 1;
+                return;
+            }
+        }
         String before = tokenizer.decode(Arrays.copyOf(tokens, decoded));
         String now = tokenizer.decode(tokens);
         boolean isWhole = now.length() > before.length() && (all || !now.endsWith("\uFFFD"));

@@ -25,6 +25,14 @@ public interface TextTokenizer extends AutoCloseable {
      */
     String decode(int[] tokens);
 
+    /**
+     * {@return whether a text is the texts of its tokens, one after the other, unless a character
+     * is divided among tokens} So it is for byte-level vocabularies.
+     */
+    default boolean isByteLevel() {
+        return false;
+    }
+
     /** {@return the special tokens as they are written in a text} */
     Set<String> specialTokens();
 

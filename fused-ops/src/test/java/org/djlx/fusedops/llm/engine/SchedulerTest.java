@@ -59,6 +59,7 @@ class SchedulerTest {
                         0,
                         0.9,
                         prefixCaching,
+                        false,
                         prefillTokens,
                         Duration.ofSeconds(1),
                         null),

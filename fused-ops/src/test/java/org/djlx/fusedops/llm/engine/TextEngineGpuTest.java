@@ -316,6 +316,7 @@ class TextEngineGpuTest {
                         builder ->
                                 builder.optDevices(devices)
                                         .optMaxRunning(100)
+                                        .optBatchInvariant(true)
                                         .optPrefixCaching(false)
                                         .optPrefillTokens(ranks == 1 ? 40 : 100))) {
             List<GenerationRequest> requests = new ArrayList<>();
@@ -643,6 +644,7 @@ class TextEngineGpuTest {
                         builder ->
                                 builder.optDevices(devices)
                                         .optPrefixCaching(false)
+                                        .optBatchInvariant(true)
                                         .optCacheBytes(blocks * blockBytes))) {
             List<GenerationRequest.Builder> requests = new ArrayList<>();
             List<List<GeneratedPiece>> whole = new ArrayList<>();

@@ -171,6 +171,18 @@ public class LlamaModelTest {
                         List.of(c, a, b),
                         List.of(c.next(1, true), a.next(1, true), b.next(1, true)));
             }
+            // Again from their beginnings, in steps of 52, 96 and 145 tokens.
+            for (int more : new int[] {1, 30, 63}) {
+                List.of(b, c, d).forEach(sequence -> sequence.done = 0);
+                check(
+                        pool,
+                        tolerance,
+                        List.of(b, c, d),
+                        List.of(
+                                b.next(20, true),
+                                c.next(more + 1, true),
+                                d.next(30 + more / 2, true)));
+            }
         }
     }
 
@@ -238,7 +250,7 @@ public class LlamaModelTest {
                 ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
         TransformerModel model =
-                new TransformerModel(config, group, weights, cache, config.maxLength());
+                new TransformerModel(config, group, weights, cache, config.maxLength(), false);
         model.keepLogits();
         return model;
     }

@@ -141,7 +141,8 @@ public class ModelFixturesTest {
         ModelWeights weights =
                 ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * 16, group.device());
-        TransformerModel model = new TransformerModel(config, group, weights, cache, maxLength);
+        TransformerModel model =
+                new TransformerModel(config, group, weights, cache, maxLength, false);
         model.keepLogits();
         return model;
     }
