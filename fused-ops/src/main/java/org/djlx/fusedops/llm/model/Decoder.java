@@ -67,7 +67,7 @@ final class Decoder implements AutoCloseable {
             List.of(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, DecoderKernels.MAX_ROWS);
 
     // More rows are multiplied by cuBLASLt, which is then faster.
-    private static final int OWN_ROWS = 16;
+    private static final int OWN_ROWS = 32;
 
     // The GPU has finished already; this bounds how long the group takes to notice.
     private static final Duration TIMEOUT = Duration.ofMinutes(1);
