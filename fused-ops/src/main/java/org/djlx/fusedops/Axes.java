@@ -30,6 +30,9 @@ final class Axes {
 
     /** Returns the shape after {@link #move}. */
     static Shape move(Shape shape, int from, int to) {
+        if (from == to) {
+            return shape;
+        }
         List<Long> sizes =
                 new ArrayList<>(
                         IntStream.range(0, shape.dimension()).mapToObj(shape::get).toList());
@@ -76,7 +79,7 @@ final class Axes {
 
     /** Moves the first dimension to a given index. Closes the array if it returns a view of it. */
     static NDArray restore(NDArray front, int dimension) {
-        return detached(front, array -> move(array, 0, dimension));
+        return dimension == 0 ? front : detached(front, array -> move(array, 0, dimension));
     }
 
     /** Replaces an array by a view, and closes the array. The view keeps the storage alive. */

@@ -19,6 +19,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
@@ -229,7 +230,7 @@ public final class FusedOps {
      * @param rowScales returns an array into which the scales of A's rows are gathered after the
      *     operands are checked; returns null if there are none
      */
-    @SuppressWarnings("unchecked") // a key belongs to one operator
+    @SuppressWarnings({"unchecked", "try"}) // a key belongs to one operator; stream is not named
     private static <R> R run(
             ProcessGroup group,
             Operands operands,
@@ -240,14 +241,13 @@ public final class FusedOps {
         GroupPlans plans = GroupPlans.of(group);
         MatmulPlan<R> plan;
         synchronized (plans) {
-            plan =
-                    plans.findOrMake(
-                            key,
-                            MatmulPlan.class,
-                            () -> new MatmulPlan<>(operator.get(), group, operands));
+            plan = plans.find(key, MatmulPlan.class);
+            if (plan == null) {
+                plan = plans.keep(key, new MatmulPlan<>(operator.get(), group, operands));
+            }
         }
-        MatmulPath.Issued<R> issued;
-        try (NDArray scales = rowScales.get()) {
+        try (CurrentStreams.Scope stream = plans.hold();
+                NDArray scales = rowScales.get()) {
             Operands all = scales == null ? operands : operands.withRowScales(scales);
             if (scales != null) {
                 synchronized (plans) {
@@ -256,14 +256,20 @@ public final class FusedOps {
                 // Not under the lock, which the group's thread takes for the all-gather.
                 complete(group, LowContention.allGather(group, scales, operands.scales().get(0)));
             }
+            MatmulPath.Issued<R> issued;
             synchronized (plans) {
                 issued = plan.run(group, all);
             }
+            try {
+                if (issued.work().isPresent()) {
+                    complete(group, issued.work().get());
+                }
+                return issued.result();
+            } catch (Throwable e) {
+                closeResult.accept(issued.result());
+                throw e;
+            }
         }
-        if (issued.work().isPresent()) {
-            complete(group, issued.work().get(), () -> closeResult.accept(issued.result()));
-        }
-        return issued.result();
     }
 
     /**
@@ -617,12 +623,15 @@ public final class FusedOps {
      * @return new arrays in the manager of the partial; no input is changed
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
+    @SuppressWarnings("try") // the stream is not named in the body
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
         AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
         GroupPlans plans = GroupPlans.of(group);
-        synchronized (plans) {
-            return plan(plans, call).run(call);
+        try (CurrentStreams.Scope stream = plans.hold()) {
+            synchronized (plans) {
+                return plan(plans, call).run(call);
+            }
         }
     }
 
@@ -640,6 +649,7 @@ public final class FusedOps {
      * @param group the group
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
+    @SuppressWarnings("try") // the stream is not named in the body
     public static void allReduceRmsNorm(
             NormedResidual outputs,
             NDArray partial,
@@ -649,8 +659,10 @@ public final class FusedOps {
             ProcessGroup group) {
         AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
         GroupPlans plans = GroupPlans.of(group);
-        synchronized (plans) {
-            plan(plans, call).runInto(call, outputs);
+        try (CurrentStreams.Scope stream = plans.hold()) {
+            synchronized (plans) {
+                plan(plans, call).runInto(call, outputs);
+            }
         }
     }
 
@@ -678,10 +690,9 @@ public final class FusedOps {
 
     /** Finds or makes the plan of an all-reduce + RMSNorm. */
     private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
-        return plans.findOrMake(
-                key(AllReduceRmsNormPlan.TYPE, NORM, 0, call.inputs()),
-                AllReduceRmsNormPlan.class,
-                () -> new AllReduceRmsNormPlan(call));
+        PlanKey key = key(AllReduceRmsNormPlan.TYPE, NORM, 0, call.inputs());
+        AllReduceRmsNormPlan plan = plans.find(key, AllReduceRmsNormPlan.class);
+        return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
     }
 
     /**
@@ -773,16 +784,6 @@ public final class FusedOps {
             work.blockCurrentStream();
         } else {
             work.await();
-        }
-    }
-
-    /** As {@link #complete(ProcessGroup, Work)}; closes the result if the operation failed. */
-    private static void complete(ProcessGroup group, Work work, Runnable closeResult) {
-        try {
-            complete(group, work);
-        } catch (Throwable e) {
-            closeResult.run();
-            throw e;
         }
     }
 

@@ -44,7 +44,7 @@ final class GatheredPath {
 
         @Override
         NDArray workspace(OperationScope scope, NDArray shard) {
-            return scope.empty(operator.gatheredFront(), operator.type());
+            return scope.empty(gatheredShape, operator.type());
         }
 
         @Override
@@ -55,7 +55,7 @@ final class GatheredPath {
                     operation,
                     slots.buffers(),
                     call.shard(),
-                    shardBytes,
+                    partBytes,
                     call.gathered(),
                     call.used());
             products.multiply(call, call.gathered());
@@ -100,11 +100,11 @@ final class GatheredPath {
                     operation,
                     slots,
                     call.shard(),
-                    shardBytes,
+                    partBytes,
                     (stream, shards) -> {
                         products.multiply(call, shards);
                         if (returnsA()) {
-                            stream.copy(call.gathered(), shards, operator.worldSize() * shardBytes);
+                            stream.copy(call.gathered(), shards, operator.worldSize() * partBytes);
                         }
                     },
                     call.used());
@@ -178,7 +178,7 @@ final class GatheredPath {
                     slots.buffers(),
                     operator.typeOfProduct(),
                     call.staging()[0],
-                    operator.partBytes(),
+                    partBytes,
                     call.result(),
                     operator.op(),
                     call.used());
@@ -210,7 +210,7 @@ final class GatheredPath {
                     operation,
                     slots,
                     call.staging()[0],
-                    operator.partBytes(),
+                    partBytes,
                     0,
                     (stream, first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());

@@ -5,10 +5,10 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
  * The state of fused operators for a group on one rank: the plans used last, and the kernels and
@@ -53,14 +53,9 @@ final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Returns the plan of a call; makes it if there is none. The caller holds this object's lock.
+     * Keeps a new plan. Beyond {@link #MAX_PLANS}, closes the least recently used plan. The caller
+     * holds this object's lock.
      */
-    <P extends FusedPlan> P findOrMake(PlanKey key, Class<P> type, Supplier<P> maker) {
-        P plan = find(key, type);
-        return plan != null ? plan : keep(key, maker.get());
-    }
-
-    /** Keeps a new plan. Beyond {@link #MAX_PLANS}, closes the least recently used plan. */
     <P extends FusedPlan> P keep(PlanKey key, P plan) {
         plans.put(key, plan);
         if (plans.size() > MAX_PLANS) {
@@ -80,6 +75,11 @@ final class GroupPlans implements AutoCloseable {
             compute = new Compute(device, worldSize, manager);
         }
         return compute;
+    }
+
+    /** As {@link Compute#hold}; null if plans use no GPU. */
+    synchronized CurrentStreams.Scope hold() {
+        return compute == null ? null : compute.hold();
     }
 
     synchronized Pipeline pipeline(ProcessGroup group) {

@@ -3,10 +3,12 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.AllGatherMatmul.Output;
@@ -21,8 +23,9 @@ import org.djlx.nativeops.torch.Torch;
 abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call> {
 
     final AllGatherMatmul operator;
-    final long shardBytes;
     final InPlace inPlace;
+    final Shape gatheredShape; // of the gathered A, the front dimension in front
+    private final List<Shape> productShapes; // likewise
     // Whether rows are scaled, of products whose kernels a library has loaded.
     private final Set<Boolean> loaded = new HashSet<>();
 
@@ -104,7 +107,9 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
                 operator.workload().partBytes());
         this.operator = operator;
         this.inPlace = inPlace;
-        shardBytes = operator.workload().partBytes();
+        gatheredShape = operator.gatheredFront();
+        productShapes =
+                IntStream.range(0, inPlace.bs.length).mapToObj(operator::productFront).toList();
     }
 
     @Override
@@ -123,7 +128,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray given = operands.array(1 + i);
             NDArray b = inPlace.bs[i] ? given : copyOfB(scope, given);
             bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
-            NDArray out = scope.result(manager, operator.productFront(i), operator.typeOfProduct());
+            NDArray out = scope.result(manager, productShapes.get(i), operator.typeOfProduct());
             outs[i] = Torch.dataPointer(out);
             products.add(out);
             scales[i] = operands.scales(i);
@@ -132,7 +137,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
         NDArray gathered =
                 returnsA()
-                        ? scope.result(manager, operator.gatheredFront(), operator.type())
+                        ? scope.result(manager, gatheredShape, operator.type())
                         : workspace(scope, shard);
         long whole = gathered == shard ? 0 : Torch.dataPointer(gathered);
         used[2 * count] = shard;

@@ -20,6 +20,7 @@ abstract class P2pPath<R, C> implements MatmulPath<R> {
 
     final Slots slots;
     final GroupPlans plans;
+    final long partBytes; // that a rank sends to each other rank
     private final OpType type;
     private final Agreed agreed;
     private final Choice choice;
@@ -28,6 +29,7 @@ abstract class P2pPath<R, C> implements MatmulPath<R> {
     /** Prepares a path whose ranks send each other a given number of bytes. */
     P2pPath(ProcessGroup group, OpType type, Agreed agreed, Choice choice, long partBytes) {
         this.plans = GroupPlans.of(group);
+        this.partBytes = partBytes;
         this.slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
         this.type = type;
         this.agreed = agreed;

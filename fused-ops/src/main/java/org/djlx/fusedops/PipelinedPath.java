@@ -41,7 +41,7 @@ final class PipelinedPath {
         @Override
         NDArray workspace(OperationScope scope, NDArray shard) {
             return slots.hasRounds() && operator.worldSize() > 1
-                    ? scope.empty(operator.gatheredFront(), operator.type())
+                    ? scope.empty(gatheredShape, operator.type())
                     : shard;
         }
 
@@ -58,13 +58,13 @@ final class PipelinedPath {
                     operation,
                     slots,
                     call.shard(),
-                    shardBytes,
+                    partBytes,
                     call.gathered(),
                     (stream, rank, part) -> {
                         products.multiplyShard(call, part, rank);
-                        long place = call.gathered() + rank * shardBytes;
+                        long place = call.gathered() + rank * partBytes;
                         if (returnsA() && place != part) {
-                            stream.copy(place, part, shardBytes);
+                            stream.copy(place, part, partBytes);
                         }
                     },
                     call.used());
@@ -147,16 +147,16 @@ final class PipelinedPath {
                     operation,
                     slots,
                     call.shard(),
-                    shardBytes,
+                    partBytes,
                     shards,
                     (stream, rank, part) -> {
                         for (int i = 0; i < count; i++) {
                             long b = call.bs()[i] + rank * blockBytes[i];
                             products[i].run(parts[i] + rank * productBytes[i], part, b, null);
                         }
-                        long place = shards + rank * shardBytes;
+                        long place = shards + rank * partBytes;
                         if (returnsA() && place != part) {
-                            stream.copy(place, part, shardBytes);
+                            stream.copy(place, part, partBytes);
                         }
                     },
                     used);
@@ -193,6 +193,7 @@ final class PipelinedPath {
         private final Product product;
         private final Compute.Reduction reduction;
         private final long blockBytes; // from one rank's block of A or B to the next
+        private final long rows; // of a part
         private final Shape stagingShape;
 
         Scatter(
@@ -203,7 +204,7 @@ final class PipelinedPath {
             super(operator, group, choice, InPlace.of(operator, operands));
             compute = GroupPlans.of(group).compute();
             pipeline = GroupPlans.of(group).pipeline(group);
-            long rows = operator.partRows();
+            rows = operator.partRows();
             long columns = operator.partColumns();
             product = inPlace.product(operator, compute, rows, columns);
             reduction =
@@ -250,7 +251,7 @@ final class PipelinedPath {
                     operation,
                     slots,
                     call.staging(),
-                    operator.partBytes(),
+                    partBytes,
                     call.staging()[call.staging().length - 1],
                     (rank, out) -> {
                         long offset = rank * blockBytes;
@@ -258,7 +259,7 @@ final class PipelinedPath {
                                 out,
                                 operator.isByRows() ? call.a() + offset : call.a(),
                                 operator.isByRows() ? call.b() : call.b() + offset,
-                                Product.Scales.fromRow(call.scales(), rank * operator.partRows()));
+                                Product.Scales.fromRow(call.scales(), rank * rows));
                     },
                     (stream, first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());

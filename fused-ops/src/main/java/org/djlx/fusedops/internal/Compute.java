@@ -159,6 +159,11 @@ public final class Compute implements AutoCloseable {
         return gpu != null && gpu.streams.get().isCapturing();
     }
 
+    /** As {@link CurrentStreams#hold}; null on the CPU. */
+    public CurrentStreams.Scope hold() {
+        return gpu == null ? null : gpu.streams.hold();
+    }
+
     /** Reads the current stream. Call it at the start of an operation. */
     public void begin() {
         if (gpu != null) {

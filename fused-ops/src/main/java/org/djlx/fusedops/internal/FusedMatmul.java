@@ -359,14 +359,16 @@ public final class FusedMatmul implements AutoCloseable {
         return gather(slots, work, Kind.GATHER_GATED, b);
     }
 
+    @SuppressWarnings("try") // the scope is not named in the body
     private Gather gather(Slots slots, Workload work, Kind kind, MatrixLayout... bs) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         FusedMatmulModel.Tiling tiling = sizes.tiling();
         Variant variant =
                 new Variant(work.type(), tiling.tile(), isTransposed(work.type(), bs[0]), kind);
         // Encoding tensor maps needs the CUDA context, which may not be current on this thread.
-        return device.within(
-                () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
+        try (CurrentStreams.Scope scope = streams.hold()) {
+            return new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers());
+        }
     }
 
     /**
@@ -380,6 +382,7 @@ public final class FusedMatmul implements AutoCloseable {
      * @param op SUM, or AVG to divide the sum by the number of ranks
      * @return the launch
      */
+    @SuppressWarnings("try") // the scope is not named in the body
     public Scatter scatter(
             Slots slots, Workload work, MatrixLayout a, MatrixLayout b, ReduceOp op) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
@@ -390,7 +393,9 @@ public final class FusedMatmul implements AutoCloseable {
                         isTransposed(work.type(), b),
                         Kind.SCATTER);
         float factor = op == ReduceOp.AVG ? 1f / sizes.ranks() : 1;
-        return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
+        try (CurrentStreams.Scope scope = streams.hold()) {
+            return new Scatter(slots, sizes, variant, a, b, factor);
+        }
     }
 
     private CudaKernel kernel(Variant variant) {

@@ -5,7 +5,6 @@ import ai.djl.Device;
 import java.nio.charset.StandardCharsets;
 import java.util.HexFormat;
 import java.util.function.IntSupplier;
-import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
 import org.bytedeco.cuda.cudart.CUuuid;
 import org.bytedeco.cuda.global.cudart;
@@ -21,7 +20,7 @@ import org.djlx.nativeops.host.NativeMemory;
  * <p>The context is retained from {@link #open} until this object and everything created with it
  * (streams, events, memory, modules, graphs) is closed. Methods of this package restore the calling
  * thread's current context, except {@link #makeCurrent()}. No method requires a current context,
- * but many calls are faster {@link #within} it. Thread-safe.
+ * but many calls are faster within {@link CurrentStreams#hold}. Thread-safe.
  *
  * <p><b>Errors.</b> Failures of the driver are {@link CudaException}s; using a closed object throws
  * an {@link IllegalStateException}.
@@ -32,7 +31,7 @@ public final class CudaDevice implements AutoCloseable {
     private static final int NAME_BYTES = 256;
 
     private final int ordinal;
-    private final CUctx_st context = new CUctx_st();
+    final CUctx_st context = new CUctx_st();
 
     private int references = 1;
     private volatile boolean closed;
@@ -205,19 +204,6 @@ public final class CudaDevice implements AutoCloseable {
         CudaDriver.check(cudart.cuCtxSetCurrent(context), "cuCtxSetCurrent");
     }
 
-    /**
-     * Runs code with the context current for the calling thread, then restores the previous
-     * context. Calls in the code are faster, because they need not switch contexts. The code must
-     * not make another context current without restoring this device's context.
-     *
-     * @param <T> the type of the result
-     * @return the result
-     */
-    public <T> T within(Supplier<T> body) {
-        requireOpen();
-        return CudaDriver.within(context, body);
-    }
-
     /** Waits for all work of this process on the GPU. */
     public void synchronize() {
         requireOpen();
@@ -249,9 +235,13 @@ public final class CudaDevice implements AutoCloseable {
         return CudaDriver.inContext(context, call);
     }
 
+    boolean isSame(CudaDevice other) {
+        return other.ordinal == ordinal;
+    }
+
     /** Checks that an object belongs to this GPU. */
     void requireSame(CudaDevice other, String what) {
-        if (other.ordinal != ordinal) {
+        if (!isSame(other)) {
             throw new IllegalArgumentException(
                     what + " belongs to " + other.device() + ", not to " + device());
         }

@@ -2,7 +2,6 @@
 package org.djlx.nativeops.cuda;
 
 import java.util.function.IntSupplier;
-import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.BytePointer;
@@ -30,7 +29,7 @@ public final class CudaDriver {
 
     /**
      * Calls the driver with a context current, and restores the thread's context. Inside {@link
-     * #within} the context is not switched.
+     * CurrentStreams#hold} the context is not switched.
      */
     static int in(CUctx_st context, IntSupplier call) {
         CallingThread.get().driverCalls++;
@@ -65,28 +64,6 @@ public final class CudaDriver {
     static void leave(CallingThread thread, boolean pushed) {
         if (pushed) {
             pop(thread);
-        }
-    }
-
-    /** Runs code with a context current, and restores the thread's context. */
-    static <T> T within(CUctx_st context, Supplier<T> body) {
-        CallingThread thread = CallingThread.get();
-        long before = thread.context;
-        if (before == context.address()) {
-            return body.get();
-        }
-        boolean pushed = !isCurrent(thread, context);
-        if (pushed) {
-            push(thread, context);
-        }
-        thread.context = context.address();
-        try {
-            return body.get();
-        } finally {
-            thread.context = before;
-            if (pushed) {
-                pop(thread);
-            }
         }
     }
 

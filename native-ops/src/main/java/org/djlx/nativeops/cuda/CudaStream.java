@@ -10,6 +10,7 @@ import java.util.concurrent.ConcurrentLinkedDeque;
 import org.bytedeco.cuda.cudart.CUevent_st;
 import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.IntPointer;
 import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.Torch;
@@ -231,15 +232,21 @@ public final class CudaStream extends CudaResource {
     /** {@return whether work queued now is captured instead of executed} */
     public boolean isCapturing() {
         requireOpen();
-        int[] status = new int[1];
         CallingThread thread = CallingThread.get();
+        if (thread.stream == this) {
+            return thread.capturing;
+        }
+        if (thread.captured == null) {
+            thread.captured = new IntPointer(1);
+        }
+        IntPointer status = (IntPointer) thread.captured; // An array would be copied.
         boolean pushed = device().enter(thread);
         try {
             CudaDriver.check(cudart.cuStreamIsCapturing(stream, status), "cuStreamIsCapturing");
         } finally {
             CudaDriver.leave(thread, pushed);
         }
-        return status[0] != cudart.CU_STREAM_CAPTURE_STATUS_NONE;
+        return status.get() != cudart.CU_STREAM_CAPTURE_STATUS_NONE;
     }
 
     /** {@return whether all work is complete} Does not block. */

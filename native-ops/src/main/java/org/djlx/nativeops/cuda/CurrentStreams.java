@@ -3,6 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.torch.AotiTorch;
 import org.djlx.nativeops.torch.TorchChecks;
 
@@ -27,6 +28,10 @@ public final class CurrentStreams implements AutoCloseable {
 
     /** {@return the calling thread's current stream; the caller must not close it} */
     public CudaStream get() {
+        CudaStream held = (CudaStream) CallingThread.get().stream;
+        if (held != null && held.device().isSame(cuda)) {
+            return held;
+        }
         // As Torch.currentCudaStream, without checking the device again.
         long handle = AotiTorch.currentCudaStream(ordinal);
         CudaStream stream = last;
@@ -35,6 +40,55 @@ public final class CurrentStreams implements AutoCloseable {
             last = stream;
         }
         return stream;
+    }
+
+    /**
+     * Reads the calling thread's current stream, and whether it is being captured, once for all
+     * calls on this thread until the scope is closed. Makes the GPU's context current, too. Within
+     * the scope, only a {@link org.djlx.nativeops.torch.CudaStreamGuard} may switch the stream, and
+     * its capture may neither begin nor end.
+     *
+     * @return the scope; to be closed on this thread
+     */
+    public Scope hold() {
+        Scope scope = new Scope();
+        try {
+            CudaStream stream = get();
+            boolean capturing = stream.isCapturing();
+            scope.thread.stream = stream;
+            scope.thread.capturing = capturing;
+            return scope;
+        } catch (Throwable e) {
+            scope.close();
+            throw e;
+        }
+    }
+
+    /** The scope of {@link #hold}. */
+    public final class Scope implements AutoCloseable {
+
+        private final CallingThread thread = CallingThread.get();
+        private final Object stream = thread.stream;
+        private final boolean capturing = thread.capturing;
+        private final long context = thread.context;
+        private final boolean pushed = CudaDriver.enter(thread, cuda.context);
+
+        private Scope() {
+            thread.context = cuda.context.address();
+        }
+
+        /** {@return the current stream; the caller must not close it} */
+        public CudaStream stream() {
+            return (CudaStream) thread.stream;
+        }
+
+        @Override
+        public void close() {
+            thread.stream = stream;
+            thread.capturing = capturing;
+            thread.context = context;
+            CudaDriver.leave(thread, pushed);
+        }
     }
 
     @Override

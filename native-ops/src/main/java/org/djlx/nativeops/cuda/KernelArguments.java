@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
-import com.sun.jna.Native;
+import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 
 /**
  * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
@@ -25,9 +23,8 @@ public final class KernelArguments {
 
     private static final int VALUES = MAX_COUNT * Long.BYTES;
 
-    private final ByteBuffer buffer =
-            ByteBuffer.allocateDirect(VALUES + MAX_BYTES).order(ByteOrder.nativeOrder());
-    private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
+    private final Memory memory = new Memory(VALUES + MAX_BYTES);
+    private final long address = Pointer.nativeValue(memory);
     private final int[] sizes = new int[MAX_COUNT];
 
     /**
@@ -61,7 +58,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(int value) {
-        buffer.putInt(next(Integer.BYTES), value);
+        memory.setInt(next(Integer.BYTES), value);
         return this;
     }
 
@@ -73,7 +70,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(long value) {
-        buffer.putLong(next(Long.BYTES), value);
+        memory.setLong(next(Long.BYTES), value);
         return this;
     }
 
@@ -85,7 +82,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(float value) {
-        buffer.putFloat(next(Float.BYTES), value);
+        memory.setFloat(next(Float.BYTES), value);
         return this;
     }
 
@@ -97,7 +94,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(double value) {
-        buffer.putDouble(next(Double.BYTES), value);
+        memory.setDouble(next(Double.BYTES), value);
         return this;
     }
 
@@ -113,7 +110,7 @@ public final class KernelArguments {
         }
         int offset = next(members.length * Long.BYTES);
         for (int i = 0; i < members.length; i++) {
-            buffer.putLong(offset + i * Long.BYTES, members[i]);
+            memory.setLong(offset + (long) i * Long.BYTES, members[i]);
         }
         return this;
     }
@@ -129,7 +126,7 @@ public final class KernelArguments {
         if (count == MAX_COUNT) {
             throw tooMany();
         }
-        buffer.putLong(count * Long.BYTES, struct.address(0, struct.byteSize()));
+        memory.setLong((long) count * Long.BYTES, struct.address(0, struct.byteSize()));
         sizes[count] = struct.byteSize();
         count++;
         return this;
@@ -145,10 +142,10 @@ public final class KernelArguments {
     private int next(int size) {
         int offset = end;
         int next = offset + (size + Long.BYTES - 1) / Long.BYTES * Long.BYTES;
-        if (count == MAX_COUNT || next > buffer.capacity()) {
+        if (count == MAX_COUNT || next > VALUES + MAX_BYTES) {
             throw tooMany();
         }
-        buffer.putLong(count * Long.BYTES, address + offset);
+        memory.setLong((long) count * Long.BYTES, address + offset);
         sizes[count] = size;
         count++;
         end = next;

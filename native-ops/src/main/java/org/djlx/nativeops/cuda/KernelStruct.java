@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
-import com.sun.jna.Native;
+import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 
 /**
  * A struct argument of a kernel, reused for many launches: constant members are written once.
@@ -16,7 +14,8 @@ public final class KernelStruct {
     private static final int ALIGNMENT =
             64; // of tensor maps, the members with the largest alignment
 
-    private final ByteBuffer buffer;
+    private final Pointer memory;
+    private final int byteSize;
     private final long address;
 
     /**
@@ -29,15 +28,17 @@ public final class KernelStruct {
             throw new IllegalArgumentException(
                     "a struct of " + byteSize + " bytes is too small: the minimum is 1");
         }
-        ByteBuffer memory = ByteBuffer.allocateDirect(byteSize + ALIGNMENT);
-        int offset = -memory.alignmentOffset(0, ALIGNMENT) & (ALIGNMENT - 1);
-        buffer = memory.slice(offset, byteSize).order(ByteOrder.nativeOrder());
-        address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
+        Memory whole = new Memory((long) byteSize + ALIGNMENT);
+        whole.clear();
+        long start = Pointer.nativeValue(whole);
+        memory = whole.share(-start & ALIGNMENT - 1, byteSize);
+        address = Pointer.nativeValue(memory);
+        this.byteSize = byteSize;
     }
 
     /** {@return the size in bytes} */
     public int byteSize() {
-        return buffer.capacity();
+        return byteSize;
     }
 
     /**
@@ -48,7 +49,7 @@ public final class KernelStruct {
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */
     public KernelStruct put(int offset, long value) {
-        buffer.putLong(offset, value);
+        memory.setLong(checked(offset, Long.BYTES), value);
         return this;
     }
 
@@ -60,18 +61,22 @@ public final class KernelStruct {
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */
     public KernelStruct put(int offset, float value) {
-        buffer.putFloat(offset, value);
+        memory.setFloat(checked(offset, Float.BYTES), value);
         return this;
     }
 
     /** Returns the address of a member of the given size. */
-    long address(int offset, int byteSize) {
-        if (offset < 0 || offset > buffer.capacity() - byteSize) {
+    long address(int offset, int size) {
+        return address + checked(offset, size);
+    }
+
+    private int checked(int offset, int size) {
+        if (offset < 0 || offset > byteSize - size) {
             throw new IndexOutOfBoundsException(
                     String.format(
                             "%d bytes at %d lie outside a struct of %d bytes",
-                            byteSize, offset, buffer.capacity()));
+                            size, offset, byteSize));
         }
-        return address + offset;
+        return offset;
     }
 }

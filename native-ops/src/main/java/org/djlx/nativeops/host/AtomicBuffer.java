@@ -7,7 +7,6 @@ import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
-import java.nio.LongBuffer;
 
 /**
  * Atomic access to 32-bit and 64-bit words in memory shared by threads or processes.
@@ -29,7 +28,7 @@ public final class AtomicBuffer {
 
     private final long address;
     private final ByteBuffer buffer;
-    private final LongBuffer longs; // a view of buffer
+    private final Pointer pointer;
 
     /**
      * Creates a buffer over a part of some memory.
@@ -47,9 +46,8 @@ public final class AtomicBuffer {
             throw new IllegalArgumentException("offset " + offset + " is not a multiple of 8");
         }
         this.address = memory.address() + offset;
-        this.buffer =
-                new Pointer(address).getByteBuffer(0, byteSize).order(ByteOrder.nativeOrder());
-        this.longs = buffer.asLongBuffer();
+        this.pointer = new Pointer(address);
+        this.buffer = pointer.getByteBuffer(0, byteSize).order(ByteOrder.nativeOrder());
     }
 
     /**
@@ -101,30 +99,33 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Reads longs without ordering guarantees. One bulk read is much cheaper than single reads
-     * while the JVM still interprets the caller.
+     * Reads longs without ordering guarantees, by one native call.
      *
      * @param offset the offset in bytes
      * @param values receives the longs
      */
     public void getLongs(int offset, long[] values) {
-        longs.get(index(offset), values);
+        checkLongs(offset, values.length);
+        pointer.read(offset, values, 0, values.length);
     }
 
     /**
-     * Writes longs without ordering guarantees.
+     * Writes longs without ordering guarantees, by one native call.
      *
      * @param offset the offset in bytes
      */
     public void putLongs(int offset, long[] values) {
-        longs.put(index(offset), values);
+        checkLongs(offset, values.length);
+        pointer.write(offset, values, 0, values.length);
     }
 
-    private static int index(int offset) {
-        if (offset % Long.BYTES != 0) {
-            throw new IndexOutOfBoundsException("no long at offset " + offset);
+    private void checkLongs(int offset, int count) {
+        if (offset % Long.BYTES != 0
+                || offset < 0
+                || offset > buffer.capacity() - count * Long.BYTES) {
+            throw new IndexOutOfBoundsException(
+                    count + " longs at offset " + offset + " of " + buffer.capacity() + " bytes");
         }
-        return offset / Long.BYTES;
     }
 
     /**

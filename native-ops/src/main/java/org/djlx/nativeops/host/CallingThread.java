@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.host;
 
-import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaDriver;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /** State of a thread that calls native code: its CUDA context, call counts and scratch memory. */
 public final class CallingThread {
@@ -17,7 +17,7 @@ public final class CallingThread {
 
     private final Thread thread = Thread.currentThread();
 
-    /** The context that {@link CudaDevice#within} keeps current; 0 outside of it. */
+    /** The context that {@link CurrentStreams#hold} keeps current; 0 outside of it. */
     public long context;
 
     /**
@@ -25,6 +25,15 @@ public final class CallingThread {
      * class is in the CUDA presets.
      */
     public Object current;
+
+    /** The current stream that {@link CurrentStreams#hold} has read; null outside of it. */
+    public Object stream;
+
+    /** Whether {@link #stream} is being captured. */
+    public boolean capturing;
+
+    /** As {@link #current}, the word into which the driver writes whether a stream is captured. */
+    public Object captured;
 
     /** The number of calls to the CUDA driver. */
     public long driverCalls;

@@ -40,5 +40,8 @@ final class AotiTensor {
 
     static native int aoti_torch_delete_tensor_object(long tensor);
 
+    /** {@code bool c10::TensorImpl::requires_grad() const}, of libc10.so. */
+    static native int _ZNK3c1010TensorImpl13requires_gradEv(long tensorImpl);
+
     static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);
 }

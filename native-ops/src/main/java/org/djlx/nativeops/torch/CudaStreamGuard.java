@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.torch;
 
+import org.djlx.nativeops.host.CallingThread;
+
 /**
  * Makes a CUDA stream the calling thread's current stream in libtorch until closed; see {@link
  * Torch#cudaStreamGuard(ai.djl.Device, long)}. Guards nest: close them in reverse order, on the
@@ -11,10 +13,13 @@ public final class CudaStreamGuard implements AutoCloseable {
 
     private final Thread owner = Thread.currentThread();
     private final long guard;
+    private final Object held; // by CurrentStreams.hold(), which this guard overrides
     private boolean closed;
 
     CudaStreamGuard(long guard) {
         this.guard = guard;
+        held = CallingThread.get().stream;
+        CallingThread.get().stream = null;
     }
 
     /**
@@ -32,6 +37,7 @@ public final class CudaStreamGuard implements AutoCloseable {
         }
         if (!closed) {
             closed = true;
+            CallingThread.get().stream = held;
             AotiTorch.check(
                     AotiTorchCuda.aoti_torch_delete_cuda_stream_guard(guard),
                     "CudaStreamGuard.close");

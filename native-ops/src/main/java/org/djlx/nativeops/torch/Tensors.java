@@ -4,6 +4,7 @@ package org.djlx.nativeops.torch;
 import ai.djl.Device;
 import ai.djl.pytorch.engine.PtDeviceType;
 import java.util.Arrays;
+import org.djlx.nativeops.NativeCalls;
 import org.djlx.nativeops.host.Scratch;
 
 /** Reads properties of tensors, given by their handles, and checks that tensors match. */
@@ -23,6 +24,18 @@ final class Tensors {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTensor.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
         return (int) scratch.getLong(0);
+    }
+
+    /**
+     * Returns whether a tensor requires a gradient. The stable ABI has no function for this, and a
+     * call of the dispatcher costs ten times as much. A handle is an {@code at::Tensor}, whose only
+     * member points to the {@code c10::TensorImpl}.
+     */
+    static boolean requiresGradient(long tensor) {
+        long implementation = Scratch.get().longsAt(tensor, 1)[0];
+        NativeCalls.countOther();
+        int result = AotiTensor._ZNK3c1010TensorImpl13requires_gradEv(implementation);
+        return (byte) result != 0; // A C++ bool is in the lowest byte.
     }
 
     /** Returns type, sizes, strides and address. */

@@ -9,6 +9,7 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 import ai.djl.pytorch.jni.JniUtils;
+import java.nio.ByteBuffer;
 import java.util.Arrays;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -158,9 +159,7 @@ public final class Torch {
                             device.getDeviceId(),
                             scratch.slot(0)),
                     "Torch.view");
-            NDArray view =
-                    adopt(scratch.getLong(0), handle -> new MemoryView(owner, handle, memory));
-            return view;
+            return adopt(owner, scratch.getLong(0), memory, null);
         } catch (Throwable e) {
             memory.release();
             throw e;
@@ -211,13 +210,7 @@ public final class Torch {
      */
     public static boolean requiresGradient(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
-        return array.hasGradient()
-                || (byte)
-                                TorchDispatcher.call(
-                                        TorchDispatcher.Operator.IS_LEAF,
-                                        "Torch.requiresGradient",
-                                        tensor)
-                        == 0;
+        return Tensors.requiresGradient(tensor);
     }
 
     /**
@@ -315,14 +308,7 @@ public final class Torch {
             AotiTorch.check(
                     AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)),
                     "Torch.alias");
-            NDArray alias =
-                    adopt(
-                            scratch.getLong(0),
-                            handle ->
-                                    memory == null
-                                            ? new PtNDArray(
-                                                    owner, handle, BufferOfArray.get(original))
-                                            : new MemoryView(owner, handle, memory));
+            NDArray alias = adopt(owner, scratch.getLong(0), memory, BufferOfArray.get(original));
             adopted = true;
             return alias;
         } finally {
@@ -401,17 +387,21 @@ public final class Torch {
                         device.getDeviceId(),
                         scratch.slot(0)),
                 operation);
-        return adopt(scratch.getLong(0), handle -> new PtNDArray(owner, handle));
+        return adopt(owner, scratch.getLong(0), null, null);
     }
 
-    private interface Adopter {
-        NDArray adopt(long tensor);
-    }
-
-    /** Creates an array that owns a new tensor; deletes the tensor on failure. */
-    private static NDArray adopt(long tensor, Adopter adopter) {
+    /**
+     * Creates an array that owns a new tensor; deletes the tensor on failure.
+     *
+     * @param memory the owner of the elements; null if it is libtorch or a buffer
+     * @param buffer as {@link BufferOfArray#get}
+     */
+    private static NDArray adopt(
+            PtNDManager owner, long tensor, NativeMemory memory, ByteBuffer buffer) {
         try {
-            return adopter.adopt(tensor);
+            return memory == null
+                    ? new PtNDArray(owner, tensor, buffer)
+                    : new MemoryView(owner, tensor, memory);
         } catch (IllegalStateException e) {
             AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
             throw new IllegalArgumentException(
@@ -535,7 +525,7 @@ public final class Torch {
         long result =
                 TorchDispatcher.attention(
                         "Torch.attention", queries, keys, values, causal, grouped);
-        return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
+        return adopt(array.getManager(), result, null, null);
     }
 
     /**
@@ -596,8 +586,7 @@ public final class Torch {
                             q.getShape().get(1),
                             k.getShape().get(1),
                             window);
-            try (NDArray output =
-                    adopt(result, handle -> new PtNDArray(array.getManager(), handle))) {
+            try (NDArray output = adopt(array.getManager(), result, null, null)) {
                 return output.transpose(0, 2, 1, 3);
             }
         }
@@ -638,7 +627,7 @@ public final class Torch {
             throw new IllegalArgumentException("silu does not support the element type " + type);
         }
         long result = TorchDispatcher.call(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
-        return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
+        return adopt(array.getManager(), result, null, null);
     }
 
     /**

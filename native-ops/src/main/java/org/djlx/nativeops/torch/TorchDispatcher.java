@@ -19,7 +19,6 @@ final class TorchDispatcher {
         BITWISE_OR_("aten::bitwise_or_", "Tensor"),
         BITWISE_XOR_("aten::bitwise_xor_", "Tensor"),
         DIV_("aten::div_", "Tensor"),
-        IS_LEAF("aten::is_leaf", ""),
         MAXIMUM_OUT("aten::maximum", "out"),
         MINIMUM_OUT("aten::minimum", "out"),
         MUL_("aten::mul_", "Tensor"),

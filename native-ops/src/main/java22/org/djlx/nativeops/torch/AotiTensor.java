@@ -25,6 +25,8 @@ final class AotiTensor {
             LIBRARY.handle("aoti_torch_delete_tensor_object", JAVA_LONG);
     private static final MethodHandle CALL_DISPATCHER =
             LIBRARY.handle("aoti_torch_call_dispatcher", JAVA_LONG, JAVA_LONG, JAVA_LONG);
+    private static final MethodHandle REQUIRES_GRAD =
+            LIBRARY.handle("_ZNK3c1010TensorImpl13requires_gradEv", JAVA_LONG);
 
     private AotiTensor() {}
 
@@ -70,6 +72,10 @@ final class AotiTensor {
 
     static int aoti_torch_delete_tensor_object(long tensor) {
         return Downcalls.call(DELETE_TENSOR_OBJECT, tensor);
+    }
+
+    static int _ZNK3c1010TensorImpl13requires_gradEv(long tensorImpl) {
+        return Downcalls.call(REQUIRES_GRAD, tensorImpl);
     }
 
     static int aoti_torch_call_dispatcher(long operator, long overload, long stack) {

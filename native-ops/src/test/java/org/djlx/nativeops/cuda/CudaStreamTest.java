@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -12,6 +13,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
@@ -42,6 +44,49 @@ class CudaStreamTest extends StreamFixture {
                 assertThrows(
                         IllegalArgumentException.class, () -> CudaDevice.open(Device.gpu(999)));
         assertTrue(e.getMessage().contains("gpu(999) does not exist"), e.getMessage());
+    }
+
+    @Test
+    @SuppressWarnings("try") // guards are not named in the body
+    void aHeldStreamIsReadOnce() {
+        try (NativeMemory memory = CudaMemory.allocate(device, 4);
+                CurrentStreams streams = new CurrentStreams(device);
+                CurrentStreams others = new CurrentStreams(device);
+                CudaStream side = CudaStream.create(device)) {
+            CudaStream before = streams.get();
+            try (CurrentStreams.Scope scope = streams.hold()) {
+                CudaStream held = scope.stream();
+                assertEquals(before.handle(), held.handle());
+                NativeCalls start = NativeCalls.ofThread();
+                assertSame(held, streams.get());
+                assertSame(held, others.get());
+                assertFalse(held.isCapturing());
+                try (CurrentStreams.Scope nested = others.hold()) {
+                    assertSame(held, nested.stream());
+                }
+                assertEquals(start, NativeCalls.ofThread());
+                try (CudaStreamGuard guard =
+                        Torch.cudaStreamGuard(device.device(), side.handle())) {
+                    assertEquals(side.handle(), streams.get().handle());
+                    try (CurrentStreams.Scope inner = others.hold()) {
+                        assertEquals(side.handle(), inner.stream().handle());
+                    }
+                }
+                assertSame(held, streams.get());
+            }
+            try (CudaStreamGuard guard = Torch.cudaStreamGuard(device.device(), side.handle())) {
+                CudaGraph.capture(
+                                side,
+                                () -> {
+                                    try (CurrentStreams.Scope scope = streams.hold()) {
+                                        assertTrue(scope.stream().isCapturing());
+                                        side.memsetAsync(memory.address(), (byte) 1, 4);
+                                    }
+                                })
+                        .close();
+                assertFalse(streams.get().isCapturing());
+            }
+        }
     }
 
     @Test

@@ -80,7 +80,7 @@ final class P2p {
         this.hosts = parts.hosts;
         this.place = parts.place;
         currentStreams = new CurrentStreams(device);
-        capturing = () -> device.within(() -> currentStreams.get().isCapturing());
+        capturing = () -> currentStreams.get().isCapturing();
         buffers =
                 new CudaP2pBuffers(
                         region,
@@ -380,76 +380,93 @@ final class P2p {
             ReduceOp op,
             Algorithm algorithm,
             boolean inOrder) {
-        TensorInfo info = operation.tensor();
         operation.setAlgorithm(algorithm.kernel());
-        float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
+        TensorInfo info = operation.tensor();
         boolean direct = algorithm == Algorithm.DIRECT;
-        LongFunction<GpuCall.Body> kernel =
-                address ->
-                        new GpuCall.Body() {
-                            @Override
-                            public void enqueue(CudaStream stream) {
-                                kernels.enqueue(
-                                        stream,
-                                        algorithm,
-                                        address,
-                                        info.count(),
-                                        info.type(),
-                                        divisor,
-                                        operation.timeout());
-                            }
-
-                            @Override
-                            public void releaseFailed(Runnable release) {
-                                lateWriters.release(release, direct);
-                            }
-                        };
-        return device.within(
-                () -> {
-                    CudaStream current = currentStreams.get();
-                    boolean inPlace =
-                            info.isContiguous()
-                                    && (!direct
-                                            || AllReduceKernels.isReachable(
-                                                    device, info.address()));
-                    // Only works of the group's stream hold tensors that late peers may write to,
-                    // make copies before the call is published, and wait for the helper.
-                    boolean here =
-                            inOrder && !direct && inPlace && group.collectives().isLaunched();
-                    return here || current.isCapturing()
-                            ? queue.run(
-                                    operation,
-                                    current,
-                                    (stream, captured) ->
-                                            enqueue(stream, tensor, info, inPlace, direct, kernel),
-                                    List.of(tensor))
-                            : group.run(operation, tensor, inPlace, current, kernel);
-                });
+        float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
+        try (CurrentStreams.Scope scope = currentStreams.hold()) {
+            CudaStream current = scope.stream();
+            boolean inPlace =
+                    info.isContiguous()
+                            && (!direct || AllReduceKernels.isReachable(device, info.address()));
+            Reduction reduction = new Reduction(operation, tensor, algorithm, divisor, inPlace);
+            // Only works of the group's stream hold tensors that late peers may write to, make
+            // copies before the call is published, and wait for the helper.
+            boolean here = inOrder && !direct && inPlace && group.collectives().isLaunched();
+            return here || current.isCapturing()
+                    ? queue.run(operation, current, reduction, List.of(tensor))
+                    : group.run(operation, tensor, inPlace, current, reduction);
+        }
     }
 
-    /** Enqueues a kernel for the tensor or, in a graph, for a copy. */
-    private void enqueue(
-            CudaStream stream,
-            NDArray tensor,
-            TensorInfo info,
-            boolean inPlace,
-            boolean direct,
-            LongFunction<GpuCall.Body> kernel) {
-        if (inPlace) {
-            keepInGraph(tensor, direct);
-            kernel.apply(info.address()).enqueue(stream);
-            return;
+    /** An all-reduce by a kernel: on the caller's stream, or on the group's. */
+    private final class Reduction implements P2pQueue.Body, LongFunction<GpuCall.Body> {
+
+        private final Operation operation;
+        private final NDArray tensor;
+        private final Algorithm algorithm;
+        private final float divisor;
+        private final boolean inPlace; // the kernel needs no copy of the tensor
+
+        Reduction(
+                Operation operation,
+                NDArray tensor,
+                Algorithm algorithm,
+                float divisor,
+                boolean inPlace) {
+            this.operation = operation;
+            this.tensor = tensor;
+            this.algorithm = algorithm;
+            this.divisor = divisor;
+            this.inPlace = inPlace;
         }
-        try (NDArray copy =
-                Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
-            stream.keepAlive(copy);
-            keepInGraph(copy, direct);
-            NoGradient.run(
-                    () -> {
-                        Torch.copy(copy, tensor);
-                        kernel.apply(Torch.dataPointer(copy)).enqueue(stream);
-                        Torch.copy(tensor, copy);
-                    });
+
+        private void enqueue(CudaStream stream, long address) {
+            TensorInfo info = operation.tensor();
+            kernels.enqueue(
+                    stream,
+                    algorithm,
+                    address,
+                    info.count(),
+                    info.type(),
+                    divisor,
+                    operation.timeout());
+        }
+
+        @Override
+        public void enqueue(CudaStream stream, boolean captured) {
+            TensorInfo info = operation.tensor();
+            if (inPlace) {
+                keepInGraph(tensor, algorithm);
+                enqueue(stream, info.address());
+                return;
+            }
+            try (NDArray copy =
+                    Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
+                stream.keepAlive(copy);
+                keepInGraph(copy, algorithm);
+                NoGradient.run(
+                        () -> {
+                            Torch.copy(copy, tensor);
+                            enqueue(stream, Torch.dataPointer(copy));
+                            Torch.copy(tensor, copy);
+                        });
+            }
+        }
+
+        @Override
+        public GpuCall.Body apply(long address) {
+            return new GpuCall.Body() {
+                @Override
+                public void enqueue(CudaStream stream) {
+                    Reduction.this.enqueue(stream, address);
+                }
+
+                @Override
+                public void releaseFailed(Runnable release) {
+                    lateWriters.release(release, algorithm == Algorithm.DIRECT);
+                }
+            };
         }
     }
 
@@ -457,31 +474,31 @@ final class P2p {
      * Keeps the tensor of a captured direct all-reduce until the graph is closed; if a replay has
      * failed, until late peers no longer write to it.
      */
-    private void keepInGraph(NDArray tensor, boolean direct) {
-        if (direct) {
+    private void keepInGraph(NDArray tensor, Algorithm algorithm) {
+        if (algorithm == Algorithm.DIRECT) {
             CudaGraph.keepAlive(release -> lateWriters.release(release, waits.hasFailed()), tensor);
         }
     }
 
     /** Runs an operator that uses the {@link #buffers()} and their streams. */
     Work execute(Operation operation, Runnable body) {
-        return device.within(
-                () ->
-                        queue.run(
-                                operation,
-                                currentStreams.get(),
-                                new P2pQueue.Body() {
-                                    @Override
-                                    public void enqueue(CudaStream stream, boolean captured) {
-                                        buffers.enqueue(operation, stream, captured, body);
-                                    }
+        try (CurrentStreams.Scope scope = currentStreams.hold()) {
+            return queue.run(
+                    operation,
+                    scope.stream(),
+                    new P2pQueue.Body() {
+                        @Override
+                        public void enqueue(CudaStream stream, boolean captured) {
+                            buffers.enqueue(operation, stream, captured, body);
+                        }
 
-                                    @Override
-                                    public void enqueued(StreamWork work) {
-                                        buffers.enqueued(work);
-                                    }
-                                },
-                                List.of()));
+                        @Override
+                        public void enqueued(StreamWork work) {
+                            buffers.enqueued(work);
+                        }
+                    },
+                    List.of());
+        }
     }
 
     /** Makes waits of this host for other ranks fail. Thread-safe. */

@@ -14,14 +14,14 @@ import org.djlx.nativeops.torch.TensorHold;
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
-    private final CudaStream stream;
+    private final long stream; // its handle
     private final List<TensorHold> holds = new ArrayList<>(1);
 
     /** Creates the work. */
     StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
         super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;
-        this.stream = stream;
+        this.stream = stream.handle();
     }
 
     @Override
@@ -31,7 +31,7 @@ final class StreamWork extends GpuWork {
 
     @Override
     protected boolean isOn(CudaStream other) {
-        return other == stream;
+        return other.handle() == stream;
     }
 
     /**

@@ -15,6 +15,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
  * The streams, watchdog and failure handling of one rank's group on its GPU. A group has
@@ -192,16 +193,13 @@ public final class GpuGroup {
      */
     public Work issue(
             StreamQueue queue, Operation operation, GpuCall call, List<NDArray> result, int peer) {
-        return resources
-                .cuda()
-                .within(
-                        () -> {
-                            CudaStream current = resources.current().get();
-                            if (current.isCapturing()) {
-                                throw captured(operation, call, peer);
-                            }
-                            return issue(queue, current, operation, call, result, peer);
-                        });
+        try (CurrentStreams.Scope scope = resources.current().hold()) {
+            CudaStream current = scope.stream();
+            if (current.isCapturing()) {
+                throw captured(operation, call, peer);
+            }
+            return issue(queue, current, operation, call, result, peer);
+        }
     }
 
     /**

@@ -239,7 +239,14 @@ public final class Watchdog implements AutoCloseable {
 
     /** Returns the first work of each queue that has any. */
     private synchronized List<Watched> heads() {
-        return works.values().stream().filter(queue -> !queue.isEmpty()).map(Deque::peek).toList();
+        // A loop: the interpreter runs a stream much longer, and callers of add() would wait.
+        List<Watched> heads = new ArrayList<>();
+        for (Deque<Watched> queue : works.values()) {
+            if (!queue.isEmpty()) {
+                heads.add(queue.peek());
+            }
+        }
+        return heads;
     }
 
     private void watch() {
@@ -312,12 +319,9 @@ public final class Watchdog implements AutoCloseable {
 
     private synchronized Set<Queue> queuesToWatch() {
         Set<Queue> queues = new LinkedHashSet<>();
-        works.forEach(
-                (queue, pending) -> {
-                    if (!pending.isEmpty()) {
-                        queues.add(queue);
-                    }
-                });
+        for (Watched head : heads()) {
+            queues.add(head.queue());
+        }
         if (alwaysWatched != null) {
             queues.add(alwaysWatched);
         }

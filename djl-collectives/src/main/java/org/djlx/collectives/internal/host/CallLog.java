@@ -61,7 +61,9 @@ final class CallLog {
      * Returns whether a rank has published enough calls to free the slot of this rank's next call.
      */
     boolean hasRoomFor(int peer) {
-        return peer == rank || published(peer) - (last + 1 - SLOTS) >= 0;
+        int freed = last + 1 - SLOTS;
+        // A rank has published what has been compared.
+        return peer == rank || compared[peer] - freed >= 0 || published(peer) - freed >= 0;
     }
 
     private int published(int peer) {
