@@ -32,7 +32,7 @@ final class MpiBackend extends CpuBackend {
         String thread = "mpi-" + context.name() + "-rank-" + rank;
         group = new MpiGroup(comm, context.name(), peers);
         MpiProcess.opened(group);
-        reducer = new Reducer(manager);
+        reducer = new Reducer(manager, new MpiSums(group::add));
         MpiCollectives collectives = new MpiCollectives(group, reducer);
         int first = rank == 0 ? 1 : 0;
         messages =
