@@ -26,6 +26,9 @@ final class Mpi {
 
     static final long COMM_WORLD = handle("ompi_mpi_comm_world", 0x44000000);
     static final long BYTE = handle("ompi_mpi_byte", 0x4c00010d);
+    static final long FLOAT = handle("ompi_mpi_float", 0x4c00040a);
+    static final long DOUBLE = handle("ompi_mpi_double", 0x4c00080b);
+    static final long SUM = handle("ompi_mpi_op_sum", 0x58000003);
     static final long ERRORS_RETURN = handle("ompi_mpi_errors_return", 0x54000001);
     static final int ANY_SOURCE = OPEN_MPI ? -1 : -2;
     static final long STATUS_IGNORE = OPEN_MPI ? 0 : 1;
@@ -99,6 +102,8 @@ final class Mpi {
     static native int MPI_Test(long request, long flag, long status);
 
     static native int MPI_Cancel(long request);
+
+    static native int MPI_Reduce_local(long term, long sum, int count, long type, long op);
 
     static native int MPI_Error_string(int error, long text, long length);
 

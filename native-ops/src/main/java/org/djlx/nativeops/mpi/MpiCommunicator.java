@@ -162,6 +162,18 @@ public final class MpiCommunicator implements AutoCloseable {
         }
     }
 
+    /**
+     * Adds numbers to others, element by element, on this rank.
+     *
+     * @param sum the address of the numbers that change
+     * @param term the address of the numbers that are added
+     * @param isDouble whether they are doubles; otherwise floats
+     */
+    public static void add(long sum, long term, int count, boolean isDouble) {
+        long type = isDouble ? Mpi.DOUBLE : Mpi.FLOAT;
+        Mpi.check("MPI_Reduce_local", Mpi.MPI_Reduce_local(term, sum, count, type, Mpi.SUM));
+    }
+
     /** Frees the communicator. No request may be in use, and no rank may send any more. */
     @Override
     public void close() {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.cpu;
 
-import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.host.HostCopier;
 import org.djlx.nativeops.torch.ScalarType;
 
@@ -10,7 +9,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * libtorch's bit for bit. For contributions so small that a call to libtorch costs more than the
  * additions. Works in blocks that fit the L1 cache. One instance serves one rank.
  */
-final class JavaSums {
+final class JavaSums implements Reducer.Sums {
 
     // Above this size libtorch is faster, because it does not copy to arrays.
     private static final long MAX_BYTES = 64 << 10;
@@ -22,20 +21,14 @@ final class JavaSums {
     private final double[] doubleSum = new double[BLOCK / Double.BYTES];
     private final double[] doublePart = new double[BLOCK / Double.BYTES];
 
-    /** Returns whether {@link #add} supports a reduction. */
-    static boolean canAdd(long count, ScalarType type, ReduceOp op) {
-        return op.kind() == ReduceOp.Kind.SUM
-                && (type == ScalarType.FLOAT32 || type == ScalarType.FLOAT64)
+    @Override
+    public boolean canAdd(long count, ScalarType type) {
+        return (type == ScalarType.FLOAT32 || type == ScalarType.FLOAT64)
                 && count * type.itemSize() <= MAX_BYTES;
     }
 
-    /**
-     * Sums contributions.
-     *
-     * @param result the address of the result; may be the address of a part
-     * @param parts the addresses of the contributions, in rank order; not modified otherwise
-     */
-    void add(long result, long[] parts, long count, ScalarType type) {
+    @Override
+    public void add(long result, long[] parts, long count, ScalarType type) {
         long byteSize = count * type.itemSize();
         for (long offset = 0; offset < byteSize; offset += BLOCK) {
             int size = (int) Math.min(BLOCK, byteSize - offset);

@@ -26,11 +26,16 @@ public final class OpQueue {
     // queue takes the core from a working rank.
     private static final long TAKEOVER_NANOS = 500_000;
 
+    // The wait doubles up to this factor while callers run all operations. A check costs two thread
+    // switches, as much as a small operation.
+    private static final int MAX_WAITS = 8;
+
     private final PeerStates peers;
     private final Queue<OpWork> pending = new ArrayDeque<>();
     private final ReentrantLock runner = new ReentrantLock();
     private final Thread progress;
     private final long takeoverNanos;
+    private long wait; // until the next check, in ns; confined to the queue's thread
     private long submitted; // number of operations; guarded by pending
     private long seen; // value of submitted at the last check; confined to the queue's thread
     private boolean idle; // guarded by pending
@@ -47,6 +52,7 @@ public final class OpQueue {
     public OpQueue(String name, PeerStates peers, int ranksPerCore) {
         this.peers = peers;
         takeoverNanos = TAKEOVER_NANOS * ranksPerCore;
+        wait = takeoverNanos;
         progress = new Thread(this::progress, name);
         progress.setDaemon(true);
         progress.start();
@@ -84,6 +90,7 @@ public final class OpQueue {
                             .formatted(running.operation(), work.operation()));
         }
         if (!runner.tryLock()) {
+            expedite(); // Once the other thread stops.
             return false;
         }
         try {
@@ -158,15 +165,18 @@ public final class OpQueue {
             if (!closed) {
                 LockSupport.park(this);
             }
-        } else if (runner.isLocked()) {
+        } else if (runner.isLocked() && (quiet || !empty)) {
             // Periodic checks would take the core from a working rank, and the remaining operations
             // may have waiting threads as well.
             awaitStop();
-        } else if (!empty) {
+            wait = takeoverNanos;
+        } else if (!empty && !runner.isLocked()) {
             runPending();
+            wait = takeoverNanos;
             return;
         }
-        LockSupport.parkNanos(this, takeoverNanos);
+        LockSupport.parkNanos(this, wait);
+        wait = Math.min(2 * wait, MAX_WAITS * takeoverNanos);
     }
 
     private void runPending() {

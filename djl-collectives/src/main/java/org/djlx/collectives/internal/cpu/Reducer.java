@@ -14,7 +14,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * Reduces the contributions of all ranks, in rank order, with libtorch's vectorised operators on
- * views of memory, or with {@link JavaSums} if they are small. 16-bit floating-point types are
+ * views of memory, or with {@link Sums} where those are faster. 16-bit floating-point types are
  * accumulated in float32 and rounded once.
  *
  * <p>The result has the same bits on every rank, with one exception. If the result overwrites a
@@ -23,17 +23,38 @@ import org.djlx.nativeops.torch.TorchInPlace;
  */
 public final class Reducer implements AutoCloseable {
 
+    /** Sums contributions in rank order, to the same bits as libtorch and faster. */
+    public interface Sums {
+
+        /** Returns whether {@link #add} supports a sum. */
+        boolean canAdd(long count, ScalarType type);
+
+        /**
+         * Sums contributions, as {@link Reducer#reduce} does.
+         *
+         * @param result the address of the result; may be the address of a part
+         * @param parts the addresses of the contributions, in rank order
+         */
+        void add(long result, long[] parts, long count, ScalarType type);
+    }
+
     private final NDManager manager;
     private final NDManager kept;
     // One cache for each of the arrays that are in use at the same time.
     private final ViewCache results;
     private final ViewCache firsts;
     private final ViewCache others;
-    private final JavaSums javaSums = new JavaSums();
+    private final Sums sums;
 
     /** Creates a reducer, whose temporary arrays the manager owns. */
     public Reducer(NDManager manager) {
+        this(manager, new JavaSums());
+    }
+
+    /** Creates a reducer, whose temporary arrays the manager owns, with a way to sum. */
+    public Reducer(NDManager manager, Sums sums) {
         this.manager = manager;
+        this.sums = sums;
         kept = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         results = new ViewCache(kept);
         firsts = new ViewCache(kept);
@@ -52,8 +73,8 @@ public final class Reducer implements AutoCloseable {
         if (count == 0) {
             return;
         }
-        if (JavaSums.canAdd(count, type, op)) {
-            javaSums.add(result, parts, count, type);
+        if (op.kind() == ReduceOp.Kind.SUM && sums.canAdd(count, type)) {
+            sums.add(result, parts, count, type);
             return;
         }
         // As NoGradient.run, without allocating a lambda per chunk.

@@ -32,7 +32,7 @@ final class MpiBackend extends CpuBackend {
         String thread = "mpi-" + context.name() + "-rank-" + rank;
         group = new MpiGroup(comm, context.name(), peers);
         MpiProcess.opened(group);
-        reducer = new Reducer(manager);
+        reducer = new Reducer(manager, new MpiSums(group::add));
         MpiCollectives collectives = new MpiCollectives(group, reducer);
         int first = rank == 0 ? 1 : 0;
         messages =
@@ -63,16 +63,20 @@ final class MpiBackend extends CpuBackend {
         }
         MpiCommunicator world = MpiProcess.world();
         byte[] process = Peers.own();
-        int size = Integer.BYTES + process.length;
-        byte[] own = ByteBuffer.allocate(size).putInt(world.rank()).put(process).array();
+        int size = 2 * Integer.BYTES + process.length;
+        int tag = MpiProcess.newTag(world);
+        byte[] own =
+                ByteBuffer.allocate(size).putInt(world.rank()).putInt(tag).put(process).array();
         List<byte[]> ranks = context.exchange(NAME, own);
         int[] members = ranks.stream().mapToInt(rank -> ByteBuffer.wrap(rank).getInt()).toArray();
         requireProcesses(context, world, members);
         // All members have exchanged their ranks, so this does not wait for long.
-        int tag = context.name().hashCode() & MpiCommunicator.MAX_TAG;
+        tag = ByteBuffer.wrap(ranks.get(0)).getInt(Integer.BYTES);
         MpiCommunicator comm = world.create(members, tag);
         List<byte[]> processes =
-                ranks.stream().map(r -> Arrays.copyOfRange(r, Integer.BYTES, r.length)).toList();
+                ranks.stream()
+                        .map(r -> Arrays.copyOfRange(r, 2 * Integer.BYTES, r.length))
+                        .toList();
         return new MpiBackend(context, comm, Peers.of(context, processes));
     }
 

@@ -38,17 +38,17 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class MpiCollectives implements HostCollectives {
 
-    // A part of this size stays in the cache between its arrival and its reduction.
-    private static final long BLOCK = 256 << 10;
-
-    // Up to this many bytes to receive, each rank reduces the whole tensor: a step less than parts.
-    private static final long MAX_WHOLE = 256 << 10;
-
-    // Calls carry data to be reduced up to this many bytes in all.
-    private static final long MAX_CALLS = 64 << 10;
+    // How many bytes of a reduction a rank receives at once: the caches hold them until they are
+    // reduced. Smaller blocks cost more steps; those of many ranks are still worth a message.
+    private static final long BLOCKS = 1 << 20;
+    private static final long MIN_BLOCK = 64 << 10;
 
     // Larger broadcasts scatter parts and gather them: the root then sends its data about once.
     private static final long SCATTERED_BROADCAST = 64 << 10;
+
+    // Up to this size, data travels in pieces that MPI sends at once, without asking the receiver.
+    // Up to as many bytes to receive, each rank reduces the whole tensor: a step less than parts.
+    private static final long MAX_EAGER = 64 << 10;
 
     // Memory that MPI may access until the process ends.
     private static final Queue<Memory> ORPHANS = new ConcurrentLinkedQueue<>();
@@ -61,8 +61,9 @@ final class MpiCollectives implements HostCollectives {
     private final Transfers transfers = new Transfers();
     private final Transfers next = new Transfers();
     private final Transfers results = new Transfers();
-    private Memory scratch = new Memory(BLOCK); // contributions of other ranks
-    private Memory reduced = new Memory(BLOCK); // results for the root
+    private final long blockSize; // a multiple of every element's size
+    private Memory scratch = new Memory(BLOCKS); // contributions of other ranks
+    private Memory reduced = new Memory(BLOCKS); // results for the root
     private boolean orphaned;
 
     MpiCollectives(MpiGroup group, Reducer reducer) {
@@ -70,6 +71,7 @@ final class MpiCollectives implements HostCollectives {
         this.reducer = reducer;
         rank = group.rank();
         worldSize = group.worldSize();
+        blockSize = Math.max(BLOCKS / Math.max(1, worldSize - 1) & -64, MIN_BLOCK);
     }
 
     @Override
@@ -228,17 +230,23 @@ final class MpiCollectives implements HostCollectives {
         }
 
         void receive(int peer, long address, long size) {
-            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-                int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+            int most = pieceSize(size);
+            for (long offset = 0; offset < size; offset += most) {
+                int piece = (int) Math.min(most, size - offset);
                 group.receive(request(peer), address + offset, piece, peer, MpiGroup.DATA);
             }
         }
 
         void send(int peer, long address, long size) {
-            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-                int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+            int most = pieceSize(size);
+            for (long offset = 0; offset < size; offset += most) {
+                int piece = (int) Math.min(most, size - offset);
                 group.send(request(peer), address + offset, piece, peer, MpiGroup.DATA);
             }
+        }
+
+        private int pieceSize(long size) {
+            return size <= MAX_EAGER ? group.maxPayload() : MpiCommunicator.MAX_BYTES;
         }
 
         void complete(Operation operation) {
@@ -274,8 +282,8 @@ final class MpiCollectives implements HostCollectives {
             if (!(transfers.cancel() & next.cancel() & results.cancel())) {
                 orphaned = true;
                 ORPHANS.addAll(List.of(scratch, reduced));
-                scratch = new Memory(BLOCK);
-                reduced = new Memory(BLOCK);
+                scratch = new Memory(BLOCKS);
+                reduced = new Memory(BLOCKS);
             }
             throw e;
         }
@@ -333,7 +341,7 @@ final class MpiCollectives implements HostCollectives {
     }
 
     private boolean fitsReduced(long size) {
-        return fits(size) && size * (worldSize - 1) <= MAX_CALLS;
+        return fits(size) && size * (worldSize - 1) <= MAX_EAGER;
     }
 
     /** Returns the address of each rank's data in its call; for this rank, {@code own}. */
@@ -417,9 +425,9 @@ final class MpiCollectives implements HostCollectives {
 
     private void allReduceParts(
             Operation operation, long address, long size, ScalarType type, ReduceOp op) {
-        boolean parts = size * (worldSize - 1) > MAX_WHOLE;
+        boolean parts = size * (worldSize - 1) > MAX_EAGER;
         List<Reduction> blocks = new ArrayList<>();
-        long step = parts ? BLOCK * worldSize : BLOCK;
+        long step = parts ? blockSize * worldSize : blockSize;
         for (long offset = 0; offset < size; offset += step) {
             Extent block = new Extent(address + offset, Math.min(step, size - offset));
             Extent[] to =
@@ -534,12 +542,14 @@ final class MpiCollectives implements HostCollectives {
     private List<Reduction> blocks(Extent[] parts, long[] inputs, long result) {
         long most = Arrays.stream(parts).mapToLong(Extent::size).max().orElse(0);
         List<Reduction> blocks = new ArrayList<>();
-        for (long offset = 0; offset < most; offset += BLOCK) {
+        for (long offset = 0; offset < most; offset += blockSize) {
             long start = offset;
             Extent[] block = new Extent[worldSize];
             for (int peer = 0; peer < worldSize; peer++) {
                 block[peer] =
-                        new Extent(parts[peer].address() + start, parts[peer].within(start, BLOCK));
+                        new Extent(
+                                parts[peer].address() + start,
+                                parts[peer].within(start, blockSize));
             }
             long[] from = Arrays.stream(inputs).map(address -> address + start).toArray();
             blocks.add(new Reduction(block, from, result + start));

@@ -9,9 +9,11 @@ import java.net.Inet4Address;
 import java.net.InetAddress;
 import java.net.NetworkInterface;
 import java.net.ServerSocket;
+import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
+import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiRequest;
@@ -26,6 +28,10 @@ final class MpiEnvironment {
     private static final int BYTES = 1024;
     private static final long POLL_NANOS = 100_000;
 
+    // MPI_Init has let all ranks meet, so rank 0 sends at once.
+    private static final Duration PATIENCE = Duration.ofSeconds(30);
+
+    private static final Memory TEXT = new Memory(BYTES); // Never freed: MPI may still write it.
     private static final Map<String, String> FOUND = new HashMap<>(); // guarded by the class
 
     private MpiEnvironment() {}
@@ -34,7 +40,7 @@ final class MpiEnvironment {
      * Adds the variables of torchrun that are not set, the same on all ranks.
      *
      * @throws IllegalArgumentException if a launcher has started several ranks of which MPI knows
-     *     one, as the mpirun of another MPI does
+     *     one, as the mpirun of another MPI does; or if only some ranks have the store's address
      */
     static synchronized Map<String, String> complete(Map<String, String> environment) {
         boolean addressed =
@@ -67,16 +73,15 @@ final class MpiEnvironment {
     }
 
     private static String exchangeAddress(MpiCommunicator world) {
-        Memory text = new Memory(BYTES);
-        long address = Pointer.nativeValue(text);
+        long address = Pointer.nativeValue(TEXT);
         MpiRequest request = new MpiRequest();
         if (world.rank() > 0) {
             world.receive(request, address, BYTES, 0, TAG);
             await(request);
-            return text.getString(0);
+            return TEXT.getString(0);
         }
         String store = chooseAddress(world);
-        text.setString(0, store);
+        TEXT.setString(0, store);
         for (int peer = 1; peer < world.size(); peer++) {
             world.send(request, address, BYTES, peer, TAG);
             await(request);
@@ -85,7 +90,14 @@ final class MpiEnvironment {
     }
 
     private static void await(MpiRequest request) {
+        Deadline deadline = Deadline.after(PATIENCE);
         while (!request.test()) {
+            if (deadline.isOver()) {
+                throw new IllegalArgumentException(
+                        "backend 'mpi': the ranks did not exchange the store's address within "
+                                + PATIENCE.toSeconds()
+                                + " s; set MASTER_ADDR and MASTER_PORT on all ranks, or on none");
+            }
             LockSupport.parkNanos(POLL_NANOS);
         }
     }

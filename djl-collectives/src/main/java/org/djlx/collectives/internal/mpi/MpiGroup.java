@@ -61,7 +61,7 @@ final class MpiGroup implements PeerStates, Doorbell {
 
     private final ReentrantLock lock = new ReentrantLock();
     // Guarded by lock.
-    private final Deque<LetterBuffer> free = new ArrayDeque<>();
+    private final Deque<LetterBuffer> free = new ArrayDeque<>(); // the first is in the cache
     private final List<LetterBuffer> sending = new ArrayList<>();
     private final List<Deque<LetterBuffer>> calls = new ArrayList<>(); // by source
     private LetterBuffer posted;
@@ -175,6 +175,17 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
+    /** Adds numbers to others: {@link MpiCommunicator#add}. */
+    void add(long sum, long term, int count, boolean isDouble) {
+        lock.lock();
+        try {
+            requireCalls();
+            MpiCommunicator.add(sum, term, count, isDouble);
+        } finally {
+            lock.unlock();
+        }
+    }
+
     private void requireCalls() {
         if (silent) {
             throw new MpiException(name, "this process is ending");
@@ -247,7 +258,7 @@ final class MpiGroup implements PeerStates, Doorbell {
             LetterBuffer buffer = buffers.next();
             if (buffer.test()) {
                 buffers.remove();
-                free.add(buffer);
+                free.push(buffer);
             }
         }
     }
@@ -267,7 +278,7 @@ final class MpiGroup implements PeerStates, Doorbell {
             }
             default -> letters.get(source).add(letter.letter());
         }
-        free.add(letter);
+        free.push(letter);
     }
 
     private void setEnd(int peer, String end) {
@@ -296,7 +307,7 @@ final class MpiGroup implements PeerStates, Doorbell {
             for (Deque<LetterBuffer> queue : calls) {
                 LetterBuffer call = queue.poll();
                 if (call != null) {
-                    free.add(call);
+                    free.push(call);
                 }
             }
         } finally {

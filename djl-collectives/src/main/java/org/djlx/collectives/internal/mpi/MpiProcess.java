@@ -7,6 +7,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.nativeops.NativeLibrary;
@@ -29,8 +30,20 @@ final class MpiProcess {
     private static final Set<MpiGroup> OPEN = ConcurrentHashMap.newKeySet();
     private static final List<MpiGroup> LEFT = new ArrayList<>(); // guarded by itself
     private static boolean hooked; // guarded by the class
+    private static volatile boolean grouped; // whether there was a group
+
+    private static final AtomicInteger TAGS = new AtomicInteger();
 
     private MpiProcess() {}
+
+    /**
+     * Returns a tag for the creation of a group whose rank 0 this process is. Groups that are
+     * created at the same time have different ones, up to MAX_TAG / world size of each process.
+     */
+    static int newTag(MpiCommunicator world) {
+        long tag = (long) TAGS.getAndIncrement() * world.size() + world.rank();
+        return (int) (tag & MpiCommunicator.MAX_TAG);
+    }
 
     /** Returns the communicator of all processes; throws if MPI is not available. */
     static synchronized MpiCommunicator world() {
@@ -47,6 +60,7 @@ final class MpiProcess {
 
     /** Adds a group. */
     static void opened(MpiGroup group) {
+        grouped = true;
         OPEN.add(group);
         releaseLeft();
     }
@@ -73,8 +87,9 @@ final class MpiProcess {
     }
 
     /**
-     * Leaves all groups, and finalizes MPI, which waits for the other processes. After a failure
-     * they may never finalize MPI: then this process ends all the same, and mpirun ends the job.
+     * Leaves all groups, and finalizes MPI, which waits for the other processes. After a failure,
+     * also to create the first group, they may never finalize MPI: then this process ends all the
+     * same, and mpirun ends the job.
      */
     private static void end() {
         for (MpiGroup group : OPEN) {
@@ -88,7 +103,7 @@ final class MpiProcess {
         }
         boolean failed;
         synchronized (LEFT) {
-            failed = LEFT.stream().anyMatch(MpiGroup::isBroken);
+            failed = !grouped || LEFT.stream().anyMatch(MpiGroup::isBroken);
             LEFT.forEach(MpiGroup::silence);
         }
         Thread finalizer = new Thread(MpiCommunicator::finish, "mpi-finalizer");

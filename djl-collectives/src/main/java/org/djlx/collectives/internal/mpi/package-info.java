@@ -6,6 +6,7 @@
  * MpiGroup        the communicator of a group: letters, and the ranks that have left or failed
  * LetterBuffer    layout of a letter
  * MpiCollectives  collectives
+ * MpiSums         sums contributions
  * MpiChannel      messages to and from one peer
  * Backoff         how a thread pauses between polls
  */

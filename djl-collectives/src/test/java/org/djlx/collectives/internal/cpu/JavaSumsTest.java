@@ -10,14 +10,14 @@ import ai.djl.ndarray.NDManager;
 import java.util.Arrays;
 import java.util.Random;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-class JavaSumsTest {
+/** Sums of contributions. {@code MpiSumsMain} checks those of MPI in the same way. */
+public class JavaSumsTest {
 
     private static final double[] SPECIAL = {
         0.0,
@@ -39,7 +39,17 @@ class JavaSumsTest {
         "16384, FLOAT32, 2", "1, FLOAT64, -1", "2049, FLOAT64, 0", "8192, FLOAT64, 2"
     })
     void addsToTheSameBitsAsLibtorch(int count, ScalarType type, int place) {
-        assertTrue(JavaSums.canAdd(count, type, ReduceOp.SUM));
+        addsToTheSameBitsAsLibtorch(new JavaSums(), count, type, place);
+    }
+
+    /**
+     * Checks a sum.
+     *
+     * @param place the rank whose contribution the result overwrites; -1 for none
+     */
+    public static void addsToTheSameBitsAsLibtorch(
+            Reducer.Sums sums, int count, ScalarType type, int place) {
+        assertTrue(sums.canAdd(count, type));
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray[] parts = new NDArray[3];
             for (int rank = 0; rank < parts.length; rank++) {
@@ -51,7 +61,7 @@ class JavaSumsTest {
 
             NDArray result = place < 0 ? Torch.cast(parts[0], type) : parts[place];
             long[] addresses = Arrays.stream(parts).mapToLong(Torch::dataPointer).toArray();
-            new JavaSums().add(Torch.dataPointer(result), addresses, count, type);
+            sums.add(Torch.dataPointer(result), addresses, count, type);
             assertArrayEquals(expected.toByteBuffer().array(), result.toByteBuffer().array());
         }
     }
@@ -73,7 +83,6 @@ class JavaSumsTest {
     @ParameterizedTest
     @CsvSource({"16385, FLOAT32", "8193, FLOAT64", "1, FLOAT16", "1, INT32", "1, BFLOAT16"})
     void leavesTheRestToLibtorch(int count, ScalarType type) {
-        assertFalse(JavaSums.canAdd(count, type, ReduceOp.SUM));
-        assertFalse(JavaSums.canAdd(1, type, ReduceOp.MAX));
+        assertFalse(new JavaSums().canAdd(count, type));
     }
 }

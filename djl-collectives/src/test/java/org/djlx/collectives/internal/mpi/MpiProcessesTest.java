@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.mpi;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -100,6 +101,38 @@ class MpiProcessesTest {
         assertTrue(
                 result.output()
                         .contains("says RANK=1 (OMPI_COMM_WORLD_RANK), WORLD_SIZE=2 (PMI_SIZE)"));
+        assertTrue(result.code() != 0, result.output());
+    }
+
+    /** Otherwise its process waits until rank 0 gives up, after 100 s. */
+    @Test
+    void aRankWithoutAGroupEndsTheJob() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.run(2, MpiFirstGroupMain.class);
+        assertTrue(result.output().contains("takes BackendOptions, not NcclOptions"));
+        assertFalse(result.output().contains("waited"), result.output());
+        assertTrue(result.code() != 0, result.output());
+    }
+
+    @ParameterizedTest
+    @EnumSource(MpiRun.class)
+    void groupsCreatedAtTheSameTime(MpiRun mpi) throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.run(2, MpiGroupsMain.class);
+        assertEquals(0, result.code(), result.output());
+        assertEquals(3, result.output().split("equal sums", -1).length, result.output());
+    }
+
+    @ParameterizedTest
+    @EnumSource(MpiRun.class)
+    void sums(MpiRun mpi) throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.run(1, MpiSumsMain.class);
+        assertEquals(0, result.code(), result.output());
+        assertTrue(result.output().contains("equal sums"), result.output());
+    }
+
+    @Test
+    void anAddressOnOneRankOnly() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.runWithAddressOnRank0(2, MpiTrainingMain.class);
+        assertTrue(result.output().contains("on all ranks, or on none"), result.output());
         assertTrue(result.code() != 0, result.output());
     }
 

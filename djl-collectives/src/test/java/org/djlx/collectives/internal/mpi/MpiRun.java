@@ -84,6 +84,14 @@ public enum MpiRun {
         return run(List.of("env", "MASTER_ADDR=" + host), worldSize, main);
     }
 
+    /** As {@link #run(int, Class, String...)}, with the store's address given to rank 0. */
+    Result runWithAddressOnRank0(int worldSize, Class<?> main)
+            throws IOException, InterruptedException {
+        String given = "[ $OMPI_COMM_WORLD_RANK = 1 ] || export MASTER_ADDR=localhost";
+        String shell = given + " MASTER_PORT=1; exec \"$@\"";
+        return run(List.of("sh", "-c", shell, "sh"), worldSize, main);
+    }
+
     /** As {@link #run(int, Class, String...)}, of processes that prefer the library of Open MPI. */
     Result runWithOpenMpi(int worldSize, Class<?> main) throws IOException, InterruptedException {
         OPEN_MPI.launcher();

@@ -135,6 +135,37 @@ class OpQueueTest {
         }
     }
 
+    /**
+     * The queue's thread checks rarely while a caller runs all operations: each check costs it
+     * time.
+     */
+    @Test
+    void aCallerThatRunsItsOperationsIsLeftAlone() {
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        try {
+            Thread progress = progressOf(group);
+            runBarriers(group); // Loads the classes.
+            long before = waits(progress);
+            runBarriers(group);
+            long checks = waits(progress) - before;
+            assertTrue(checks < 200, checks + " checks in 400 ms"); // 4 ms apart, in the end
+        } finally {
+            group.destroy();
+        }
+    }
+
+    /** Runs barriers for 400 ms. */
+    private static void runBarriers(ProcessGroup group) {
+        long end = System.nanoTime() + 400_000_000;
+        while (System.nanoTime() < end) {
+            group.barrier().await();
+        }
+    }
+
+    private static long waits(Thread thread) {
+        return ManagementFactory.getThreadMXBean().getThreadInfo(thread.getId()).getWaitedCount();
+    }
+
     /** The running thread stops just when the queue's thread wants to run the next operation. */
     @Test
     @Tag("slow")
