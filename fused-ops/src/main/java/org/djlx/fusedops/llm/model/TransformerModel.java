@@ -50,6 +50,7 @@ public final class TransformerModel implements AutoCloseable {
     private final Attention attention;
     private final ModelKernels gpu; // null if the model has no kernels
     private final Decoder decoder; // null if the model has no kernels
+    private final CpuDecoder cpuDecoder; // null on GPUs, and if libtorch decodes
 
     /**
      * Creates the model. Takes ownership of weights and cache.
@@ -81,6 +82,10 @@ public final class TransformerModel implements AutoCloseable {
                     gpu == null
                             ? null
                             : new Decoder(config, group, weights, cache, gpu, attention, maxLength);
+            cpuDecoder =
+                    CpuDecoder.supports(group.device())
+                            ? new CpuDecoder(config, group, weights, cache, attention, manager)
+                            : null;
             done = true;
         } finally {
             if (!done) {
@@ -153,12 +158,18 @@ public final class TransformerModel implements AutoCloseable {
         // float32, where the difference hardly matters and one by one would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
-            if (config.type() == ScalarType.FLOAT32) {
-                forwardOnTorch(batch, manager).ifPresent(parts::add);
-            } else {
-                for (TokenBatch.Chunk chunk : batch.chunks()) {
-                    forwardOnTorch(new TokenBatch(List.of(chunk)), manager).ifPresent(parts::add);
+            List<TokenBatch.Chunk> rest = batch.chunks();
+            if (cpuDecoder != null && batch.decodes() > 0) {
+                NDArray own = cpuDecoder.decode(rest.subList(0, batch.decodes()), manager);
+                if (own != null) {
+                    parts.add(Logits.of(complete(own, manager)));
                 }
+                rest = rest.subList(batch.decodes(), rest.size());
+            }
+            boolean together = config.type() == ScalarType.FLOAT32 && !rest.isEmpty();
+            for (List<TokenBatch.Chunk> chunks :
+                    together ? List.of(rest) : rest.stream().map(List::of).toList()) {
+                forwardOnTorch(new TokenBatch(chunks), manager).ifPresent(parts::add);
             }
             return Logits.concat(parts);
         }
@@ -203,12 +214,15 @@ public final class TransformerModel implements AutoCloseable {
             }
             NDArray last = divided ? gather(hidden.norm) : hidden.norm;
             NDArray selected = last.get(new NDIndex("{}", rows));
-            NDArray logits =
-                    BlockMath.cap(
-                            gatherColumns(selected.matMul(weights.head())), config.logitCap());
-            logits.attach(manager);
-            return Optional.of(Logits.of(logits));
+            return Optional.of(Logits.of(complete(selected.matMul(weights.head()), manager)));
         }
+    }
+
+    /** Returns the logits of all ranks' parts of the vocabulary, in float32. */
+    private NDArray complete(NDArray own, NDManager manager) {
+        NDArray logits = BlockMath.cap(gatherColumns(own), config.logitCap());
+        logits.attach(manager);
+        return logits;
     }
 
     /**
@@ -540,6 +554,9 @@ public final class TransformerModel implements AutoCloseable {
         if (gpu != null) {
             decoder.close();
             gpu.close();
+        }
+        if (cpuDecoder != null) {
+            cpuDecoder.close();
         }
         manager.close();
         cache.close();

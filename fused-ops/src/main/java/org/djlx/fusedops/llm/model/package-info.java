@@ -2,6 +2,7 @@
 /* Package-private:
  * Architecture   what is particular to an architecture; found by model_type
  * Attention      attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
+ * CpuDecoder     decode steps on a CPU, with kernels that read weights at the speed of memory
  * ConfigEntries  checked entries of a JSON file
  * Decoder        decode steps on a GPU, recorded as CUDA graphs
  * ExpertRouter   chooses the experts of tokens
