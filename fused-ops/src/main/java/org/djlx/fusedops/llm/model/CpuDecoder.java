@@ -212,7 +212,7 @@ final class CpuDecoder implements AutoCloseable {
             long bytes = rows * sizes[i] * Float.BYTES;
             offsets[i + 1] = offsets[i] + (bytes + 63) / 64 * 64;
         }
-        NativeMemory larger = NativeMemory.allocateZeros(offsets[sizes.length]);
+        NativeMemory larger = NativeMemory.allocateZeros(offsets[sizes.length], false);
         close();
         memory = larger;
         capacity = rows;

@@ -17,6 +17,7 @@ import java.util.function.LongConsumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.TensorPart.Division;
+import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -46,6 +47,8 @@ public final class ModelWeights implements AutoCloseable {
                     ScalarType.BFLOAT16,
                     ScalarType.FLOAT32,
                     ScalarType.FLOAT64);
+
+    private static final long ALIGNMENT = 64; // of a weight in bytes
 
     private static final String EMBEDDING = "model.embed_tokens.weight";
     private static final String HEAD = "lm_head.weight";
@@ -208,6 +211,8 @@ public final class ModelWeights implements AutoCloseable {
     private final Safetensors files;
     private final LongConsumer progress;
     private final NDManager manager;
+    private NativeMemory memory; // of all weights, in huge pages; null on a GPU
+    private long used; // bytes of the memory
     private final List<Layer> layers = new ArrayList<>();
     private NDArray embedding;
     private NDArray norm;
@@ -226,6 +231,10 @@ public final class ModelWeights implements AutoCloseable {
         this.files = files;
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
+        if (!device.isGpu()) {
+            long padding = ALIGNMENT * (shapes(config).size() + 2L);
+            memory = NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true);
+        }
     }
 
     /**
@@ -417,7 +426,7 @@ public final class ModelWeights implements AutoCloseable {
         for (TensorPart part : parts) {
             total += pieces.get(part, expert, isBias).rows(config, ranks);
         }
-        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total));
+        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total), config.type());
         long row = 0;
         for (TensorPart part : parts) {
             Piece piece = pieces.get(part, expert, isBias);
@@ -434,8 +443,17 @@ public final class ModelWeights implements AutoCloseable {
         return array;
     }
 
-    private NDArray empty(Shape shape) {
-        return Torch.empty(manager, shape, config.type());
+    private NDArray empty(Shape shape, ScalarType type) {
+        if (memory == null) {
+            return Torch.empty(manager, shape, type);
+        }
+        long offset = used;
+        used += aligned(shape.size() * type.itemSize());
+        return Torch.view(manager, memory, offset, shape, type);
+    }
+
+    private static long aligned(long bytes) {
+        return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 
     /**
@@ -473,7 +491,7 @@ public final class ModelWeights implements AutoCloseable {
     private Linear columns(Pieces pieces, int expert, TensorPart part) {
         Piece piece = pieces.get(part, expert, false);
         long count = piece.columns / ranks;
-        NDArray array = empty(new Shape(piece.rows, count));
+        NDArray array = empty(new Shape(piece.rows, count), config.type());
         files.read(piece.name, 1, rank * count, (rank + 1) * count, array);
         progress.accept(array.size() * config.type().itemSize());
         boolean biased = pieces.get(part, expert, true) != null;
@@ -485,7 +503,7 @@ public final class ModelWeights implements AutoCloseable {
         long count = vocabularyPart(config, ranks);
         long from = Math.min(rank * count, config.vocabularySize());
         long present = Math.min(count, config.vocabularySize() - from);
-        NDArray array = empty(new Shape(count, config.hiddenSize()));
+        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
         if (present < count) {
             try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
                     NDArray zeros = manager.zeros(rest.getShape())) {
@@ -505,7 +523,7 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     private NDArray norm(Piece piece, int pairs) {
-        NDArray array = Torch.empty(manager, piece.shape(piece.rows), piece.type);
+        NDArray array = empty(piece.shape(piece.rows), piece.type);
         fill(array, 0, piece, 0, piece.rows, pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
@@ -530,5 +548,8 @@ public final class ModelWeights implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
+        if (memory != null) {
+            memory.close();
+        }
     }
 }
