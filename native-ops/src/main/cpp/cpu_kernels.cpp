@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, RMSNorm, gates, attention over a paged KV cache.
-// Activations are float32; weights and cache float32, float16 or bfloat16. Called by
+// Activations are float32; cache and weights float32, float16 or bfloat16, weights also
+// int8 or int4. Called by
 // org.djlx.nativeops.host.CpuKernels. Needs
 // AVX2, FMA and F16C, and uses AVX-512 where it is. No C++ library: only libc and libm.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -13,7 +15,8 @@ typedef _Float16 Half;
 struct Bf16 {
   uint16_t bits;
 };
-enum { FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15 };  // c10::ScalarType
+enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
+const int GROUP = 128;
 
 union Bits {
   float number;
@@ -34,6 +37,19 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
   out->bits = x != x ? 0x7fc0 : (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16;
 }
 
+// Quantized weights: rows of groups of 128 inputs, the last one filled up with zeros; after all rows, their scales in float32.
+// INT8: a byte is q + 128, q from -127 to 127; one scale a row.
+// INT4: byte i of 64 has q + 8 of input i in its lower half and of input i + 64 in its upper half, q from -8 to 7; one scale a group.
+INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
+INLINE int64_t row_bytes(int type, int64_t inputs) { return groups(inputs) * (type == INT8 ? GROUP : GROUP / 2); }
+
+// Rows of x in 8 bits, in groups of 128 with a scale each; offsets are -128 (INT8) or -8 (INT4) times the sum of a group.
+struct Quantized {
+  int8_t* numbers;
+  float* scales;
+  int* offsets;
+};
+
 // out = x weights^T + bias, or out += factor (x weights^T + bias) if factor is not 0.
 // x: (rows, inputs), contiguous; weights: (outputs, inputs), rows stride elements apart; out: (rows, outputs), contiguous.
 struct Product {
@@ -44,6 +60,21 @@ struct Product {
   const float* bias;
   float factor;
   float* out;
+  Quantized quantized;
+
+  inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
+    float value = sum + (bias ? bias[column] : 0);
+    float* to = out + row * outputs + column;
+    *to = factor == 0 ? value : *to + factor * value;
+  }
+};
+
+// Weights of a floating-point type, (outputs, inputs), contiguous, that become quantized.
+struct Conversion {
+  int type, from;
+  int64_t outputs, inputs;
+  const void* weights;
+  void* quantized;
 };
 
 // One token of each of some sequences. qkv: (rows, query heads + 2 KV heads, head size); positions: (rows); slots: (rows, max length);
@@ -60,7 +91,7 @@ struct Attention {
 };
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
 #define ISA avx512
 #define LANES 16
 #define TILE 4
@@ -113,15 +144,30 @@ int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
   parallel = gomp_parallel;
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-  wide = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  wide = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
   return wide ? 16 : 8;
 }
 
 void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64_t outputs, int64_t stride, const float* x,
                       const void* weights, const float* bias, float factor, float* out) {
-  Product p = {type, rows, inputs, outputs, stride, x, weights, bias, factor, out};
+  Product p = {type, rows, inputs, outputs, stride, x, weights, bias, factor, out, {}};
+  char* scratch = 0;
+  if (type == INT8 || type == INT4) {
+    int64_t count = rows * groups(inputs);
+    scratch = (char*)aligned_alloc(64, (count * (GROUP + 8) + 63) / 64 * 64);
+    p.quantized = {(int8_t*)scratch, (float*)(scratch + count * GROUP), (int*)(scratch + count * (GROUP + 4))};
+    (wide ? avx512::quantize_rows : avx2::quantize_rows)(p);
+  }
   int64_t step = 16 + outputs / (16 * threads) / 4 * 4;  // a multiple of a tile's columns
   run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
+  free(scratch);
+}
+
+// Quantizes weights; see Conversion.
+void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t inputs, const void* weights, void* quantized) {
+  Conversion c = {type, from, outputs, inputs, weights, quantized};
+  run(threads, 16, outputs, wide ? avx512::quantize : avx2::quantize, &c);
 }
 
 // x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).

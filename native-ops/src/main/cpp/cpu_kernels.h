@@ -57,6 +57,102 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
   return sum(acc);
 }
 
+// s += the products of 4 adjacent bytes, unsigned and signed, summed up in each lane.
+#if LANES == 16
+typedef __m512i Bytes;
+INLINE Bytes bytes(const void* p) { return _mm512_loadu_si512(p); }
+INLINE Bytes halves(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_epi16(b, shift), _mm512_set1_epi8(15)); }
+INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
+#else
+typedef __m256i Bytes;
+INLINE Bytes bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+INLINE Bytes halves(Bytes b, int shift) { return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15)); }
+INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 16 bits
+  Bytes even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  Bytes odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+  return s + (Ints)even + (Ints)odd;
+}
+#endif
+
+void quantize_rows(const Product& p) {
+  int64_t count = groups(p.inputs);
+  for (int64_t i = 0; i < p.rows * count; i++) {
+    int64_t first = i % count * GROUP, size = p.inputs - first < GROUP ? p.inputs - first : GROUP;
+    const float* x = p.x + i / count * p.inputs + first;
+    float largest = 0;
+    for (int64_t k = 0; k < size; k++) largest = fabsf(x[k]) > largest ? fabsf(x[k]) : largest;
+    float inverse = largest == 0 ? 0 : 127 / largest;
+    int total = 0;
+    for (int64_t k = 0; k < GROUP; k++) {
+      int q = k < size ? (int)__builtin_lrintf(x[k] * inverse) : 0;
+      p.quantized.numbers[i * GROUP + k] = q;
+      total += q;
+    }
+    p.quantized.scales[i] = largest / 127;
+    p.quantized.offsets[i] = (p.type == INT8 ? -128 : -8) * total;
+  }
+}
+
+// As tile, for quantized weights and rows: sums of a group are exact.
+template <int TYPE, int COLUMNS, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
+  const int size = LANES * 4, vectors = GROUP / size;
+  int64_t count = groups(p.inputs), stride = row_bytes(TYPE, p.inputs);
+  const char* w = (const char*)p.weights + column * stride;
+  const float* scales = (const float*)((const char*)p.weights + p.outputs * stride);
+  Floats acc[N][COLUMNS] = {};
+  for (int64_t g = 0; g < count; g++) {
+    for (int c = 0; c < COLUMNS; c++) {
+      Bytes v[vectors];
+      const char* group = w + c * stride + g * (TYPE == INT8 ? GROUP : GROUP / 2);
+      for (int i = 0; i < vectors; i++) {
+        if (TYPE == INT8) v[i] = bytes(group + i * size);
+        else v[i] = halves(bytes(group + i % (vectors / 2) * size), i < vectors / 2 ? 0 : 4);
+        if (row == 0) __builtin_prefetch(group + COLUMNS * stride + i * size, 0, 2);
+      }
+      for (int r = 0; r < N; r++) {
+        int64_t at = (row + r) * count + g;
+        Ints s = {p.quantized.offsets[at]};
+        for (int i = 0; i < vectors; i++) s = dot4(s, v[i], bytes(p.quantized.numbers + at * GROUP + i * size));
+        float scale = p.quantized.scales[at] * (TYPE == INT8 ? 1 : scales[(column + c) * count + g]);
+        acc[r][c] += __builtin_convertvector(s, Floats) * scale;
+      }
+    }
+  }
+  for (int r = 0; r < N; r++)
+    for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c]) * (TYPE == INT8 ? scales[column + c] : 1));
+}
+
+template <class T> void quantize_output(const Conversion& c, int64_t output) {
+  const T* w = (const T*)c.weights + output * c.inputs;
+  int64_t count = groups(c.inputs), stride = row_bytes(c.type, c.inputs), step = c.type == INT8 ? count * GROUP : GROUP;
+  uint8_t* out = (uint8_t*)c.quantized + output * stride;
+  float* scales = (float*)((char*)c.quantized + c.outputs * stride) + output * (c.type == INT8 ? 1 : count);
+  for (int64_t first = 0; first < count * GROUP; first += step) {
+    float largest = 0;
+    for (int64_t k = first; k < first + step && k < c.inputs; k++) largest = fabsf(widen(w[k])) > fabsf(largest) ? widen(w[k]) : largest;
+    float scale = c.type == INT8 ? fabsf(largest) / 127 : largest / -8;  // the largest of a group is -8, which has no opposite
+    scales[first / step] = scale;
+    for (int64_t k = first; k < first + step; k++) {
+      int q = k < c.inputs && scale != 0 ? (int)__builtin_lrintf(widen(w[k]) / scale) : 0;
+      if (c.type == INT8) {
+        out[k] = q + 128;
+      } else {
+        int64_t i = k % GROUP, at = k / GROUP * (GROUP / 2) + i % (GROUP / 2);
+        q = (q > 7 ? 7 : q) + 8;
+        out[at] = i < GROUP / 2 ? q : out[at] | q << 4;
+      }
+    }
+  }
+}
+
+void quantize(const void* conversion, int64_t from, int64_t to) {
+  const Conversion& c = *(const Conversion*)conversion;
+  for (int64_t i = from; i < to; i++)
+    c.from == FLOAT32   ? quantize_output<float>(c, i)
+    : c.from == FLOAT16 ? quantize_output<Half>(c, i)
+                        : quantize_output<Bf16>(c, i);
+}
+
 // Multiplies N rows of x by COLUMNS rows of weights. A sum has the same order in every tile, so a row's results do not depend on the
 // number of rows. Prefetches the next tile: the hardware's prefetchers stop at the end of a page.
 template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
@@ -78,27 +174,38 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
   for (int r = 0; r < N; r++)
     for (int c = 0; c < COLUMNS; c++) {
       if (k < p.inputs) acc[r][c] += head(x + r * p.inputs + k, p.inputs - k) * head(w + c * p.stride + k, p.inputs - k);
-      float value = sum(acc[r][c]) + (p.bias ? p.bias[column + c] : 0);
-      float* out = p.out + (row + r) * p.outputs + column + c;
-      *out = p.factor == 0 ? value : *out + p.factor * value;
+      p.put(row + r, column + c, sum(acc[r][c]));
     }
 }
 
-template <class T, int COLUMNS> INLINE void tiles(const Product& p, int64_t column) {
-  int64_t row = 0;
-  for (; row + TILE <= p.rows; row += TILE) tile<T, COLUMNS, TILE>(p, row, column);
-  for (; row < p.rows; row++) tile<T, COLUMNS, 1>(p, row, column);
+template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
+  if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, COLUMNS, N>(p, row, column);
+  else if (TYPE == FLOAT32) tile<float, COLUMNS, N>(p, row, column);
+  else if (TYPE == FLOAT16) tile<Half, COLUMNS, N>(p, row, column);
+  else tile<Bf16, COLUMNS, N>(p, row, column);
 }
 
-template <class T> void multiply(const Product& p, int64_t from, int64_t to) {
+template <int TYPE, int COLUMNS> INLINE void tiles(const Product& p, int64_t column) {
+  int64_t row = 0;
+  for (; row + TILE <= p.rows; row += TILE) tile<TYPE, COLUMNS, TILE>(p, row, column);
+  for (; row < p.rows; row++) tile<TYPE, COLUMNS, 1>(p, row, column);
+}
+
+template <int TYPE> void multiply(const Product& p, int64_t from, int64_t to) {
   int64_t column = from;
-  for (; column + 4 <= to; column += 4) tiles<T, 4>(p, column);
-  for (; column < to; column++) tiles<T, 1>(p, column);
+  for (; column + 4 <= to; column += 4) tiles<TYPE, 4>(p, column);
+  for (; column < to; column++) tiles<TYPE, 1>(p, column);
 }
 
 void products(const void* product, int64_t from, int64_t to) {
   const Product& p = *(const Product*)product;
-  p.type == FLOAT32 ? multiply<float>(p, from, to) : p.type == FLOAT16 ? multiply<Half>(p, from, to) : multiply<Bf16>(p, from, to);
+  switch (p.type) {
+    case INT8: return multiply<INT8>(p, from, to);
+    case INT4: return multiply<INT4>(p, from, to);
+    case FLOAT32: return multiply<FLOAT32>(p, from, to);
+    case FLOAT16: return multiply<FLOAT16>(p, from, to);
+    default: return multiply<BFLOAT16>(p, from, to);
+  }
 }
 
 void rms_norm(int64_t size, const float* x, const float* weight, float epsilon, float* out) {

@@ -20,6 +20,12 @@ import org.djlx.nativeops.LoadedLibraries;
  */
 public final class CpuKernels {
 
+    /** The type of weights of 8 bits: groups of 128 inputs, a scale for each output. */
+    public static final int INT8 = 1;
+
+    /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
+    public static final int INT4 = 16;
+
     private static final int LANES;
 
     static {
@@ -52,12 +58,36 @@ public final class CpuKernels {
 
     private static native int djlx_cpu_init(long parallel, int narrow);
 
+    /** {@return the bytes of quantized weights with their scales} */
+    public static long quantizedBytes(int type, long outputs, long inputs) {
+        long groups = (inputs + 127) / 128;
+        return outputs * (type == INT8 ? groups * 128 + Float.BYTES : groups * (64 + Float.BYTES));
+    }
+
+    /**
+     * Quantizes weights, rounding to nearest.
+     *
+     * @param type the type of the result: {@link #INT8} or {@link #INT4}
+     * @param from the type of the weights
+     * @param weights of shape (outputs, inputs), contiguous
+     * @param quantized {@link #quantizedBytes} bytes, aligned to 4 bytes
+     */
+    public static native void djlx_cpu_quantize(
+            int threads,
+            int type,
+            int from,
+            long outputs,
+            long inputs,
+            long weights,
+            long quantized);
+
     /**
      * Computes {@code out = x weights^T + bias}; or, if {@code factor} is not 0, adds {@code
      * factor} times that to {@code out}.
      *
      * @param x of shape (rows, inputs)
-     * @param weights of shape (outputs, inputs), with rows {@code stride} elements apart
+     * @param weights of shape (outputs, inputs), with rows {@code stride} elements apart; or
+     *     quantized
      * @param bias of shape (outputs); 0 for none
      * @param out of shape (rows, outputs)
      */

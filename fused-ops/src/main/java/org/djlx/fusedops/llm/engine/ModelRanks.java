@@ -114,6 +114,7 @@ record ModelRanks(
                         group.rank(),
                         ranks,
                         group.device(),
+                        settings.quantization(),
                         files,
                         bytes -> {
                             if (progress != null) {
@@ -153,13 +154,14 @@ record ModelRanks(
     static void checkAgreement(ModelConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
-                        "%s with maxLength %d, maxRunning %d, cacheBytes %d and"
-                                + " gpuMemoryUtilization %s",
+                        "%s with maxLength %d, maxRunning %d, cacheBytes %d,"
+                                + " gpuMemoryUtilization %s and quantization %s",
                         config,
                         settings.maxLength(),
                         settings.maxRunning(),
                         settings.cacheBytes(),
-                        settings.memoryUtilization());
+                        settings.memoryUtilization(),
+                        settings.quantization());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {

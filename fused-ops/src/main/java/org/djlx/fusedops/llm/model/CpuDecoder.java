@@ -101,7 +101,7 @@ final class CpuDecoder implements AutoCloseable {
         epsilon = (float) config.epsilon();
         embedding = weights.embedding();
         norm = constant(weights.norm());
-        head = matrix(weights.head(), null);
+        head = matrix(weights.output());
         for (int i = 0; i < config.layers(); i++) {
             layers.add(layer(weights.layer(i)));
         }
@@ -122,30 +122,38 @@ final class CpuDecoder implements AutoCloseable {
                 rowParallel(of.attentionOut()),
                 constant(of.attentionPostNorm()),
                 constant(of.mlpNorm()),
-                of.router() == null ? null : matrix(of.router(), null),
+                of.router() == null ? null : matrix(new ModelWeights.Linear(of.router(), null)),
                 gateUps,
                 downs,
                 constant(of.mlpPostNorm()));
     }
 
-    private Matrix matrix(ModelWeights.Linear linear) {
-        return matrix(linear.weight(), linear.bias());
-    }
-
     /** Rank 0 adds the bias of a projection whose results are summed over ranks. */
     private Matrix rowParallel(ModelWeights.Linear linear) {
-        return matrix(linear.weight(), group.rank() == 0 ? linear.bias() : null);
+        NDArray bias = group.rank() == 0 ? linear.bias() : null;
+        return matrix(new ModelWeights.Linear(linear.weight(), bias, linear.quantized()));
     }
 
-    private Matrix matrix(NDArray weight, NDArray bias) {
-        Shape shape = weight.getShape(); // a transposed view: (inputs, outputs)
+    private Matrix matrix(ModelWeights.Linear linear) {
+        long bias = constant(linear.bias());
+        QuantizedMatrix quantized = linear.quantized();
+        if (quantized != null) {
+            return new Matrix(
+                    quantized.type(),
+                    quantized.inputs(),
+                    quantized.outputs(),
+                    0,
+                    quantized.memory().address(),
+                    bias);
+        }
+        NDArray weight = linear.weight(); // a transposed view: (inputs, outputs)
         return new Matrix(
                 Torch.scalarType(weight).code(),
-                shape.get(0),
-                shape.get(1),
+                weight.getShape().get(0),
+                weight.getShape().get(1),
                 Torch.info(weight).strides()[1],
                 Torch.dataPointer(weight),
-                constant(bias));
+                bias);
     }
 
     /** Returns the address of a vector in float32; 0 for null. */

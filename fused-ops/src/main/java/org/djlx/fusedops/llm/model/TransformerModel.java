@@ -214,7 +214,7 @@ public final class TransformerModel implements AutoCloseable {
             }
             NDArray last = divided ? gather(hidden.norm) : hidden.norm;
             NDArray selected = last.get(new NDIndex("{}", rows));
-            return Optional.of(Logits.of(complete(selected.matMul(weights.head()), manager)));
+            return Optional.of(Logits.of(complete(weights.output().multiply(selected), manager)));
         }
     }
 
@@ -342,9 +342,9 @@ public final class TransformerModel implements AutoCloseable {
      */
     private NDArray rowParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
         NDArray sum =
-                divided
+                divided && linear.quantized() == null
                         ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
-                        : x.matMul(linear.weight());
+                        : divided ? sum(linear.multiply(x), true) : linear.multiply(x);
         boolean biased = linear.bias() != null && (divided || group.rank() == 0);
         return biased ? sum.addi(linear.bias()) : sum;
     }
@@ -390,9 +390,9 @@ public final class TransformerModel implements AutoCloseable {
                 ExpertRouter chosen = route.getValue();
                 NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
                 NDArray own = all.get(temporary, rows);
-                NDArray inner = gated(own.matMul(expert.gateUp().weight()), mlp);
+                NDArray inner = gated(expert.gateUp().multiply(own), mlp);
                 NDArray result =
-                        Torch.cast(inner.matMul(expert.down().weight()), ScalarType.FLOAT32)
+                        Torch.cast(expert.down().multiply(inner), ScalarType.FLOAT32)
                                 .mul(temporary.create(chosen.weights()).expandDims(1));
                 sum.set(rows, sum.get(temporary, rows).add(result));
             }
@@ -439,11 +439,12 @@ public final class TransformerModel implements AutoCloseable {
 
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
-        List<NDArray> weight = List.of(linear.weight());
         NDArray product =
-                divided
-                        ? FusedOps.allGatherMatmul(x, weight, 0, group, false).outputs().get(0)
-                        : x.matMul(linear.weight());
+                divided && linear.quantized() == null
+                        ? FusedOps.allGatherMatmul(x, List.of(linear.weight()), 0, group, false)
+                                .outputs()
+                                .get(0)
+                        : linear.multiply(divided ? gather(x) : x);
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
 

@@ -12,6 +12,7 @@
  * Mistral        Mistral
  * Mixtral        Mixtral
  * Phi3           Phi 3
+ * QuantizedMatrix  weights of 8 or 4 bits on the CPU
  * Qwen2          Qwen 2 and 2.5
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts
@@ -28,6 +29,8 @@
  *       config.json}
  *   <li>{@link org.djlx.fusedops.llm.model.ModelKernels} - the model's kernels on a rank's GPU
  *   <li>{@link org.djlx.fusedops.llm.model.ModelWeights} - a rank's weights, read from safetensors
+ *   <li>{@link org.djlx.fusedops.llm.model.Quantization} - how the weights of projections are
+ *       stored
  *   <li>{@link org.djlx.fusedops.llm.model.Rope} - rotary embedding and its scaling
  *   <li>{@link org.djlx.fusedops.llm.model.SamplingDefaults} - from {@code generation_config.json}
  *   <li>{@link org.djlx.fusedops.llm.model.TokenBatch} - the tokens of one forward pass
