@@ -83,6 +83,7 @@ for module in native-ops djl-collectives fused-ops; do
 done
 # They need a JDK of version 22 or newer beside the one of the build.
 check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^META-INF/versions/22/.*\.class$'
+check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^linux-x86-64/libdjlx_cpu.so$'
 check_pom "$parent_pom"
 extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxE 'djl-collectives-parent|native-ops|djl-collectives|fused-ops' || true)
 [[ -z $extra ]] || wrong "the bundle holds more than is published: $extra"

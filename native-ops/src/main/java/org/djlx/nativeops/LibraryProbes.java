@@ -38,6 +38,19 @@ public final class LibraryProbes {
         }
     }
 
+    static void cpuKernels() {
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        try {
+            Class.forName("org.djlx.nativeops.host.CpuKernels");
+        } catch (LinkageError | ClassNotFoundException e) {
+            throw LoadedLibraries.linkError(
+                    "the kernels for CPUs do not load ("
+                            + e.getMessage()
+                            + "); they need Linux x86-64 with AVX2, and a jar built where g++ is",
+                    e);
+        }
+    }
+
     static void nccl() {
         com.sun.jna.NativeLibrary nccl =
                 open(

@@ -8,6 +8,8 @@ package org.djlx.nativeops;
 public enum NativeLibrary {
     /** libtorch, as loaded by DJL's PyTorch engine. Probing it loads that engine. */
     LIBTORCH(LibraryProbes::libtorch),
+    /** This project's kernels for CPUs: Linux x86-64 with AVX2. Probing them loads libtorch. */
+    CPU_KERNELS(LibraryProbes::cpuKernels),
     /** The CUDA driver, initialised, with at least one GPU. */
     CUDA(CudaProbe::run),
     /**

@@ -353,7 +353,12 @@ public final class Safetensors implements AutoCloseable {
         NoGradient.run(
                 () -> {
                     try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
+                        long span = type.itemSize();
                         long[] strides = strides(spec.shape());
+                        for (int i = 0; i < strides.length; i++) {
+                            span += (part.get(i) - 1) * strides[i] * type.itemSize();
+                        }
+                        location.file().populate(offset, span);
                         NDArray stored =
                                 (memory.address() + offset) % type.itemSize() == 0
                                         ? Torch.view(
@@ -365,6 +370,8 @@ public final class Safetensors implements AutoCloseable {
                                                 type)
                                         : aligned(manager, memory, offset, part, strides, type);
                         Torch.copy(destination, stored);
+                        // Otherwise the files take as much memory as what is read from them.
+                        location.file().evict(offset, span);
                     }
                 });
     }

@@ -75,6 +75,34 @@ class SafetensorsTest {
     }
 
     @Test
+    void filesTakeNoMemoryAfterReading() throws IOException {
+        int count = 4 << 20;
+        String header =
+                "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,%d],\"data_offsets\":[0,%d]}}"
+                        .formatted(count / 2, 4 * count);
+        Path file = file(header, new byte[4 * count]);
+        try (Safetensors tensors = Safetensors.open(file)) {
+            tensors.read("a", zeros(2, count / 2));
+            tensors.read("a", 1, 5, 1000, zeros(2, 995));
+            assertTrue(residentKilobytes(file) < 200, () -> "resident: " + file);
+        }
+    }
+
+    /** Returns the memory of this process's mappings of a file. */
+    private static long residentKilobytes(Path file) throws IOException {
+        long kilobytes = 0;
+        boolean inside = false;
+        for (String line : Files.readAllLines(Path.of("/proc/self/smaps"))) {
+            if (line.matches("[0-9a-f]+-[0-9a-f]+ .*")) {
+                inside = line.endsWith(file.toRealPath().toString());
+            } else if (inside && line.startsWith("Rss:")) {
+                kilobytes += Long.parseLong(line.replaceAll("[^0-9]", ""));
+            }
+        }
+        return kilobytes;
+    }
+
+    @Test
     void readsWhatTheFormatSays() throws IOException {
         Path file =
                 file(

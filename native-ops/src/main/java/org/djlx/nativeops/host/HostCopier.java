@@ -58,6 +58,16 @@ public final class HostCopier {
     }
 
     /**
+     * Writes ints.
+     *
+     * @param address the destination of the first int
+     * @param array the source, read from index 0
+     */
+    public void write(long address, int[] array, int count) {
+        cursor.to(address).write(0, array, 0, count);
+    }
+
+    /**
      * Writes floats.
      *
      * @param address the destination of the first float

@@ -24,6 +24,10 @@ public final class LibC {
     /** mmap: the mapping has no file. */
     public static final int MAP_ANONYMOUS = 0x20;
 
+    static final int MADV_DONTNEED = 4;
+    static final int MADV_HUGEPAGE = 14;
+    static final int MADV_POPULATE_READ = 22;
+
     /** memfd_create: closed on exec. */
     public static final int MFD_CLOEXEC = 0x1;
 
@@ -107,6 +111,8 @@ public final class LibC {
             throws LastErrorException;
 
     static native int munmap(long address, long length);
+
+    static native int madvise(long address, long length, int advice);
 
     /**
      * Changes the protection of mapped pages.

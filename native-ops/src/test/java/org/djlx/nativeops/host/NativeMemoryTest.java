@@ -47,7 +47,7 @@ class NativeMemoryTest {
     @Test
     void zerosAreMappedUntilTheyAreClosed() throws IOException {
         long bytes = 64L << 20;
-        NativeMemory memory = NativeMemory.allocateZeros(bytes);
+        NativeMemory memory = NativeMemory.allocateZeros(bytes, false);
         assertEquals(bytes, memory.byteSize());
         AtomicBuffer buffer = new AtomicBuffer(memory, bytes - 4096, 4096);
         byte[] page = new byte[4096];
@@ -57,7 +57,7 @@ class NativeMemoryTest {
         assertTrue(isMapped(memory.address()));
         memory.close();
         assertFalse(isMapped(memory.address()));
-        assertThrows(EngineException.class, () -> NativeMemory.allocateZeros(1L << 60));
+        assertThrows(EngineException.class, () -> NativeMemory.allocateZeros(1L << 60, false));
     }
 
     private static boolean isMapped(long address) throws IOException {

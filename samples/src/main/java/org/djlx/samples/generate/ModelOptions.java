@@ -18,6 +18,7 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.djl.LoadingProgress;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.Gpus;
@@ -83,6 +84,14 @@ public final class ModelOptions {
     private double memoryUtilization = 0.9;
 
     @Option(
+            names = "--quantize",
+            paramLabel = "WAY",
+            description =
+                    "How weights are stored on CPUs, one of ${COMPLETION-CANDIDATES}; none, in the"
+                            + " model's type, if not given.")
+    private Quantization quantization = Quantization.NONE;
+
+    @Option(
             names = "--no-prefix-caching",
             description = "Compute every prompt anew; see docs/text-generation.md.")
     private boolean noPrefixCaching;
@@ -131,6 +140,7 @@ public final class ModelOptions {
                         .setDirectory(directory)
                         .optMaxRunning(maxRunning)
                         .optMaxQueued(maxQueued)
+                        .optQuantization(quantization)
                         .optGpuMemoryUtilization(memoryUtilization)
                         .optPrefixCaching(!noPrefixCaching)
                         .optBatchInvariant(batchInvariant)

@@ -40,6 +40,16 @@ public final class RandomLlama implements AutoCloseable {
                 "tiny",
                 LlamaDirectory.config(
                         512, 128, 256, 2, 8, 4, 8192, 10_000, false, ScalarType.FLOAT32)),
+        /** The sizes of llama2.c's 110 M, for CPUs. */
+        LLAMA_110M(
+                "110m",
+                LlamaDirectory.config(
+                        32_000, 768, 2048, 12, 12, 12, 8192, 10_000, true, ScalarType.FLOAT32)),
+        /** The sizes of TinyLlama, for CPUs. */
+        LLAMA_1B(
+                "1b",
+                LlamaDirectory.config(
+                        32_000, 2048, 5632, 22, 32, 4, 8192, 10_000, false, ScalarType.BFLOAT16)),
         /** The sizes of Llama 3 8B. */
         LLAMA_8B(
                 "8b",

@@ -12,10 +12,13 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.nativeops.NativeLibrary;
 
 /**
  * The checked options of a {@link TextEngine}; its builder describes them.
  *
+ * @param quantization how the weights of projections are stored
  * @param group the group in which this process is a rank; null if ranks are threads
  * @param devices the GPUs of ranks that are threads; empty for CPU ranks
  * @param maxLength the maximum number of tokens of a sequence
@@ -31,6 +34,7 @@ import org.djlx.fusedops.llm.model.ModelConfig;
  * @param progress notified while the model loads; may be null
  */
 record GeneratorSettings(
+        Quantization quantization,
         ProcessGroup group,
         List<Device> devices,
         int cpuRanks,
@@ -88,20 +92,37 @@ record GeneratorSettings(
         if (builder.cacheBytes != 0) {
             checkCache(builder.cacheBytes / blockBytes, blockBytes, length);
         }
-        return new GeneratorSettings(
-                group,
-                List.copyOf(builder.devices),
-                cpuRanks,
-                length,
-                builder.maxRunning,
-                builder.maxQueued,
-                builder.cacheBytes,
-                utilization,
-                builder.prefixCaching,
-                builder.batchInvariant,
-                builder.prefillTokens,
-                builder.timeout,
-                builder.progress);
+        GeneratorSettings settings =
+                new GeneratorSettings(
+                        builder.quantization,
+                        group,
+                        List.copyOf(builder.devices),
+                        cpuRanks,
+                        length,
+                        builder.maxRunning,
+                        builder.maxQueued,
+                        builder.cacheBytes,
+                        utilization,
+                        builder.prefixCaching,
+                        builder.batchInvariant,
+                        builder.prefillTokens,
+                        builder.timeout,
+                        builder.progress);
+        settings.checkQuantization();
+        return settings;
+    }
+
+    private void checkQuantization() {
+        if (quantization == null) {
+            throw new IllegalArgumentException("the quantization is null; without one it is none");
+        }
+        if (quantization != Quantization.NONE) {
+            if (isGpu()) {
+                throw new IllegalArgumentException(
+                        quantization + " weights are supported on CPUs only, not on " + device());
+            }
+            NativeLibrary.CPU_KERNELS.ensureAvailability();
+        }
     }
 
     /**

@@ -114,6 +114,7 @@ record ModelRanks(
                         group.rank(),
                         ranks,
                         group.device(),
+                        settings.quantization(),
                         files,
                         bytes -> {
                             if (progress != null) {
@@ -155,13 +156,14 @@ record ModelRanks(
         String own =
                 String.format(
                         "%s with maxLength %d, maxRunning %d, cacheBytes %d,"
-                                + " gpuMemoryUtilization %s and batchInvariant %s",
+                                + " gpuMemoryUtilization %s, batchInvariant %s and quantization %s",
                         config,
                         settings.maxLength(),
                         settings.maxRunning(),
                         settings.cacheBytes(),
                         settings.memoryUtilization(),
-                        settings.batchInvariant());
+                        settings.batchInvariant(),
+                        settings.quantization());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {

@@ -22,6 +22,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
@@ -217,6 +218,7 @@ public final class TextEngine implements TextGenerator {
         // Package-private fields are read by GeneratorSettings.
         private Path directory;
         private DataType type; // null for that of config.json
+        Quantization quantization = Quantization.NONE;
         List<Device> devices = List.of();
         Integer ranks;
         ProcessGroup group;
@@ -398,6 +400,17 @@ public final class TextEngine implements TextGenerator {
          */
         public Builder optDataType(DataType type) {
             this.type = type;
+            return this;
+        }
+
+        /**
+         * Sets how the weights of projections are stored. CPUs only.
+         *
+         * @param quantization the way; default {@link Quantization#NONE}
+         * @return this builder
+         */
+        public Builder optQuantization(Quantization quantization) {
+            this.quantization = quantization;
             return this;
         }
 

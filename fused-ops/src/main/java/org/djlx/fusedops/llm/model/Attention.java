@@ -38,6 +38,7 @@ final class Attention {
     private final ModelKernels gpu; // null if the model has no kernels
     private final int queryHeads;
     private final int kvHeads;
+    private final int maxLength;
     private final Map<Rope, Tables> tables = new HashMap<>();
 
     /**
@@ -60,6 +61,7 @@ final class Attention {
         this.config = config;
         this.cache = cache;
         this.gpu = gpu;
+        this.maxLength = maxLength;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
         for (LayerConfig layer : config.layerConfigs()) {
@@ -75,6 +77,11 @@ final class Attention {
         rope.fillTables(config.headSize(), maxLength, cosines, sines);
         Shape shape = new Shape(maxLength, 1, half);
         return new Tables(manager.create(cosines, shape), manager.create(sines, shape));
+    }
+
+    /** Returns the maximum number of tokens of a sequence. */
+    int maxLength() {
+        return maxLength;
     }
 
     /** Returns the tables of a layer's rotary embedding. */

@@ -52,7 +52,7 @@ public final class KvCache implements AutoCloseable {
                 gpu = CudaDevice.open(device);
                 memory = CudaMemory.allocate(gpu, bytes);
             } else {
-                memory = NativeMemory.allocateZeros(bytes);
+                memory = NativeMemory.allocateZeros(bytes, false);
             }
             Shape shape = new Shape(slots, ModelWeights.kvHeads(config, ranks), config.headSize());
             for (int layer = 0; layer < config.layers(); layer++) {

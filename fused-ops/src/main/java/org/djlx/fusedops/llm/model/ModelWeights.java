@@ -17,6 +17,7 @@ import java.util.function.LongConsumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.TensorPart.Division;
+import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -47,6 +48,8 @@ public final class ModelWeights implements AutoCloseable {
                     ScalarType.FLOAT32,
                     ScalarType.FLOAT64);
 
+    private static final long ALIGNMENT = 64; // of a weight in bytes
+
     private static final String EMBEDDING = "model.embed_tokens.weight";
     private static final String HEAD = "lm_head.weight";
     private static final String NORM = "model.norm.weight";
@@ -54,10 +57,21 @@ public final class ModelWeights implements AutoCloseable {
     /**
      * A projection.
      *
-     * @param weight of shape (inputs, outputs), a transposed view
+     * @param weight of shape (inputs, outputs), a transposed view; null if it is quantized
      * @param bias of shape (outputs); null if there is none
+     * @param quantized null if it is not quantized
      */
-    record Linear(NDArray weight, NDArray bias) {}
+    record Linear(NDArray weight, NDArray bias, QuantizedMatrix quantized) {
+
+        Linear(NDArray weight, NDArray bias) {
+            this(weight, bias, null);
+        }
+
+        /** Multiplies rows, without the bias. */
+        NDArray multiply(NDArray x) {
+            return quantized == null ? x.matMul(weight) : quantized.multiply(x);
+        }
+    }
 
     /**
      * The weights of an MLP, or of an expert.
@@ -205,27 +219,37 @@ public final class ModelWeights implements AutoCloseable {
     private final ModelConfig config;
     private final int rank;
     private final int ranks;
+    private final Quantization quantization;
+    private final List<QuantizedMatrix> quantized = new ArrayList<>();
     private final Safetensors files;
     private final LongConsumer progress;
     private final NDManager manager;
+    private NativeMemory memory; // of all weights, in huge pages; null on a GPU or if quantized
+    private long used; // bytes of the memory
     private final List<Layer> layers = new ArrayList<>();
     private NDArray embedding;
     private NDArray norm;
-    private NDArray head;
+    private Linear output;
 
     private ModelWeights(
             ModelConfig config,
             int rank,
             int ranks,
             Device device,
+            Quantization quantization,
             Safetensors files,
             LongConsumer progress) {
+        this.quantization = quantization;
         this.config = config;
         this.rank = rank;
         this.ranks = ranks;
         this.files = files;
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
+        if (!device.isGpu() && quantization == Quantization.NONE) {
+            long padding = ALIGNMENT * (shapes(config).size() + 2L);
+            memory = NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true);
+        }
     }
 
     /**
@@ -235,6 +259,7 @@ public final class ModelWeights implements AutoCloseable {
      * @param rank the rank
      * @param ranks the number of ranks
      * @param device the rank's device
+     * @param quantization how projections are stored
      * @param files the files, which must have passed {@link #check}
      * @param progress receives the number of bytes read, after each tensor
      * @return the weights; the caller closes them
@@ -244,9 +269,11 @@ public final class ModelWeights implements AutoCloseable {
             int rank,
             int ranks,
             Device device,
+            Quantization quantization,
             Safetensors files,
             LongConsumer progress) {
-        ModelWeights weights = new ModelWeights(config, rank, ranks, device, files, progress);
+        ModelWeights weights =
+                new ModelWeights(config, rank, ranks, device, quantization, files, progress);
         boolean done = false;
         try {
             weights.read();
@@ -371,7 +398,10 @@ public final class ModelWeights implements AutoCloseable {
             layers.add(layer(new Pieces(config, i), config.layer(i)));
         }
         norm = norm(new Piece(NORM, 0, config.hiddenSize(), 0, Division.NONE, normType(config)), 0);
-        head = (config.tied() ? embedding : tokenRows(HEAD)).transpose();
+        output =
+                config.tied()
+                        ? stored(embedding, null, false)
+                        : stored(tokenRows(HEAD), null, true);
     }
 
     private Layer layer(Pieces pieces, LayerConfig of) {
@@ -392,7 +422,9 @@ public final class ModelWeights implements AutoCloseable {
                 columns(pieces, 0, TensorPart.ATTENTION_OUT),
                 norm(pieces, TensorPart.ATTENTION_POST_NORM, 0),
                 norm(pieces, TensorPart.MLP_NORM, 0),
-                of.mlp().experts() == null ? null : rows(pieces, 0, 0, TensorPart.ROUTER).weight,
+                of.mlp().experts() == null
+                        ? null
+                        : rows(pieces, 0, 0, false, TensorPart.ROUTER).transpose(),
                 mlps,
                 norm(pieces, TensorPart.MLP_POST_NORM, 0));
     }
@@ -408,7 +440,20 @@ public final class ModelWeights implements AutoCloseable {
                 pieces.get(parts[0], expert, true) == null
                         ? null
                         : rows(pieces, expert, pairs, true, parts);
-        return new Linear(weight.transpose(), bias);
+        return stored(weight, bias, true);
+    }
+
+    /** Returns a projection with weights of shape (outputs, inputs), which may be closed. */
+    private Linear stored(NDArray weight, NDArray bias, boolean closes) {
+        if (quantization == Quantization.NONE) {
+            return new Linear(weight.transpose(), bias);
+        }
+        QuantizedMatrix matrix = QuantizedMatrix.of(weight, quantization);
+        quantized.add(matrix);
+        if (closes) {
+            weight.close();
+        }
+        return new Linear(null, bias, matrix);
     }
 
     private NDArray rows(
@@ -417,7 +462,7 @@ public final class ModelWeights implements AutoCloseable {
         for (TensorPart part : parts) {
             total += pieces.get(part, expert, isBias).rows(config, ranks);
         }
-        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total));
+        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total), config.type());
         long row = 0;
         for (TensorPart part : parts) {
             Piece piece = pieces.get(part, expert, isBias);
@@ -434,8 +479,17 @@ public final class ModelWeights implements AutoCloseable {
         return array;
     }
 
-    private NDArray empty(Shape shape) {
-        return Torch.empty(manager, shape, config.type());
+    private NDArray empty(Shape shape, ScalarType type) {
+        if (memory == null) {
+            return Torch.empty(manager, shape, type);
+        }
+        long offset = used;
+        used += aligned(shape.size() * type.itemSize());
+        return Torch.view(manager, memory, offset, shape, type);
+    }
+
+    private static long aligned(long bytes) {
+        return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 
     /**
@@ -473,11 +527,11 @@ public final class ModelWeights implements AutoCloseable {
     private Linear columns(Pieces pieces, int expert, TensorPart part) {
         Piece piece = pieces.get(part, expert, false);
         long count = piece.columns / ranks;
-        NDArray array = empty(new Shape(piece.rows, count));
+        NDArray array = empty(new Shape(piece.rows, count), config.type());
         files.read(piece.name, 1, rank * count, (rank + 1) * count, array);
         progress.accept(array.size() * config.type().itemSize());
         boolean biased = pieces.get(part, expert, true) != null;
-        return new Linear(array.transpose(), biased ? rows(pieces, expert, 0, true, part) : null);
+        return stored(array, biased ? rows(pieces, expert, 0, true, part) : null, true);
     }
 
     /** Reads this rank's rows of a matrix that has one row per token of the vocabulary. */
@@ -485,7 +539,7 @@ public final class ModelWeights implements AutoCloseable {
         long count = vocabularyPart(config, ranks);
         long from = Math.min(rank * count, config.vocabularySize());
         long present = Math.min(count, config.vocabularySize() - from);
-        NDArray array = empty(new Shape(count, config.hiddenSize()));
+        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
         if (present < count) {
             try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
                     NDArray zeros = manager.zeros(rest.getShape())) {
@@ -505,7 +559,7 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     private NDArray norm(Piece piece, int pairs) {
-        NDArray array = Torch.empty(manager, piece.shape(piece.rows), piece.type);
+        NDArray array = empty(piece.shape(piece.rows), piece.type);
         fill(array, 0, piece, 0, piece.rows, pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
@@ -523,12 +577,22 @@ public final class ModelWeights implements AutoCloseable {
         return norm;
     }
 
+    /** Returns the output matrix, of shape (hidden size, tokens), if it is not quantized. */
     NDArray head() {
-        return head;
+        return output.weight;
+    }
+
+    /** Returns the projection to this rank's part of the vocabulary. */
+    Linear output() {
+        return output;
     }
 
     @Override
     public void close() {
         manager.close();
+        quantized.forEach(QuantizedMatrix::close);
+        if (memory != null) {
+            memory.close();
+        }
     }
 }

@@ -50,6 +50,7 @@ public final class TransformerModel implements AutoCloseable {
     private final Attention attention;
     private final ModelKernels gpu; // null if the model has no kernels
     private final Decoder decoder; // null if the model has no kernels
+    private final CpuDecoder cpuDecoder; // null on GPUs, and if libtorch decodes
 
     /**
      * Creates the model. Takes ownership of weights and cache.
@@ -92,6 +93,10 @@ public final class TransformerModel implements AutoCloseable {
                                     attention,
                                     maxLength,
                                     batchInvariant);
+            cpuDecoder =
+                    CpuDecoder.supports(group.device())
+                            ? new CpuDecoder(config, group, weights, cache, attention, manager)
+                            : null;
             done = true;
         } finally {
             if (!done) {
@@ -167,12 +172,18 @@ public final class TransformerModel implements AutoCloseable {
         // float32, where the difference hardly matters and one by one would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
-            if (config.type() == ScalarType.FLOAT32) {
-                forwardOnTorch(batch, manager).ifPresent(parts::add);
-            } else {
-                for (TokenBatch.Chunk chunk : batch.chunks()) {
-                    forwardOnTorch(new TokenBatch(List.of(chunk)), manager).ifPresent(parts::add);
+            List<TokenBatch.Chunk> rest = batch.chunks();
+            if (cpuDecoder != null && batch.decodes() > 0) {
+                NDArray own = cpuDecoder.decode(rest.subList(0, batch.decodes()), manager);
+                if (own != null) {
+                    parts.add(Logits.of(complete(own, manager)));
                 }
+                rest = rest.subList(batch.decodes(), rest.size());
+            }
+            boolean together = config.type() == ScalarType.FLOAT32 && !rest.isEmpty();
+            for (List<TokenBatch.Chunk> chunks :
+                    together ? List.of(rest) : rest.stream().map(List::of).toList()) {
+                forwardOnTorch(new TokenBatch(chunks), manager).ifPresent(parts::add);
             }
             return Logits.concat(parts);
         }
@@ -217,12 +228,15 @@ public final class TransformerModel implements AutoCloseable {
             }
             NDArray last = divided ? gather(hidden.norm) : hidden.norm;
             NDArray selected = last.get(new NDIndex("{}", rows));
-            NDArray logits =
-                    BlockMath.cap(
-                            gatherColumns(selected.matMul(weights.head())), config.logitCap());
-            logits.attach(manager);
-            return Optional.of(Logits.of(logits));
+            return Optional.of(Logits.of(complete(weights.output().multiply(selected), manager)));
         }
+    }
+
+    /** Returns the logits of all ranks' parts of the vocabulary, in float32. */
+    private NDArray complete(NDArray own, NDManager manager) {
+        NDArray logits = BlockMath.cap(gatherColumns(own), config.logitCap());
+        logits.attach(manager);
+        return logits;
     }
 
     /**
@@ -342,9 +356,9 @@ public final class TransformerModel implements AutoCloseable {
      */
     private NDArray rowParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
         NDArray sum =
-                divided
+                divided && linear.quantized() == null
                         ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
-                        : x.matMul(linear.weight());
+                        : divided ? sum(linear.multiply(x), true) : linear.multiply(x);
         boolean biased = linear.bias() != null && (divided || group.rank() == 0);
         return biased ? sum.addi(linear.bias()) : sum;
     }
@@ -390,9 +404,9 @@ public final class TransformerModel implements AutoCloseable {
                 ExpertRouter chosen = route.getValue();
                 NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
                 NDArray own = all.get(temporary, rows);
-                NDArray inner = gated(own.matMul(expert.gateUp().weight()), mlp);
+                NDArray inner = gated(expert.gateUp().multiply(own), mlp);
                 NDArray result =
-                        Torch.cast(inner.matMul(expert.down().weight()), ScalarType.FLOAT32)
+                        Torch.cast(expert.down().multiply(inner), ScalarType.FLOAT32)
                                 .mul(temporary.create(chosen.weights()).expandDims(1));
                 sum.set(rows, sum.get(temporary, rows).add(result));
             }
@@ -439,11 +453,12 @@ public final class TransformerModel implements AutoCloseable {
 
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
-        List<NDArray> weight = List.of(linear.weight());
         NDArray product =
-                divided
-                        ? FusedOps.allGatherMatmul(x, weight, 0, group, false).outputs().get(0)
-                        : x.matMul(linear.weight());
+                divided && linear.quantized() == null
+                        ? FusedOps.allGatherMatmul(x, List.of(linear.weight()), 0, group, false)
+                                .outputs()
+                                .get(0)
+                        : linear.multiply(divided ? gather(x) : x);
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
@@ -554,6 +569,9 @@ public final class TransformerModel implements AutoCloseable {
         if (gpu != null) {
             decoder.close();
             gpu.close();
+        }
+        if (cpuDecoder != null) {
+            cpuDecoder.close();
         }
         manager.close();
         cache.close();

@@ -2,6 +2,7 @@
 /* Package-private:
  * Architecture   what is particular to an architecture; found by model_type
  * Attention      attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
+ * CpuDecoder     decode steps on a CPU, with kernels that read weights at the speed of memory
  * ConfigEntries  checked entries of a JSON file
  * Decoder        decode steps on a GPU, recorded as CUDA graphs
  * ExpertRouter   chooses the experts of tokens
@@ -11,6 +12,7 @@
  * Mistral        Mistral
  * Mixtral        Mixtral
  * Phi3           Phi 3
+ * QuantizedMatrix  weights of 8 or 4 bits on the CPU
  * Qwen2          Qwen 2 and 2.5
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts
@@ -27,6 +29,8 @@
  *       config.json}
  *   <li>{@link org.djlx.fusedops.llm.model.ModelKernels} - the model's kernels on a rank's GPU
  *   <li>{@link org.djlx.fusedops.llm.model.ModelWeights} - a rank's weights, read from safetensors
+ *   <li>{@link org.djlx.fusedops.llm.model.Quantization} - how the weights of projections are
+ *       stored
  *   <li>{@link org.djlx.fusedops.llm.model.Rope} - rotary embedding and its scaling
  *   <li>{@link org.djlx.fusedops.llm.model.SamplingDefaults} - from {@code generation_config.json}
  *   <li>{@link org.djlx.fusedops.llm.model.TokenBatch} - the tokens of one forward pass

@@ -28,6 +28,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
@@ -50,6 +51,7 @@ class SchedulerTest {
             int maxRunning, int maxQueued, int blocks, int prefillTokens, boolean prefixCaching) {
         return new Scheduler(
                 new GeneratorSettings(
+                        Quantization.NONE,
                         null,
                         List.of(),
                         1,

@@ -247,7 +247,14 @@ public class LlamaModelTest {
             ModelConfig config, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
         ModelWeights weights =
-                ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
+                ModelWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        Quantization.NONE,
+                        files,
+                        bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
         TransformerModel model =
                 new TransformerModel(config, group, weights, cache, config.maxLength(), false);

@@ -139,7 +139,14 @@ public class ModelFixturesTest {
             ModelConfig config, ProcessGroup group, Safetensors files, int maxLength) {
         int ranks = group.worldSize();
         ModelWeights weights =
-                ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
+                ModelWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        Quantization.NONE,
+                        files,
+                        bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * 16, group.device());
         TransformerModel model =
                 new TransformerModel(config, group, weights, cache, maxLength, false);

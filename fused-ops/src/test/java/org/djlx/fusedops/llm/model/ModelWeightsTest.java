@@ -50,7 +50,14 @@ class ModelWeightsTest {
             for (int ranks = 1; ranks <= maxRanks; ranks *= 2) {
                 AtomicLong filled = new AtomicLong();
                 for (int rank = 0; rank < ranks; rank++) {
-                    ModelWeights.read(read, rank, ranks, Device.cpu(), files, filled::addAndGet)
+                    ModelWeights.read(
+                                    read,
+                                    rank,
+                                    ranks,
+                                    Device.cpu(),
+                                    Quantization.NONE,
+                                    files,
+                                    filled::addAndGet)
                             .close();
                 }
                 int missing =

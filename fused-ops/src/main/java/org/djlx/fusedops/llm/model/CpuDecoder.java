@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.model;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CpuKernels;
+import org.djlx.nativeops.host.HostCopier;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Decode steps on a CPU with {@link CpuKernels}: one token of each of some sequences. Reads weights
+ * where they are, once for a few rows. All activations are float32, whatever the model's type; keys
+ * and values are rounded to that type. A sequence's logits do not depend on the other sequences.
+ */
+final class CpuDecoder implements AutoCloseable {
+
+    private static final ScalarType FLOAT = ScalarType.FLOAT32;
+
+    private final ModelConfig config;
+    private final ProcessGroup group;
+    private final KvCache cache;
+    private final Attention attention;
+    private final HostCopier copier = new HostCopier();
+    private final NDManager constants; // norms and biases in float32
+    private final List<Layer> layers = new ArrayList<>();
+    private final NDArray embedding;
+    private final long norm;
+    private final Matrix head;
+    private final int hidden;
+    private final int queryHeads;
+    private final int kvHeads;
+    private final int threads;
+    private final float epsilon;
+    private int capacity; // the rows that the buffers have
+    private NativeMemory memory; // of the buffers; null at first
+    private long residual; // (rows, hidden size)
+    private long normed; // (rows, hidden size)
+    private long partial; // (rows, hidden size): what is added to the residual
+    private long wide; // (rows, query, key and value heads; or gates and values; or experts)
+    private long narrow; // (rows, heads; or inner size)
+    private long positions; // (rows), int
+    private long slots; // (rows, longest sequence), int
+
+    /** A projection: weights of shape (outputs, inputs), and the address of its bias or 0. */
+    private record Matrix(
+            int type, long inputs, long outputs, long stride, long weights, long bias) {
+
+        /** Multiplies rows at {@code x}; see {@link CpuKernels#djlx_cpu_product}. */
+        void multiply(int threads, long rows, long x, float factor, long out) {
+            CpuKernels.djlx_cpu_product(
+                    threads, type, rows, inputs, outputs, stride, x, weights, bias, factor, out);
+        }
+    }
+
+    /** A layer. Norms are addresses, 0 if there is none. */
+    private record Layer(
+            long attentionNorm,
+            Matrix queriesKeysValues,
+            long queryNorm,
+            long keyNorm,
+            Matrix attentionOut,
+            long attentionPostNorm,
+            long mlpNorm,
+            Matrix router,
+            List<Matrix> gateUps,
+            List<Matrix> downs,
+            long mlpPostNorm) {}
+
+    /** {@return whether a device can decode with kernels} */
+    static boolean supports(Device device) {
+        return !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
+    }
+
+    CpuDecoder(
+            ModelConfig config,
+            ProcessGroup group,
+            ModelWeights weights,
+            KvCache cache,
+            Attention attention,
+            NDManager manager) {
+        this.config = config;
+        this.group = group;
+        this.cache = cache;
+        this.attention = attention;
+        constants = manager.newSubManager();
+        hidden = config.hiddenSize();
+        queryHeads = config.heads() / group.worldSize();
+        kvHeads = ModelWeights.kvHeads(config, group.worldSize());
+        threads = JniUtils.getNumThreads();
+        epsilon = (float) config.epsilon();
+        embedding = weights.embedding();
+        norm = constant(weights.norm());
+        head = matrix(weights.output());
+        for (int i = 0; i < config.layers(); i++) {
+            layers.add(layer(weights.layer(i)));
+        }
+    }
+
+    private Layer layer(ModelWeights.Layer of) {
+        List<Matrix> gateUps = new ArrayList<>();
+        List<Matrix> downs = new ArrayList<>();
+        for (ModelWeights.Mlp mlp : of.mlps()) {
+            gateUps.add(matrix(mlp.gateUp()));
+            downs.add(rowParallel(mlp.down()));
+        }
+        return new Layer(
+                constant(of.attentionNorm()),
+                matrix(of.queriesKeysValues()),
+                constant(of.queryNorm()),
+                constant(of.keyNorm()),
+                rowParallel(of.attentionOut()),
+                constant(of.attentionPostNorm()),
+                constant(of.mlpNorm()),
+                of.router() == null ? null : matrix(new ModelWeights.Linear(of.router(), null)),
+                gateUps,
+                downs,
+                constant(of.mlpPostNorm()));
+    }
+
+    /** Rank 0 adds the bias of a projection whose results are summed over ranks. */
+    private Matrix rowParallel(ModelWeights.Linear linear) {
+        NDArray bias = group.rank() == 0 ? linear.bias() : null;
+        return matrix(new ModelWeights.Linear(linear.weight(), bias, linear.quantized()));
+    }
+
+    private Matrix matrix(ModelWeights.Linear linear) {
+        long bias = constant(linear.bias());
+        QuantizedMatrix quantized = linear.quantized();
+        if (quantized != null) {
+            return new Matrix(
+                    quantized.type(),
+                    quantized.inputs(),
+                    quantized.outputs(),
+                    0,
+                    quantized.memory().address(),
+                    bias);
+        }
+        NDArray weight = linear.weight(); // a transposed view: (inputs, outputs)
+        return new Matrix(
+                Torch.scalarType(weight).code(),
+                weight.getShape().get(0),
+                weight.getShape().get(1),
+                Torch.info(weight).strides()[1],
+                Torch.dataPointer(weight),
+                bias);
+    }
+
+    /** Returns the address of a vector in float32; 0 for null. */
+    private long constant(NDArray vector) {
+        if (vector == null) {
+            return 0;
+        }
+        NDArray widened = Torch.cast(vector, ScalarType.FLOAT32);
+        widened.attach(constants);
+        return Torch.dataPointer(widened);
+    }
+
+    /**
+     * Computes one token of each sequence, and writes its keys and values to the cache. All ranks
+     * call this at the same time.
+     *
+     * @param chunks the tokens
+     * @param manager the manager of the result
+     * @return the logits of this rank's part of the vocabulary in float32, a row for each chunk
+     *     that needs logits; null if there is none
+     */
+    NDArray decode(List<TokenBatch.Chunk> chunks, NDManager manager) {
+        int rows = chunks.size();
+        reserve(rows);
+        int length = place(chunks);
+        Shape shape = new Shape(rows, hidden);
+        try (NDManager step = manager.newSubManager()) {
+            NDArray residuals = Torch.view(step, memory, residual - memory.address(), shape, FLOAT);
+            NDArray partials = Torch.view(step, memory, partial - memory.address(), shape, FLOAT);
+            embed(chunks);
+            sum(residuals);
+            norm(rows, residual, 0, layers.get(0).attentionNorm, normed);
+            for (int i = 0; i < layers.size(); i++) {
+                Layer layer = layers.get(i);
+                layer.queriesKeysValues.multiply(threads, rows, normed, 0, wide);
+                attend(i, rows, length);
+                layer.attentionOut.multiply(threads, rows, narrow, 0, partial);
+                sum(partials);
+                add(rows, layer.attentionPostNorm, layer.mlpNorm);
+                mlp(layer, config.layer(i).mlp(), rows);
+                sum(partials);
+                boolean last = i + 1 == layers.size();
+                add(rows, layer.mlpPostNorm, last ? 0 : layers.get(i + 1).attentionNorm);
+            }
+        }
+        return logits(chunks, manager);
+    }
+
+    /** Makes room for rows. */
+    private void reserve(int rows) {
+        if (rows <= capacity) {
+            return;
+        }
+        long head = config.headSize();
+        long inner = config.intermediateSize() / group.worldSize();
+        long wideSize = Math.max((queryHeads + 2L * kvHeads) * head, 2 * inner);
+        for (Layer layer : layers) {
+            wideSize = Math.max(wideSize, layer.router == null ? 0 : layer.router.outputs);
+        }
+        long narrowSize = Math.max(queryHeads * head, inner);
+        long[] sizes = {hidden, hidden, hidden, wideSize, narrowSize, 1, attention.maxLength()};
+        long[] offsets = new long[sizes.length + 1];
+        for (int i = 0; i < sizes.length; i++) {
+            long bytes = rows * sizes[i] * Float.BYTES;
+            offsets[i + 1] = offsets[i] + (bytes + 63) / 64 * 64;
+        }
+        NativeMemory larger = NativeMemory.allocateZeros(offsets[sizes.length], false);
+        close();
+        memory = larger;
+        capacity = rows;
+        long address = larger.address();
+        residual = address;
+        normed = address + offsets[1];
+        partial = address + offsets[2];
+        wide = address + offsets[3];
+        narrow = address + offsets[4];
+        positions = address + offsets[5];
+        slots = address + offsets[6];
+    }
+
+    /** Writes positions and slots; returns the length of the longest sequence. */
+    private int place(List<TokenBatch.Chunk> chunks) {
+        int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
+        int[] starts = chunks.stream().mapToInt(TokenBatch.Chunk::start).toArray();
+        copier.write(positions, starts, starts.length);
+        long address = slots;
+        for (TokenBatch.Chunk chunk : chunks) {
+            copier.write(address, chunk.slots(), chunk.length());
+            address += (long) length * Integer.BYTES;
+        }
+        return length;
+    }
+
+    /** Looks up this rank's part of the vocabulary; other tokens are zeros. */
+    private void embed(List<TokenBatch.Chunk> chunks) {
+        long own = embedding.getShape().get(0);
+        ScalarType type = config.type();
+        float scale = scale();
+        long row = 0;
+        for (TokenBatch.Chunk chunk : chunks) {
+            long token = chunk.tokens()[0] - own * group.rank();
+            boolean here = token >= 0 && token < own;
+            long offset = (here ? token : 0) * hidden * type.itemSize();
+            CpuKernels.djlx_cpu_widen(
+                    type.code(),
+                    hidden,
+                    here ? scale : 0,
+                    Torch.dataPointer(embedding) + offset,
+                    residual + row++ * hidden * Float.BYTES);
+        }
+    }
+
+    /** Returns the factor of embeddings, rounded to the model's type. */
+    private float scale() {
+        try (NDArray scale = constants.create((float) config.embeddingScale());
+                NDArray rounded = Torch.cast(scale, config.type());
+                NDArray wide = Torch.cast(rounded, FLOAT)) {
+            return wide.getFloat();
+        }
+    }
+
+    /** Sums over ranks. */
+    private void sum(NDArray rows) {
+        if (group.worldSize() > 1) {
+            group.allReduce(rows, ReduceOp.SUM, false);
+        }
+    }
+
+    /** Adds the partial sums to the residual; a norm of 0 is left out. */
+    private void add(int rows, long postNorm, long norm) {
+        if (postNorm != 0) {
+            norm(rows, partial, 0, postNorm, partial);
+        }
+        norm(rows, residual, partial, norm, norm == 0 ? 0 : normed);
+    }
+
+    private void norm(int rows, long x, long delta, long weight, long out) {
+        CpuKernels.djlx_cpu_rms_norm(rows, hidden, x, delta, weight, epsilon, out);
+    }
+
+    private void attend(int index, int rows, int length) {
+        LayerConfig.Attention of = config.layer(index).attention();
+        Attention.Tables tables = attention.tables(index);
+        CpuKernels.djlx_cpu_attention(
+                threads,
+                config.type().code(),
+                rows,
+                queryHeads,
+                kvHeads,
+                config.headSize(),
+                length,
+                of.window(),
+                (float) of.scale(),
+                (float) of.cap(),
+                epsilon,
+                wide,
+                layers.get(index).queryNorm,
+                layers.get(index).keyNorm,
+                Torch.dataPointer(tables.cosines()),
+                Torch.dataPointer(tables.sines()),
+                positions,
+                slots,
+                Torch.dataPointer(cache.keys(index)),
+                Torch.dataPointer(cache.values(index)),
+                narrow);
+    }
+
+    private void mlp(Layer layer, LayerConfig.Mlp mlp, int rows) {
+        if (layer.router == null) {
+            expert(layer, 0, mlp, rows, normed, 0, partial);
+            return;
+        }
+        layer.router.multiply(threads, rows, normed, 0, wide);
+        float[] scores = new float[rows * (int) layer.router.outputs];
+        copier.read(wide, scores, scores.length);
+        copier.write(partial, new float[rows * hidden], rows * hidden);
+        Map<Integer, ExpertRouter> routes = ExpertRouter.route(mlp.experts(), scores);
+        routes.forEach(
+                (expert, route) -> {
+                    for (int i = 0; i < route.tokens().length; i++) {
+                        long offset = route.tokens()[i] * hidden * Float.BYTES;
+                        float factor = route.weights()[i];
+                        expert(layer, expert, mlp, 1, normed + offset, factor, partial + offset);
+                    }
+                });
+    }
+
+    private void expert(
+            Layer layer,
+            int expert,
+            LayerConfig.Mlp mlp,
+            int rows,
+            long x,
+            float factor,
+            long out) {
+        Matrix gateUp = layer.gateUps.get(expert);
+        gateUp.multiply(threads, rows, x, 0, wide);
+        int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
+        CpuKernels.djlx_cpu_gate(rows, gateUp.outputs / 2, gelu, wide, narrow);
+        layer.downs.get(expert).multiply(threads, rows, narrow, factor, out);
+    }
+
+    private NDArray logits(List<TokenBatch.Chunk> chunks, NDManager manager) {
+        int count = 0;
+        for (int row = 0; row < chunks.size(); row++) {
+            if (chunks.get(row).needsLogits()) {
+                long size = (long) hidden * Float.BYTES;
+                norm(1, residual + row * size, 0, norm, normed + count++ * size);
+            }
+        }
+        if (count == 0) {
+            return null;
+        }
+        NDArray logits = Torch.empty(manager, new Shape(count, head.outputs), FLOAT);
+        head.multiply(threads, count, normed, 0, Torch.dataPointer(logits));
+        return logits;
+    }
+
+    @Override
+    public void close() {
+        if (memory != null) {
+            memory.close();
+        }
+    }
+}

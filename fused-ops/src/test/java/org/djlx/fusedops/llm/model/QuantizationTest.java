@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.model;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDManager;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Logits of a small Llama with weights of 8 and 4 bits, beside those of its float32 weights. */
+class QuantizationTest {
+
+    private static final int TOKENS = 80; // enough to divide a prompt among 4 ranks
+    private static final int STEPS = 6;
+
+    @TempDir private Path directory;
+
+    @ParameterizedTest
+    @CsvSource({
+        "INT8, FLOAT32, true, 1", "INT8, FLOAT32, false, 4", "INT8, BFLOAT16, true, 2",
+        "INT4, FLOAT32, true, 1", "INT4, FLOAT32, false, 4", "INT4, BFLOAT16, true, 2"
+    })
+    void logitsAreThoseOfTheWeightsButForRounding(
+            Quantization quantization, ScalarType type, boolean tied, int ranks) throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.decodable(type, tied, 16), 1);
+        float[] exact = logits(Quantization.NONE, ranks, TOKENS);
+        float[] decoded = logits(quantization, ranks, TOKENS);
+        // As a prompt: the sums are rounded in another order, or to bfloat16.
+        float[] prompt = logits(quantization, ranks, TOKENS + STEPS);
+        double error = error(exact, decoded);
+        // Rounding errors of a product's weights are 0.6 % of it with INT8, and 7 % with INT4; ten
+        // products follow each other.
+        double most = quantization == Quantization.INT8 ? 0.03 : 0.35;
+        assertTrue(error > most / 100 && error < most, "error " + error);
+        double difference = error(prompt, decoded);
+        assertTrue(difference < 0.03, "prompt beside decode steps " + difference);
+    }
+
+    /**
+     * Returns the logits after all tokens.
+     *
+     * @param promptTokens the tokens of the prompt; the others are decoded one by one
+     */
+    private float[] logits(Quantization quantization, int ranks, int promptTokens)
+            throws Exception {
+        ModelConfig config = ModelConfig.read(directory);
+        int[] tokens = IntStream.range(0, TOKENS + STEPS).map(i -> (37 * i + 11) % 203).toArray();
+        int[] slots = LlamaModelTest.slots(0, tokens.length);
+        List<float[]> all;
+        try (Safetensors files = Safetensors.open(directory)) {
+            all =
+                    ProcessGroups.run(
+                            ProcessGroups.local(ranks),
+                            group -> {
+                                ModelWeights weights =
+                                        ModelWeights.read(
+                                                config,
+                                                group.rank(),
+                                                ranks,
+                                                Device.cpu(),
+                                                quantization,
+                                                files,
+                                                bytes -> {});
+                                KvCache cache = new KvCache(config, ranks, 96, Device.cpu());
+                                float[] last = null;
+                                try (TransformerModel model =
+                                                new TransformerModel(
+                                                        config, group, weights, cache, 96, false);
+                                        NDManager manager = NDManager.newBaseManager()) {
+                                    int done = 0;
+                                    while (done < tokens.length) {
+                                        int end = done == 0 ? promptTokens : done + 1;
+                                        TokenBatch.Chunk chunk =
+                                                new TokenBatch.Chunk(
+                                                        0,
+                                                        Arrays.copyOfRange(tokens, done, end),
+                                                        done,
+                                                        slots,
+                                                        true,
+                                                        SamplingParameters.GREEDY);
+                                        TokenBatch batch = new TokenBatch(List.of(chunk));
+                                        last = model.forward(batch, manager).toArray(0);
+                                        done = end;
+                                    }
+                                }
+                                return last;
+                            });
+        }
+        assertEquals(ranks, new ArrayList<>(all).size());
+        return all.get(0);
+    }
+
+    /** Returns the root mean square of the difference, relative to that of the expected. */
+    private static double error(float[] expected, float[] actual) {
+        double difference = 0;
+        double size = 0;
+        for (int i = 0; i < expected.length; i++) {
+            difference += Math.pow(expected[i] - actual[i], 2);
+            size += Math.pow(expected[i], 2);
+        }
+        return Math.sqrt(difference / size);
+    }
+
+    @Test
+    void isForCpus() throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, true), 1);
+        TextEngine.Builder builder =
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optQuantization(Quantization.INT4)
+                        .optDevices(List.of(Device.gpu(0)));
+        Exception e = assertThrows(IllegalArgumentException.class, builder::build);
+        assertTrue(e.getMessage().contains("int4 weights are supported on CPUs only"), e::toString);
+    }
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# build.sh FILE: compiles the CPU's kernels into a shared library that needs only libc, unless FILE is newer than they are.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+[[ -z $(find . -newer "$1" 2>&1) ]] && exit
+if [[ $(uname -sm) != "Linux x86_64" ]] || ! command -v g++ >/dev/null; then
+  echo "the CPU's kernels are not compiled: they need g++ 12 or newer on Linux x86-64" >&2
+  exit
+fi
+mkdir -p "$(dirname "$1")"
+# GCC reports the headers of its own intrinsics as uninitialised (PR 105593).
+g++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -Wall -Wextra -Werror \
+  -Wno-maybe-uninitialized -Wl,-z,now -nodefaultlibs cpu_kernels.cpp -lc -lgcc -o "$1"

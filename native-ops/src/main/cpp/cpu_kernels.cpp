@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU's kernels of decode steps: products of few rows at the speed of memory, RMSNorm, gates, attention over a paged KV cache.
+// Activations are float32; cache and weights float32, float16 or bfloat16, weights also
+// int8 or int4. Called by
+// org.djlx.nativeops.host.CpuKernels. Needs
+// AVX2, FMA and F16C, and uses AVX-512 where it is. No C++ library: only libc and libm.
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef _Float16 Half;
+struct Bf16 {
+  uint16_t bits;
+};
+enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
+const int GROUP = 128;
+
+union Bits {
+  float number;
+  uint32_t bits;
+};
+INLINE float widen(float x) { return x; }
+INLINE float widen(Half x) { return x; }
+INLINE float widen(Bf16 x) {
+  Bits wide;
+  wide.bits = (uint32_t)x.bits << 16;
+  return wide.number;
+}
+INLINE void narrow(float x, float* out) { *out = x; }
+INLINE void narrow(float x, Half* out) { *out = (Half)x; }
+INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays NaN
+  Bits wide;
+  wide.number = x;
+  out->bits = x != x ? 0x7fc0 : (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16;
+}
+
+// Quantized weights: rows of groups of 128 inputs, the last one filled up with zeros; after all rows, their scales in float32.
+// INT8: a byte is q + 128, q from -127 to 127; one scale a row.
+// INT4: byte i of 64 has q + 8 of input i in its lower half and of input i + 64 in its upper half, q from -8 to 7; one scale a group.
+INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
+INLINE int64_t row_bytes(int type, int64_t inputs) { return groups(inputs) * (type == INT8 ? GROUP : GROUP / 2); }
+
+// Rows of x in 8 bits, in groups of 128 with a scale each; offsets are -128 (INT8) or -8 (INT4) times the sum of a group.
+struct Quantized {
+  int8_t* numbers;
+  float* scales;
+  int* offsets;
+};
+
+// out = x weights^T + bias, or out += factor (x weights^T + bias) if factor is not 0.
+// x: (rows, inputs), contiguous; weights: (outputs, inputs), rows stride elements apart; out: (rows, outputs), contiguous.
+struct Product {
+  int type;
+  int64_t rows, inputs, outputs, stride;
+  const float* x;
+  const void* weights;
+  const float* bias;
+  float factor;
+  float* out;
+  Quantized quantized;
+
+  inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
+    float value = sum + (bias ? bias[column] : 0);
+    float* to = out + row * outputs + column;
+    *to = factor == 0 ? value : *to + factor * value;
+  }
+};
+
+// Weights of a floating-point type, (outputs, inputs), contiguous, that become quantized.
+struct Conversion {
+  int type, from;
+  int64_t outputs, inputs;
+  const void* weights;
+  void* quantized;
+};
+
+// One token of each of some sequences. qkv: (rows, query heads + 2 KV heads, head size); positions: (rows); slots: (rows, max length);
+// cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size); out: (rows, query heads, head size).
+struct Attention {
+  int type;
+  int64_t rows, query_heads, kv_heads, head_size, max_length, window;
+  float scale, cap, epsilon;
+  float* qkv;
+  const float *query_norm, *key_norm, *cosines, *sines;
+  const int *positions, *slots;
+  void *keys, *values;
+  float* out;
+};
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
+#define ISA avx512
+#define LANES 16
+#define TILE 4
+#include "cpu_kernels.h"
+#undef ISA
+#undef LANES
+#undef TILE
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#define ISA avx2
+#define LANES 8
+#define TILE 2
+#include "cpu_kernels.h"
+#pragma GCC pop_options
+
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
+
+static bool wide;          // whether the CPU has AVX-512
+static Parallel parallel;  // GOMP_parallel of the OpenMP that libtorch uses: one pool of threads for both
+
+// A loop that threads share, a few indices at a time.
+struct Loop {
+  void (*body)(const void*, int64_t, int64_t);
+  const void* arguments;
+  int64_t count, step, next;
+};
+
+static void work(void* shared) {
+  Loop* loop = (Loop*)shared;
+  for (;;) {
+    int64_t from = __atomic_fetch_add(&loop->next, loop->step, __ATOMIC_RELAXED);
+    if (from >= loop->count) return;
+    int64_t to = from + loop->step;
+    loop->body(loop->arguments, from, to < loop->count ? to : loop->count);
+  }
+}
+
+static void run(int threads, int64_t step, int64_t count, void (*body)(const void*, int64_t, int64_t), const void* arguments) {
+  Loop loop = {body, arguments, count, step, 0};
+  if (threads > 1 && count > step && parallel) parallel(work, &loop, threads, 0);
+  else body(arguments, 0, count);
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Chooses instructions, at most AVX2 if narrow; returns the floats of a vector, 0 if the CPU has too few instructions.
+int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
+  parallel = gomp_parallel;
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  wide = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+  return wide ? 16 : 8;
+}
+
+void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64_t outputs, int64_t stride, const float* x,
+                      const void* weights, const float* bias, float factor, float* out) {
+  Product p = {type, rows, inputs, outputs, stride, x, weights, bias, factor, out, {}};
+  char* scratch = 0;
+  if (type == INT8 || type == INT4) {
+    int64_t count = rows * groups(inputs);
+    scratch = (char*)aligned_alloc(64, (count * (GROUP + 8) + 63) / 64 * 64);
+    p.quantized = {(int8_t*)scratch, (float*)(scratch + count * GROUP), (int*)(scratch + count * (GROUP + 4))};
+    (wide ? avx512::quantize_rows : avx2::quantize_rows)(p);
+  }
+  int64_t step = 16 + outputs / (16 * threads) / 4 * 4;  // a multiple of a tile's columns
+  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
+  free(scratch);
+}
+
+// Quantizes weights; see Conversion.
+void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t inputs, const void* weights, void* quantized) {
+  Conversion c = {type, from, outputs, inputs, weights, quantized};
+  run(threads, 16, outputs, wide ? avx512::quantize : avx2::quantize, &c);
+}
+
+// x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).
+void djlx_cpu_rms_norm(int64_t rows, int64_t size, float* x, const float* delta, const float* weight, float epsilon, float* out) {
+  for (int64_t i = 0; delta && i < rows * size; i++) x[i] += delta[i];
+  for (int64_t row = 0; out && row < rows; row++)
+    (wide ? avx512::rms_norm : avx2::rms_norm)(size, x + row * size, weight, epsilon, out + row * size);
+}
+
+// gate_up: (rows, gates then values, inner); out: (rows, inner).
+void djlx_cpu_gate(int64_t rows, int64_t inner, int gelu, const float* gate_up, float* out) {
+  (wide ? avx512::gate : avx2::gate)(rows, inner, gelu, gate_up, out);
+}
+
+// Normalises heads unless query_norm is null, rotates, writes keys and values to the cache, and attends.
+void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads, int64_t kv_heads, int64_t head_size,
+                        int64_t max_length, int64_t window, float scale, float cap, float epsilon, float* qkv,
+                        const float* query_norm, const float* key_norm, const float* cosines, const float* sines,
+                        const int* positions, const int* slots, void* keys, void* values, float* out) {
+  Attention a = {type,       rows,     query_heads, kv_heads, head_size, max_length, window, scale, cap,    epsilon, qkv,
+                 query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
+  (wide ? avx512::attention : avx2::attention)(&a, true, 0, rows);
+  run(threads, 1, rows * kv_heads, wide ? avx512::attend : avx2::attend, &a);
+}
+
+// out = factor x.
+void djlx_cpu_widen(int type, int64_t size, float factor, const void* x, float* out) {
+  for (int64_t i = 0; i < size; i++)
+    out[i] = factor * (type == FLOAT32 ? ((const float*)x)[i] : type == FLOAT16 ? widen(((const Half*)x)[i]) : widen(((const Bf16*)x)[i]));
+}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.host;
+
+import com.sun.jna.Library;
+import com.sun.jna.Native;
+import com.sun.jna.NativeLibrary;
+import com.sun.jna.Pointer;
+import java.util.Map;
+import org.djlx.nativeops.LoadedLibraries;
+
+/**
+ * Kernels of decode steps on a CPU, compiled from {@code src/main/cpp}: {@code cpu_kernels.cpp}
+ * says the layout of all arguments. Weights and the KV cache have a type of 16 or 32 bits, given by
+ * its {@linkplain org.djlx.nativeops.torch.ScalarType#code() code}; all else is float32. Addresses
+ * are not checked.
+ *
+ * <p>Loops are divided among {@code threads} threads of the OpenMP pool that libtorch uses. Results
+ * depend on neither the number of threads nor, for each row, on other rows. Available if {@link
+ * org.djlx.nativeops.NativeLibrary#CPU_KERNELS} is.
+ */
+public final class CpuKernels {
+
+    /** The type of weights of 8 bits: groups of 128 inputs, a scale for each output. */
+    public static final int INT8 = 1;
+
+    /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
+    public static final int INT4 = 16;
+
+    private static final int LANES;
+
+    static {
+        NativeLibrary library =
+                NativeLibrary.getInstance(
+                        "djlx_cpu",
+                        Map.of(Library.OPTION_CLASSLOADER, CpuKernels.class.getClassLoader()));
+        Native.register(CpuKernels.class, library);
+        LANES = useAvx512(true);
+        if (LANES == 0) {
+            throw new UnsatisfiedLinkError("the CPU has no AVX2 and FMA");
+        }
+    }
+
+    private CpuKernels() {}
+
+    /**
+     * Chooses the instruction set.
+     *
+     * @param allowed whether AVX-512 is used if the CPU has it; false is for tests
+     * @return the floats of a vector; 0 if the CPU lacks AVX2 or FMA
+     */
+    public static int useAvx512(boolean allowed) {
+        // A symbol of a library that libtorch links to.
+        Pointer parallel =
+                NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"))
+                        .getFunction("GOMP_parallel");
+        return djlx_cpu_init(Pointer.nativeValue(parallel), allowed ? 0 : 1);
+    }
+
+    private static native int djlx_cpu_init(long parallel, int narrow);
+
+    /** {@return the bytes of quantized weights with their scales} */
+    public static long quantizedBytes(int type, long outputs, long inputs) {
+        long groups = (inputs + 127) / 128;
+        return outputs * (type == INT8 ? groups * 128 + Float.BYTES : groups * (64 + Float.BYTES));
+    }
+
+    /**
+     * Quantizes weights, rounding to nearest.
+     *
+     * @param type the type of the result: {@link #INT8} or {@link #INT4}
+     * @param from the type of the weights
+     * @param weights of shape (outputs, inputs), contiguous
+     * @param quantized {@link #quantizedBytes} bytes, aligned to 4 bytes
+     */
+    public static native void djlx_cpu_quantize(
+            int threads,
+            int type,
+            int from,
+            long outputs,
+            long inputs,
+            long weights,
+            long quantized);
+
+    /**
+     * Computes {@code out = x weights^T + bias}; or, if {@code factor} is not 0, adds {@code
+     * factor} times that to {@code out}.
+     *
+     * @param x of shape (rows, inputs)
+     * @param weights of shape (outputs, inputs), with rows {@code stride} elements apart; or
+     *     quantized
+     * @param bias of shape (outputs); 0 for none
+     * @param out of shape (rows, outputs)
+     */
+    public static native void djlx_cpu_product(
+            int threads,
+            int type,
+            long rows,
+            long inputs,
+            long outputs,
+            long stride,
+            long x,
+            long weights,
+            long bias,
+            float factor,
+            long out);
+
+    /**
+     * Adds {@code delta} to {@code x}, unless it is 0; then writes the RMSNorm of {@code x}, which
+     * may be {@code x} itself, unless {@code out} is 0.
+     */
+    public static native void djlx_cpu_rms_norm(
+            long rows, long size, long x, long delta, long weight, float epsilon, long out);
+
+    /**
+     * Computes {@code activation(gate) up}: SiLU, or GELU approximated by tanh.
+     *
+     * @param gateUp of shape (rows, 2 inner): gates, then values
+     */
+    public static native void djlx_cpu_gate(long rows, long inner, int gelu, long gateUp, long out);
+
+    /**
+     * Normalises heads, unless {@code queryNorm} is 0, and rotates them, in place; writes keys and
+     * values to the cache; and computes attention of each token over its sequence.
+     *
+     * @param maxLength the slots of a sequence in {@code slots}
+     * @param window the most tokens that a token attends to; 0 for all
+     * @param cap the limit of scores; 0 for none
+     */
+    public static native void djlx_cpu_attention(
+            int threads,
+            int type,
+            long rows,
+            long queryHeads,
+            long kvHeads,
+            long headSize,
+            long maxLength,
+            long window,
+            float scale,
+            float cap,
+            float epsilon,
+            long qkv,
+            long queryNorm,
+            long keyNorm,
+            long cosines,
+            long sines,
+            long positions,
+            long slots,
+            long keys,
+            long values,
+            long out);
+
+    /** Writes {@code factor} times {@code x}, as float32. */
+    public static native void djlx_cpu_widen(int type, long size, float factor, long x, long out);
+}
