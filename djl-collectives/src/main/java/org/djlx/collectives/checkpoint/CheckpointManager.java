@@ -39,8 +39,9 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Saves and restores the state of a training job: parameters, optimizer state, progress, position
- * in the dataset and random state. On CPUs with the same number of ranks, a resumed job has the
- * same losses, to the bit, as one that was not interrupted.
+ * in the dataset, random state and the scale of a {@link org.djlx.collectives.train.GradScaler}. On
+ * CPUs with the same number of ranks, a resumed job has the same losses, to the bit, as one that
+ * was not interrupted.
  *
  * <pre>{@code
  * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
@@ -230,10 +231,17 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             if (own.process() == 0) {
                 deleteAfter(newest);
             }
-            progress = progress(opened[0].metadata());
+            Map<String, String> metadata = opened[0].metadata();
+            progress = progress(metadata);
+            if (own.gradScaler() != null && metadata.containsKey("scale")) {
+                own.gradScaler()
+                        .restore(
+                                Double.parseDouble(metadata.get("scale")),
+                                Integer.parseInt(metadata.get("goodSteps")));
+            }
             saved = progress.step();
             savedFile = opened[0].key();
-            restoreOrder(opened[0].metadata(), own, path);
+            restoreOrder(metadata, own, path);
             int epochs = Math.toIntExact(progress.epoch());
             trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
@@ -402,6 +410,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         if (sampler != null) {
             metadata.put("order", sampler.order());
             metadata.put("items", Long.toString(items(progress)));
+        }
+        if (trainer.gradScaler() != null) {
+            metadata.put("scale", Double.toString(trainer.gradScaler().scale()));
+            metadata.put("goodSteps", Integer.toString(trainer.gradScaler().goodSteps()));
         }
         metadata.put("optimizer", trainer.optimizer().getClass().getName());
         metadata.put("updates", Integer.toString(state.updates()));

@@ -31,6 +31,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
@@ -102,7 +103,7 @@ public final class Replica implements AutoCloseable {
         this.op = op;
         sharding = group == null ? ShardingStrategy.NO_SHARD : settings.shardingStrategy();
         manager = parent.newSubManager(device);
-        store = new Store(manager, group);
+        store = new Store(manager, group, settings.mixedPrecision());
         buckets = new GradientBuckets(group, op, settings, manager);
     }
 
@@ -111,11 +112,18 @@ public final class Replica implements AutoCloseable {
 
         private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
         private final ProcessGroup group;
+        private final MixedPrecisionPolicy precision;
         private volatile boolean idle;
 
-        Store(NDManager manager, ProcessGroup group) {
+        Store(NDManager manager, ProcessGroup group, MixedPrecisionPolicy precision) {
             super(manager, false);
             this.group = group;
+            this.precision = precision;
+        }
+
+        /** Returns the type in which {@link Autocast} layers compute; null for the input's. */
+        ScalarType computeType() {
+            return precision == MixedPrecisionPolicy.NONE ? null : precision.type();
         }
 
         /** Returns the ranks that compute parts of the same batch; null for a whole batch. */
@@ -189,7 +197,7 @@ public final class Replica implements AutoCloseable {
      * @param idle as {@link Store#isIdle}
      */
     Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
-        Store own = new Store(manager, ranks);
+        Store own = new Store(manager, ranks, store.precision);
         own.idle = idle;
         own.arrays.putAll(store.arrays);
         for (Parameter parameter : block.getParameters().values()) {
@@ -476,6 +484,28 @@ public final class Replica implements AutoCloseable {
      * @return the norm before scaling
      */
     double clipNorm(Block block, double limit) {
+        double norm = norm(block);
+        if (!(norm <= limit)) {
+            scale(limit / (norm + NORM_EPSILON));
+        }
+        return norm;
+    }
+
+    /** Reduces the gradients, and multiplies them by a factor. */
+    void scale(double factor) {
+        NoGradient.run(() -> reduced().forEach(gradient -> TorchInPlace.mul(gradient, factor)));
+    }
+
+    /** Reduces the gradients, and returns this rank's. */
+    private Collection<NDArray> reduced() {
+        return shards == null ? buckets.reduce(trained()).values() : shards.reducedGradients();
+    }
+
+    /** Reduces the gradients, and returns the norm of all ranks' gradients together. */
+    double norm(Block block) {
+        if (shards != null) {
+            return Math.sqrt(NoGradient.get(shards::squares));
+        }
         ProcessGroup parts = DividedBlock.groupOf(block);
         Map<NDArray, Integer> copies = new IdentityHashMap<>();
         int whole = parts == null ? 1 : parts.worldSize();
@@ -506,17 +536,7 @@ public final class Replica implements AutoCloseable {
                             squares = sum.toDoubleArray()[0];
                         }
                     }
-                    Collection<NDArray> all = gradients.values();
-                    if (shards != null) {
-                        squares = shards.squares();
-                        all = shards.reducedGradients();
-                    }
-                    double norm = Math.sqrt(squares);
-                    if (!(norm <= limit)) {
-                        double factor = limit / (norm + NORM_EPSILON);
-                        all.forEach(gradient -> TorchInPlace.mul(gradient, factor));
-                    }
-                    return norm;
+                    return Math.sqrt(squares);
                 });
     }
 
@@ -533,11 +553,7 @@ public final class Replica implements AutoCloseable {
     void clipValue(double limit) {
         NoGradient.run(
                 () -> {
-                    Collection<NDArray> gradients =
-                            shards == null
-                                    ? buckets.reduce(trained()).values()
-                                    : shards.reducedGradients();
-                    for (NDArray gradient : gradients) {
+                    for (NDArray gradient : reduced()) {
                         try (NDArray clipped = gradient.clip(-limit, limit)) {
                             Torch.copy(gradient, clipped);
                         }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * Autocast           layers that compute in the type of a MixedPrecisionPolicy
+ * BlockReplacement   replaces layers of a block
  * FullyShard         one rank's shards of the parameters
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
@@ -23,12 +25,16 @@
  *   <li>{@link org.djlx.collectives.train.DistributedSampler} - divides a dataset among processes
  *   <li>{@link org.djlx.collectives.train.DividedBlock} - a block whose parameters are divided
  *       among ranks; for blocks of your own
+ *   <li>{@link org.djlx.collectives.train.GradScaler} - scales gradients for float16, and skips
+ *       steps whose gradients are infinite
  *   <li>{@link org.djlx.collectives.train.GradientCompression} - the format in which gradients are
  *       sent
  *   <li>{@link org.djlx.collectives.train.GradientReduction} - sum or mean of the gradients of
  *       processes
  *   <li>{@link org.djlx.collectives.train.GradientSynchronizer} - all-reduces gradients in programs
  *       that keep the engine PyTorch
+ *   <li>{@link org.djlx.collectives.train.MixedPrecisionPolicy} - the type of products and
+ *       convolutions
  *   <li>{@link org.djlx.collectives.train.OptimizerState} - the state of an optimizer, such as
  *       Adam's means
  *   <li>{@link org.djlx.collectives.train.Replica} - one rank's parameters
