@@ -26,6 +26,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -64,7 +65,13 @@ final class FullyShard {
      * @param from where the rank's part begins in the shard
      */
     private record Part(
-            Parameter parameter, String id, Shape shape, long offset, NDArray owned, long from) {}
+            String name,
+            Parameter parameter,
+            String id,
+            Shape shape,
+            long offset,
+            NDArray owned,
+            long from) {}
 
     /** A stage's parameters of one element type, in a row, and this rank's shard of the row. */
     private static final class Unit {
@@ -188,6 +195,8 @@ final class FullyShard {
         store = replica.store();
         List<Block> blocks = new ArrayList<>();
         StagedForward.collect(root, blocks);
+        Map<Parameter, String> names = new IdentityHashMap<>();
+        root.getParameters().forEach(named -> names.put(named.getValue(), named.getKey()));
         Set<NDArray> seen = Collections.newSetFromMap(new IdentityHashMap<>());
         for (Block block : blocks) {
             Stage stage = new Stage(block);
@@ -207,7 +216,7 @@ final class FullyShard {
                                 Torch.scalarType(parameter.getArray()), t -> new ArrayList<>())
                         .add(parameter);
             }
-            byType.values().forEach(list -> stage.units.add(unit(list, receives)));
+            byType.values().forEach(list -> stage.units.add(unit(list, names, receives)));
             stages.add(stage);
         }
     }
@@ -217,7 +226,7 @@ final class FullyShard {
         return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
     }
 
-    private Unit unit(List<Parameter> parameters, boolean receives) {
+    private Unit unit(List<Parameter> parameters, Map<Parameter, String> names, boolean receives) {
         long total = parameters.stream().mapToLong(p -> p.getArray().size()).sum();
         long size = (total + group.worldSize() - 1) / group.worldSize();
         DataType dataType = parameters.get(0).getArray().getDataType();
@@ -237,7 +246,9 @@ final class FullyShard {
                 copyPart(whole, first - offset, owned);
             }
             String id = replica.idOf(parameter);
-            unit.parts.add(new Part(parameter, id, whole.getShape(), offset, owned, first - begin));
+            Shape shape = whole.getShape();
+            String name = names.get(parameter);
+            unit.parts.add(new Part(name, parameter, id, shape, offset, owned, first - begin));
             offset += whole.size();
         }
         return unit;
@@ -251,6 +262,36 @@ final class FullyShard {
                         Torch.copy(owned, part);
                     }
                 });
+    }
+
+    /** Returns this rank's parts of the parameters. */
+    List<Replica.Piece> pieces() {
+        List<Replica.Piece> pieces = new ArrayList<>();
+        for (Stage stage : stages) {
+            for (Unit unit : stage.units) {
+                for (Part part : unit.parts) {
+                    if (part.owned != null) {
+                        long begin = unit.shard.size() * group.rank() + part.from - part.offset;
+                        pieces.add(
+                                new Replica.Piece(
+                                        part.name, part.id, part.shape, begin, part.owned, true));
+                    }
+                }
+            }
+        }
+        return pieces;
+    }
+
+    /** Adds the type and shape of each whole parameter. */
+    void addSpecs(Map<String, TensorSpec> specs) {
+        for (Stage stage : stages) {
+            for (Unit unit : stage.units) {
+                ScalarType type = Torch.scalarType(unit.shard);
+                for (Part part : unit.parts) {
+                    specs.put(part.name, TensorSpec.of(part.name, type, part.shape));
+                }
+            }
+        }
     }
 
     private Shape whole(Unit unit) {

@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -20,6 +21,7 @@ import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
 import java.util.IdentityHashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -30,6 +32,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -60,6 +63,25 @@ public final class Replica implements AutoCloseable {
 
         boolean isStatistic() {
             return FullyShard.isStatistic(parameter);
+        }
+    }
+
+    /**
+     * A part of a parameter that this rank holds.
+     *
+     * @param name as {@link Own#name}
+     * @param id as {@link Own#id}
+     * @param shape the shape of the whole parameter
+     * @param from the index of the part's first element in the parameter
+     * @param array the whole parameter, or a row of its elements
+     * @param isOwner whether this rank has the optimizer's state of the part
+     */
+    public record Piece(
+            String name, String id, Shape shape, long from, NDArray array, boolean isOwner) {
+
+        /** {@return whether the part is the whole parameter} */
+        public boolean isWhole() {
+            return array.size() == shape.size();
         }
     }
 
@@ -302,6 +324,33 @@ public final class Replica implements AutoCloseable {
     /** {@return the parameters in the block's order} */
     public List<Own> parameters() {
         return parameters;
+    }
+
+    /** {@return all that this rank holds of the parameters} */
+    public List<Piece> pieces() {
+        List<Piece> pieces = new ArrayList<>();
+        for (Own own : parameters) {
+            boolean owner = shards == null ? owner(own) == rank() : rank() == 0;
+            Shape shape = own.array.getShape();
+            pieces.add(new Piece(own.name, own.id, shape, 0, own.array, owner));
+        }
+        if (shards != null) {
+            pieces.addAll(shards.pieces());
+        }
+        return pieces;
+    }
+
+    /** {@return the type and shape of each whole parameter, by its name} */
+    public Map<String, TensorSpec> specs() {
+        Map<String, TensorSpec> specs = new LinkedHashMap<>();
+        for (Own own : parameters) {
+            ScalarType type = Torch.scalarType(own.array);
+            specs.put(own.name, TensorSpec.of(own.name, type, own.array.getShape()));
+        }
+        if (shards != null) {
+            shards.addSpecs(specs);
+        }
+        return specs;
     }
 
     private NDArray own(NDArray original) {
