@@ -127,6 +127,7 @@ public final class Replica implements AutoCloseable {
         manager = parent.newSubManager(device);
         store = new Store(manager, group, settings.mixedPrecision());
         buckets = new GradientBuckets(group, op, settings, manager);
+        Recomputation.RANKS.incrementAndGet();
     }
 
     /** Gives blocks this rank's arrays. DJL's store makes no copy on the device of the array. */
@@ -135,12 +136,49 @@ public final class Replica implements AutoCloseable {
         private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
         private final ProcessGroup group;
         private final MixedPrecisionPolicy precision;
+        private final NDManager manager;
+        private final Map<Block, Recomputation> recomputations = new IdentityHashMap<>();
         private volatile boolean idle;
 
         Store(NDManager manager, ProcessGroup group, MixedPrecisionPolicy precision) {
             super(manager, false);
+            this.manager = manager;
             this.group = group;
             this.precision = precision;
+        }
+
+        NDManager manager() {
+            return manager;
+        }
+
+        /** Returns what computes a block again. Called by this rank's thread only. */
+        Recomputation recomputation(Block block) {
+            return recomputations.computeIfAbsent(block, own -> new Recomputation(own, this));
+        }
+
+        /** Returns a store for the ranks of this store, as the other method. */
+        Store withOwnStatistics(Block block, NDManager copies, boolean idle) {
+            return withOwnStatistics(block, copies, group, idle);
+        }
+
+        /**
+         * Returns a store of the current arrays in which a block's statistics are copies.
+         *
+         * @param ranks as {@link #group}
+         * @param idle as {@link #isIdle}
+         */
+        Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
+            Store own = new Store(manager, ranks, precision);
+            own.idle = idle;
+            own.arrays.putAll(arrays);
+            for (Parameter parameter : block.getParameters().values()) {
+                if (FullyShard.isStatistic(parameter)) {
+                    NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
+                    copy.attach(copies);
+                    own.put(parameter, copy);
+                }
+            }
+            return own;
         }
 
         /** Returns the type in which {@link Autocast} layers compute; null for the input's. */
@@ -205,31 +243,11 @@ public final class Replica implements AutoCloseable {
      */
     NDList whole(Block block, NDList data, NDList labels, boolean training) {
         try (NDManager copies = manager.newSubManager()) {
-            Store own = withOwnStatistics(block, copies, null, false);
+            Store own = store.withOwnStatistics(block, copies, null, false);
             return training
                     ? StagedForward.forward(block, own, data, labels)
                     : block.forward(own, data, false, null);
         }
-    }
-
-    /**
-     * Returns a store of the current arrays in which a block's statistics are copies.
-     *
-     * @param ranks as {@link Store#group}
-     * @param idle as {@link Store#isIdle}
-     */
-    Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
-        Store own = new Store(manager, ranks, store.precision);
-        own.idle = idle;
-        own.arrays.putAll(store.arrays);
-        for (Parameter parameter : block.getParameters().values()) {
-            if (FullyShard.isStatistic(parameter)) {
-                NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
-                copy.attach(copies);
-                own.put(parameter, copy);
-            }
-        }
-        return own;
     }
 
     /** Returns this rank's shards of the parameters; null if it has whole parameters. */
@@ -736,6 +754,7 @@ public final class Replica implements AutoCloseable {
 
     @Override
     public void close() {
+        Recomputation.RANKS.decrementAndGet();
         manager.close();
         if (updates != null) {
             updates.close();

@@ -8,6 +8,7 @@
  * JobEvaluators      sums loss and evaluators over processes
  * ParameterChecksum  checksum to compare the parameters of ranks
  * RankWorkers        one thread per rank
+ * Recomputation      computes a block again in the backward pass
  * SplitCheck         whether a batch can be divided among ranks
  * SplitForward       forward and backward pass of all ranks on the parts of a batch
  * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
@@ -18,6 +19,8 @@
  * with {@link org.djlx.collectives.train.DataParallelConfig}.
  *
  * <ul>
+ *   <li>{@link org.djlx.collectives.train.ActivationCheckpoint} - a block that the backward pass
+ *       computes again, to keep less memory
  *   <li>{@link org.djlx.collectives.train.Agreement} - makes all ranks fail if one fails
  *   <li>{@link org.djlx.collectives.train.DataParallelConfig} - training configuration with options
  *       for ranks
