@@ -344,7 +344,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /** Returns the scaler of gradients; null for none. */
     GradScaler gradScaler() {
         return scaler == null && precision == MixedPrecisionPolicy.FLOAT16
-                ? GradScaler.builder().build()
+                ? new GradScaler()
                 : scaler;
     }
 

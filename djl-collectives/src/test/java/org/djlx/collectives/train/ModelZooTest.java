@@ -278,7 +278,7 @@ class ModelZooTest {
     void trainsInMixedPrecision(String name, MixedPrecisionPolicy policy, int ranks)
             throws Exception {
         List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
-        GradScaler scaler = GradScaler.builder().optInitScale(64).build(); // skips no step
+        GradScaler scaler = new GradScaler(64, 2000); // skips no step
         Block block = withoutDropout(block(name));
         List<Double> actual =
                 train(
