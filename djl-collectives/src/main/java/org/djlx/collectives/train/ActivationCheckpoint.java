@@ -17,13 +17,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * A block whose forward pass keeps only its inputs and outputs, as PyTorch's {@code
  * checkpoint_wrapper}: the backward pass computes the block again. Wrap each layer of a deep model
- * (Chen et al., 2016, <a href="https://arxiv.org/abs/1604.06174">arXiv:1604.06174</a>):
- *
- * <pre>{@code
- * for (int i = 0; i < 12; i++) {
- *     block.add(ActivationCheckpoint.wrap(layer()));
- * }
- * }</pre>
+ * (Chen et al., 2016, <a href="https://arxiv.org/abs/1604.06174">arXiv:1604.06174</a>).
  *
  * <ul>
  *   <li>Losses and gradients equal those of the block; if the block uses its input several times,
