@@ -340,6 +340,10 @@ public final class GradientScope implements GradientCollector {
                                     targets == null ? "null" : targets.size()));
         }
         passed.removeIf(Boundary::isForgotten);
+        if (passed.isEmpty()) {
+            goBack(targets, gradients);
+            return;
+        }
         List<Boundary> earlier = List.copyOf(passed);
         try (NDManager notes = NDManager.newBaseManager("PyTorch")) {
             earlier.forEach(boundary -> boundary.noteGradients(notes));

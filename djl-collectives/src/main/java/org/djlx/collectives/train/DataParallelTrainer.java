@@ -80,6 +80,7 @@ public final class DataParallelTrainer extends Trainer {
     private Work telling; // the all-reduce of told
     private boolean loaded;
     private boolean stepped;
+    private boolean reduced; // whether the last backward pass has reduced its gradients
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
@@ -641,13 +642,14 @@ public final class DataParallelTrainer extends Trainer {
         }
 
         private void backward(Runnable pass) {
-            boolean reduced = loaded && replicas.get(0).group() != null;
-            if (reduced) {
+            boolean several = loaded && replicas.get(0).group() != null;
+            if (several) {
                 sendChangedGradients();
                 replicas.forEach(Replica::beginBackward);
             }
+            reduced = false;
             pass.run();
-            if (reduced && replicas.get(0).synchronizes()) {
+            if (several && !reduced && replicas.get(0).synchronizes()) {
                 eachRank(Replica::reduce);
                 noteGradients();
             }
@@ -661,6 +663,22 @@ public final class DataParallelTrainer extends Trainer {
         @Override
         public void close() {
             scope.close();
+        }
+    }
+
+    /**
+     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them;
+     * otherwise after the backward passes, which takes another rendezvous of the ranks. What the
+     * caller's graph adds later to the first rank's gradients, {@link #sendChangedGradients} sends.
+     */
+    private void endBackward(int rank) {
+        Replica replica = replicas.get(rank);
+        if (passes.size() == 1 && replica.synchronizes() && !replica.isLate()) {
+            replica.reduce();
+            if (rank == 0) {
+                noteGradients();
+                reduced = true;
+            }
         }
     }
 
@@ -784,7 +802,8 @@ public final class DataParallelTrainer extends Trainer {
                             training || isFullySharded(), // All ranks gather.
                             body,
                             (rank, idle) -> replicas.get(rank).setIdle(idle),
-                            passes::add);
+                            passes::add,
+                            this::endBackward);
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
                 if (isFullySharded()) {

@@ -444,6 +444,17 @@ public final class Replica implements AutoCloseable {
         }
     }
 
+    /** Returns the bucket of each trained array, in a map that the caller may change. */
+    Map<NDArray, Integer> buckets() {
+        List<NDArray> trained = trained();
+        int[] indices = buckets.indices(trained);
+        Map<NDArray, Integer> result = new IdentityHashMap<>();
+        for (int i = 0; i < indices.length; i++) {
+            result.put(trained.get(i), indices[i]);
+        }
+        return result;
+    }
+
     /** Begins a backward pass; keeps the gradients that earlier passes have reduced. */
     void beginBackward() {
         versions.clear();
@@ -462,6 +473,10 @@ public final class Replica implements AutoCloseable {
      */
     void reduceLate() {
         late = true;
+    }
+
+    boolean isLate() {
+        return late;
     }
 
     /** Sets whether backward passes reduce gradients; otherwise they only add to them. */

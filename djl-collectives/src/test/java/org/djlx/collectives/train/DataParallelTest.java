@@ -196,16 +196,7 @@ class DataParallelTest {
                             3,
                             5,
                             trainer ->
-                                    ranks[0] =
-                                            (int)
-                                                    Thread.getAllStackTraces().keySet().stream()
-                                                            .filter(Thread::isAlive)
-                                                            .map(Thread::getName)
-                                                            .filter(
-                                                                    n ->
-                                                                            n.matches(
-                                                                                    "trainer-rank-\\d"))
-                                                            .count());
+                                    ranks[0] = ((DataParallelTrainer) trainer).replicas().size());
             assertEquals(2, ranks[0]);
             assertSame(expected, outcome);
         } finally {
