@@ -431,7 +431,6 @@ class ActivationCheckpointTest {
         peak(true); // Loads classes and kernels.
         long plain = peak(false);
         long wrapped = peak(true);
-        System.out.printf("12 layers: %.1f MB, wrapped %.1f MB%n", plain / 1e6, wrapped / 1e6);
         assertTrue(wrapped < 0.3 * plain, wrapped + " of " + plain);
     }
 
