@@ -234,9 +234,10 @@ final class CheckpointFile implements AutoCloseable {
         return header.stored();
     }
 
-    /** Reads an array into one of the same type and shape. */
-    void read(String name, NDArray array) throws IOException {
-        long[] position = {tensors().get(name).offset()};
+    /** Reads an array, from an element on, into one of the same type. */
+    void read(String name, long first, NDArray array) throws IOException {
+        SafetensorsHeader.Stored stored = tensors().get(name);
+        long[] position = {stored.offset() + stored.spec().type().byteSize(first)};
         try (NDManager temporary = array.getManager().newSubManager(array.getDevice())) {
             ArrayBytes.write(
                     temporary,

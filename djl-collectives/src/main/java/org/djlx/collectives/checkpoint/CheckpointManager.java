@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.checkpoint;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListener;
@@ -14,6 +16,8 @@ import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -21,26 +25,34 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.UUID;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.host.AtomicFile;
+import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
+import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
  * Saves and restores the state of a training job: parameters, optimizer state, progress, position
- * in the dataset and random state. On CPUs with the same number of ranks, a resumed job has the
- * same losses, to the bit, as one that was not interrupted.
+ * in the dataset, random state and the scale of a {@link org.djlx.collectives.train.GradScaler}. On
+ * CPUs with the same number of ranks, a resumed job has the same losses, to the bit, as one that
+ * was not interrupted.
  *
  * <pre>{@code
  * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
@@ -88,8 +100,11 @@ import org.slf4j.LoggerFactory;
  *       that the resumed job computes again.
  *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates); without
  *       synchronised batch normalisation, statistics of ranks other than 0.
- *   <li><b>Refused</b>: trainers that divide parameters or optimizer state among ranks ({@link
- *       org.djlx.collectives.train.ShardingStrategy}).
+ *   <li><b>Sharded trainers</b> ({@link org.djlx.collectives.train.ShardingStrategy}): each process
+ *       writes what its ranks own. Processes other than 0 write {@code
+ *       checkpoint-STEP.part-PROCESS-RANDOM.safetensors}; process 0 writes its part and the names
+ *       of the others. Another number of ranks, or another strategy, can restore: each rank reads
+ *       its elements.
  * </ul>
  *
  * <p>Not thread-safe.
@@ -99,9 +114,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private static final Logger LOG = LoggerFactory.getLogger(CheckpointManager.class);
 
     private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{1,18})\\.safetensors");
+    // Of a process other than the first: step, process, and a random number of the save.
+    private static final Pattern PART =
+            Pattern.compile("checkpoint-(\\d{1,18})\\.part-(\\d+)-[0-9a-f]+\\.safetensors");
+    private static final long POLL_MILLIS = 20;
+
+    /** How long a file of another process may stay invisible: network file systems keep names. */
+    static Duration patience = Duration.ofSeconds(90);
+
     private static final String FORMAT = "djlx-checkpoint-2";
-    private static final String MODEL = "model.";
-    private static final String OPTIMIZER = "optimizer.";
     private static final int KEPT = 3;
     // Fields of EpochTrainingListener, LoggingTrainingListener and SaveModelTrainingListener.
     private static final Set<String> EPOCHS = Set.of("numEpochs", "epoch");
@@ -111,6 +132,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private final long every;
     private final ProcessGroup group; // null to use the trainer's
     private final DistributedSampler sampler; // null if it is not given
+    private final boolean async;
+    private final boolean onSigterm;
+    private volatile Deadline partsDeadline; // set when all parts have been written
+    private FutureTask<String> writing; // in the background; null if nothing is
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step of the last checkpoint
     private Object savedFile; // the key of its file
@@ -124,6 +149,11 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         every = builder.every;
         group = builder.group;
         sampler = builder.sampler;
+        async = builder.async;
+        onSigterm = builder.onSigterm;
+        if (onSigterm) {
+            Termination.watch();
+        }
     }
 
     /**
@@ -135,8 +165,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      *     checkpoint of a later step (a restore would choose that one), or if another job saves
      *     into the directory, too: it is writing, or has written since this manager saved or
      *     restored
-     * @throws IllegalArgumentException if the trainer is of another engine, or divides parameters
-     *     or optimizer state among ranks
+     * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
      */
@@ -151,22 +180,96 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     /** Saves without seeding the random numbers. */
     private void saveAll(Trainer trainer, TrainingProgress progress) throws IOException {
         DataParallelTrainer own = own(trainer, "save");
+        await(own);
         seed = seed(own);
-        List<String> seeds = Agreement.exchange(own.group(), "save", () -> Integer.toString(seed));
+        String number = Long.toHexString(UUID.randomUUID().getMostSignificantBits());
+        List<String> answers = Agreement.exchange(own.group(), "save", () -> seed + " " + number);
+        List<String> seeds = answers.stream().map(answer -> answer.split(" ")[0]).toList();
+        partsDeadline = null;
+        Save[] save = new Save[1];
         Agreement.run(
                 group(own),
                 "save",
                 () -> {
-                    if (own.process() == 0) {
-                        write(own, progress, seeds);
+                    save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
+                    if (!async && save[0].awaited.isEmpty()) {
+                        write(save[0]);
                     }
                     return progress.toString();
                 });
-        if (own.process() == 0) {
-            deleteOld(); // After all parts of the model have written the new one.
+        if (async) {
+            writing = new FutureTask<>(() -> write(save[0]));
+            Thread thread = new Thread(writing, "checkpoint-writer");
+            thread.setDaemon(true);
+            thread.start();
+        } else {
+            partsDeadline = Deadline.after(patience);
+            if (own.isSharded()) {
+                Agreement.exchange(
+                        group(own),
+                        "save",
+                        () -> save[0].awaited.isEmpty() ? null : write(save[0]));
+            }
+            deleteOld(own);
         }
         this.progress = progress;
         saved = progress.step();
+    }
+
+    /**
+     * Waits until the checkpoint that is written in the background is complete. Call it on all
+     * ranks after training, with {@link Builder#optAsync}; the listener does.
+     *
+     * @param trainer the trainer of the last save
+     * @throws IOException on all ranks if the checkpoint could not be written on one of them
+     */
+    public void await(Trainer trainer) throws IOException {
+        if (writing != null) {
+            await(own(trainer, "await"));
+        }
+    }
+
+    private void await(DataParallelTrainer trainer) throws IOException {
+        FutureTask<String> running = writing;
+        writing = null;
+        if (running == null) {
+            return;
+        }
+        try { // First all parts, then the file that names them.
+            awaitIf(trainer.process() > 0, running, trainer);
+        } catch (IOException | RuntimeException e) {
+            running.cancel(true); // The first process waits for parts in vain.
+            throw e;
+        }
+        partsDeadline = Deadline.after(patience);
+        awaitIf(trainer.process() == 0, running, trainer);
+        deleteOld(trainer);
+    }
+
+    private void awaitIf(boolean waits, FutureTask<String> running, DataParallelTrainer trainer)
+            throws IOException {
+        Agreement.exchange(
+                group(trainer),
+                "save",
+                () -> {
+                    if (waits) {
+                        get(running);
+                    }
+                    return null;
+                });
+    }
+
+    private void get(FutureTask<String> running) throws IOException {
+        try {
+            running.get();
+        } catch (ExecutionException e) {
+            throw new IOException(
+                    "the checkpoint of step " + saved + " was not saved: " + e.getCause(),
+                    e.getCause());
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IOException("interrupted while the checkpoint was written", e);
+        }
     }
 
     /** Returns this process's seed: the restored one, the engine's, or else the rank. */
@@ -199,25 +302,25 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
      *     damaged, was not written by this class, belongs to another model or optimizer, or the
      *     parts of a divided model have no step in common
-     * @throws IllegalArgumentException if the trainer is of another engine, or divides parameters
-     *     or optimizer state among ranks
+     * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be restored
      */
     public TrainingProgress restore(Trainer trainer) throws IOException {
         DataParallelTrainer own = own(trainer, "restore");
+        await(own);
         Long newest = newestOfAll(own);
         if (newest == null) {
             return TrainingProgress.START;
         }
         Path path = directory.resolve(name(newest));
-        CheckpointFile[] opened = new CheckpointFile[1];
+        CheckpointParts[] opened = new CheckpointParts[1];
         try {
             Agreement.exchange(
                     group(own),
                     "restore",
                     () -> {
-                        opened[0] = CheckpointFile.open(path);
+                        opened[0] = CheckpointParts.open(path);
                         checkFits(opened[0], path, own);
                         return null;
                     });
@@ -230,10 +333,17 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             if (own.process() == 0) {
                 deleteAfter(newest);
             }
-            progress = progress(opened[0].metadata());
+            Map<String, String> metadata = opened[0].metadata();
+            progress = progress(metadata);
+            if (own.gradScaler() != null && metadata.containsKey("scale")) {
+                own.gradScaler()
+                        .restore(
+                                Double.parseDouble(metadata.get("scale")),
+                                Integer.parseInt(metadata.get("goodSteps")));
+            }
             saved = progress.step();
             savedFile = opened[0].key();
-            restoreOrder(opened[0].metadata(), own, path);
+            restoreOrder(metadata, own, path);
             int epochs = Math.toIntExact(progress.epoch());
             trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
@@ -297,12 +407,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private static DataParallelTrainer own(Trainer trainer, String call) {
         if (trainer instanceof DataParallelTrainer own) {
             own.prepare(call);
-            if (own.isSharded()) {
-                throw new IllegalArgumentException(
-                        call
-                                + ": a CheckpointManager needs a trainer with NO_SHARD; this one"
-                                + " divides parameters or optimizer state among the ranks");
-            }
             return own;
         }
         throw new IllegalArgumentException(
@@ -346,15 +450,20 @@ public final class CheckpointManager extends TrainingListenerAdapter {
 
     /** Returns the steps of all checkpoints in the directory, in ascending order. */
     private List<Long> steps() throws IOException {
+        return list().stream()
+                .map(file -> NAME.matcher(file.getFileName().toString()))
+                .filter(Matcher::matches)
+                .map(matcher -> Long.valueOf(matcher.group(1)))
+                .sorted()
+                .toList();
+    }
+
+    private List<Path> list() throws IOException {
         if (!Files.isDirectory(directory)) {
             return List.of();
         }
         try (Stream<Path> files = Files.list(directory)) {
-            return files.map(file -> NAME.matcher(file.getFileName().toString()))
-                    .filter(Matcher::matches)
-                    .map(matcher -> Long.valueOf(matcher.group(1)))
-                    .sorted()
-                    .toList();
+            return files.toList();
         }
     }
 
@@ -363,34 +472,99 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return steps.get(steps.size() - 1);
     }
 
-    private void write(DataParallelTrainer trainer, TrainingProgress progress, List<String> seeds)
+    /**
+     * A file to be written.
+     *
+     * @param path null if this process writes nothing
+     * @param copies owns the arrays; null if they are the trainer's
+     * @param awaited files of other processes that must be complete before
+     */
+    private record Save(
+            Path path,
+            Map<String, String> metadata,
+            Map<String, NDArray> arrays,
+            NDManager manager,
+            NDManager copies,
+            List<Path> awaited) {}
+
+    /** Collects what this process writes. */
+    private Save prepare(
+            DataParallelTrainer trainer,
+            TrainingProgress progress,
+            List<String> seeds,
+            String number)
             throws IOException {
-        Files.createDirectories(directory);
-        AtomicFile.sweep(directory, NAME.pattern());
-        checkAlone(progress.step());
-        if (!steps().isEmpty() && newest() > progress.step()) {
-            throw new IOException(
-                    String.format(
-                            "%s already has a checkpoint of step %d, which is later than step %d;"
-                                    + " restore it, delete it, or choose another directory",
-                            directory, newest(), progress.step()));
+        int process = trainer.process();
+        List<Path> parts = new ArrayList<>();
+        for (int i = 1; trainer.isSharded() && i < processes(trainer); i++) {
+            String name = "checkpoint-%d.part-%d-%s.safetensors";
+            parts.add(directory.resolve(name.formatted(progress.step(), i, number)));
         }
-        Replica first = trainer.replicas().get(0);
-        OptimizerState state = new OptimizerState(trainer.optimizer());
-        Map<String, NDArray> arrays = new LinkedHashMap<>();
-        Map<String, Integer> counts = new LinkedHashMap<>();
-        for (Replica.Own own : first.parameters()) {
-            arrays.put(MODEL + own.name(), own.array());
-            if (state.count(own.id()) != null) {
-                counts.put(own.name(), state.count(own.id()));
+        if (process > 0 && parts.isEmpty()) {
+            return new Save(null, Map.of(), Map.of(), null, null, List.of());
+        }
+        Files.createDirectories(directory);
+        if (process == 0) {
+            AtomicFile.sweep(directory, NAME.pattern());
+            checkAlone(progress.step());
+            if (!steps().isEmpty() && newest() > progress.step()) {
+                throw new IOException(
+                        String.format(
+                                "%s already has a checkpoint of step %d, which is later than step"
+                                        + " %d; restore it, delete it, or choose another directory",
+                                directory, newest(), progress.step()));
             }
         }
-        for (Replica.Own own : first.parameters()) {
-            state.arrays(own.id(), first.device())
-                    .forEach(
-                            (slot, array) ->
-                                    arrays.put(OPTIMIZER + slot + "." + own.name(), array));
+        OptimizerState state = new OptimizerState(trainer.optimizer());
+        Map<String, NDArray> arrays = new LinkedHashMap<>();
+        Map<String, NDArray> states = new LinkedHashMap<>();
+        Map<String, Integer> counts = new LinkedHashMap<>();
+        List<Replica> replicas = trainer.replicas();
+        for (Replica replica : trainer.isSharded() ? replicas : replicas.subList(0, 1)) {
+            for (Replica.Piece piece : replica.pieces()) {
+                if (!piece.isOwner()) {
+                    continue;
+                }
+                String name = piece.name() + (piece.isWhole() ? "" : "@" + piece.from());
+                arrays.put(CheckpointParts.MODEL + name, piece.array());
+                state.arrays(piece.id(), replica.device())
+                        .forEach(
+                                (slot, array) ->
+                                        states.put(
+                                                CheckpointParts.OPTIMIZER + slot + "." + name,
+                                                array));
+                if (state.count(piece.id()) != null) {
+                    counts.put(piece.name(), state.count(piece.id()));
+                }
+            }
         }
+        arrays.putAll(states);
+        Map<String, String> metadata =
+                process == 0 ? metadata(trainer, progress, seeds, parts) : new LinkedHashMap<>();
+        metadata.put("updates", Integer.toString(state.updates()));
+        metadata.put("counts", new Gson().toJson(counts));
+        Path path =
+                process == 0 ? directory.resolve(name(progress.step())) : parts.get(process - 1);
+        NDManager copies = async ? NDManager.newBaseManager(Device.cpu(), "PyTorch") : null;
+        if (async) {
+            NoGradient.run(() -> arrays.replaceAll((name, array) -> copy(array, copies)));
+        }
+        NDManager manager = async ? copies : trainer.getManager();
+        return new Save(path, metadata, arrays, manager, copies, process == 0 ? parts : List.of());
+    }
+
+    private static NDArray copy(NDArray array, NDManager manager) {
+        NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+        Torch.copy(copy, array);
+        return copy;
+    }
+
+    /** Returns the metadata of the file that names all parts. */
+    private Map<String, String> metadata(
+            DataParallelTrainer trainer,
+            TrainingProgress progress,
+            List<String> seeds,
+            List<Path> parts) {
         Map<String, String> metadata = new LinkedHashMap<>();
         metadata.put("format", FORMAT);
         metadata.put("step", Long.toString(progress.step()));
@@ -403,12 +577,54 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             metadata.put("order", sampler.order());
             metadata.put("items", Long.toString(items(progress)));
         }
+        if (trainer.gradScaler() != null) {
+            metadata.put("scale", Double.toString(trainer.gradScaler().scale()));
+            metadata.put("goodSteps", Integer.toString(trainer.gradScaler().goodSteps()));
+        }
+        if (trainer.isSharded()) {
+            Map<String, long[]> shapes = new LinkedHashMap<>();
+            trainer.replicas()
+                    .get(0)
+                    .specs()
+                    .forEach((name, spec) -> shapes.put(name, spec.shape().getShape()));
+            metadata.put("shapes", new Gson().toJson(shapes));
+            List<String> names = parts.stream().map(part -> part.getFileName().toString()).toList();
+            metadata.put("parts", new Gson().toJson(names));
+        }
         metadata.put("optimizer", trainer.optimizer().getClass().getName());
-        metadata.put("updates", Integer.toString(state.updates()));
-        metadata.put("counts", new Gson().toJson(counts));
-        CheckpointFile.write(
-                directory.resolve(name(progress.step())), metadata, arrays, trainer.getManager());
-        savedFile = CheckpointFile.key(directory.resolve(name(progress.step())));
+        return metadata;
+    }
+
+    /** Writes a file, after the files that it names. */
+    private String write(Save save) throws IOException {
+        if (save.path == null) {
+            return null;
+        }
+        try {
+            for (Path part : save.awaited) {
+                while (!Files.exists(part)) {
+                    Deadline deadline = partsDeadline;
+                    if (deadline != null && deadline.isOver()) {
+                        throw new IOException(
+                                part
+                                        + ", which another process has written, is not here; all"
+                                        + " processes must save into a shared directory");
+                    }
+                    Thread.sleep(POLL_MILLIS);
+                }
+            }
+            CheckpointFile.write(save.path, save.metadata, save.arrays, save.manager);
+            if (NAME.matcher(save.path.getFileName().toString()).matches()) {
+                savedFile = CheckpointFile.key(save.path);
+            }
+            return null;
+        } catch (InterruptedException e) {
+            throw new IOException(save.path + ": interrupted while parts were awaited", e);
+        } finally {
+            if (save.copies != null) {
+                save.copies.close();
+            }
+        }
     }
 
     /** Throws if another job has saved into the directory since the last save or restore. */
@@ -438,20 +654,37 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 Files.deleteIfExists(directory.resolve(name(other)));
             }
         }
+        deleteParts();
     }
 
-    private void deleteOld() {
+    /** Deletes the parts of steps of which there is no checkpoint. */
+    private void deleteParts() throws IOException {
+        List<Long> steps = steps();
+        for (Path file : list()) {
+            Matcher part = PART.matcher(file.getFileName().toString());
+            if (part.matches() && !steps.contains(Long.valueOf(part.group(1)))) {
+                Files.deleteIfExists(file);
+            }
+        }
+    }
+
+    /** Deletes old checkpoints, after all ranks have written the new one. */
+    private void deleteOld(DataParallelTrainer trainer) {
+        if (trainer.process() > 0) {
+            return;
+        }
         try {
             List<Long> steps = steps();
             for (Long step : steps.subList(0, Math.max(0, steps.size() - keep))) {
                 Files.deleteIfExists(directory.resolve(name(step)));
             }
+            deleteParts();
         } catch (IOException e) {
             LOG.warn("Old checkpoints in {} cannot be deleted.", directory, e);
         }
     }
 
-    private void checkFits(CheckpointFile file, Path path, DataParallelTrainer trainer)
+    private void checkFits(CheckpointParts file, Path path, DataParallelTrainer trainer)
             throws IOException {
         Map<String, String> metadata = file.metadata();
         if (!FORMAT.equals(metadata.get("format"))) {
@@ -477,20 +710,20 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         Map<String, String> saved = new LinkedHashMap<>();
         file.tensors()
                 .forEach(
-                        (name, stored) -> {
-                            if (name.startsWith(MODEL)) {
-                                saved.put(name.substring(MODEL.length()), text(stored.spec()));
+                        (name, spec) -> {
+                            if (name.startsWith(CheckpointParts.MODEL)) {
+                                saved.put(CheckpointParts.parameter(name), text(spec));
                             }
                         });
-        for (Replica.Own own : trainer.replicas().get(0).parameters()) {
-            String expected = text(CheckpointFile.describe(own.name(), own.array()));
-            String found = saved.remove(own.name());
+        for (Map.Entry<String, TensorSpec> own : trainer.replicas().get(0).specs().entrySet()) {
+            String expected = text(own.getValue());
+            String found = saved.remove(own.getKey());
             if (!expected.equals(found)) {
                 throw new IOException(
                         String.format(
                                 "%s does not fit the model: the parameter '%s' is %s in the model"
                                         + " but %s in the file",
-                                path, own.name(), expected, found == null ? "missing" : found));
+                                path, own.getKey(), expected, found == null ? "missing" : found));
             }
         }
         if (!saved.isEmpty()) {
@@ -498,7 +731,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     path + " does not fit the model: it has no parameters " + saved.keySet());
         }
         for (String name : file.tensors().keySet()) {
-            if (name.startsWith(OPTIMIZER) && !state.hasSlot(slot(name))) {
+            if (name.startsWith(CheckpointParts.OPTIMIZER)
+                    && !state.hasSlot(CheckpointParts.slot(name))) {
                 throw new IOException(
                         path + " has '" + name + "', for which " + optimizer + " has no field");
             }
@@ -509,11 +743,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return spec.dtype() + " of shape " + spec.shape();
     }
 
-    /** Returns the optimizer's field that a stored array belongs to. */
-    private static String slot(String name) {
-        return name.substring(OPTIMIZER.length()).split("\\.", 2)[0];
-    }
-
     private static TrainingProgress progress(Map<String, String> metadata) {
         return new TrainingProgress(
                 Long.parseLong(metadata.get("step")),
@@ -521,34 +750,35 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 Long.parseLong(metadata.get("batch")));
     }
 
-    private static void apply(CheckpointFile file, DataParallelTrainer trainer) throws IOException {
+    private static void apply(CheckpointParts file, DataParallelTrainer trainer)
+            throws IOException {
         OptimizerState state = new OptimizerState(trainer.optimizer());
-        Map<String, Integer> counts =
-                new Gson()
-                        .fromJson(
-                                file.metadata().get("counts"),
-                                new TypeToken<HashMap<String, Integer>>() {});
+        Map<String, Integer> counts = file.counts();
         for (Replica replica : trainer.replicas()) {
-            for (Replica.Own own : replica.parameters()) {
-                file.read(MODEL + own.name(), own.array());
+            for (Replica.Piece piece : replica.pieces()) {
+                file.read(CheckpointParts.MODEL + piece.name(), piece.from(), piece.array());
                 Map<String, NDArray> arrays = new HashMap<>();
                 for (String name : file.tensors().keySet()) {
-                    if (name.startsWith(OPTIMIZER)
-                            && name.equals(OPTIMIZER + slot(name) + "." + own.name())) {
-                        arrays.put(slot(name), read(file, name, replica.manager()));
+                    if (piece.isOwner()
+                            && name.startsWith(CheckpointParts.OPTIMIZER)
+                            && CheckpointParts.parameter(name).equals(piece.name())) {
+                        arrays.put(CheckpointParts.slot(name), read(file, name, piece, replica));
                     }
                 }
-                state.set(own.id(), replica.device(), counts.get(own.name()), arrays);
+                Integer count = piece.isOwner() ? counts.get(piece.name()) : null;
+                state.set(piece.id(), replica.device(), count, arrays);
             }
         }
-        state.setUpdates(Integer.parseInt(file.metadata().get("updates")));
+        state.setUpdates(file.greatest("updates"));
     }
 
-    private static NDArray read(CheckpointFile file, String name, NDManager manager)
+    private static NDArray read(
+            CheckpointParts file, String name, Replica.Piece piece, Replica replica)
             throws IOException {
-        TensorSpec spec = file.tensors().get(name).spec();
-        NDArray array = Torch.empty(manager, spec.shape(), spec.type());
-        file.read(name, array);
+        TensorSpec spec = file.tensors().get(name);
+        Shape shape = piece.isWhole() ? spec.shape() : piece.array().getShape();
+        NDArray array = Torch.empty(replica.manager(), shape, spec.type());
+        file.read(name, piece.from(), array);
         array.detach(); // The optimizer owns its state.
         return array;
     }
@@ -561,6 +791,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
         saveIfDue(trainer);
+        exitIfTold(trainer);
         progress =
                 new TrainingProgress(progress.step() + 1, progress.epoch(), progress.batch() + 1);
         seedIfDue(trainer);
@@ -572,6 +803,52 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
         saveIfDue(trainer);
         seedIfDue(trainer);
+    }
+
+    /**
+     * Waits for the last checkpoint, with {@link Builder#optAsync}. DJL calls this when the trainer
+     * is closed, so ranks wait without an agreement.
+     */
+    @Override
+    public void onTrainingEnd(Trainer trainer) {
+        try {
+            if (writing != null) {
+                partsDeadline = Deadline.after(BackendOptions.DEFAULT_TIMEOUT);
+                get(writing);
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    /** Saves on all ranks if one of them was sent SIGTERM, and ends this process. */
+    private void exitIfTold(Trainer trainer) {
+        if (!onSigterm || !isToldToExit(own(trainer, "save"))) {
+            return;
+        }
+        LOG.info("SIGTERM: saving step {} into {}, then exiting", progress.step(), directory);
+        try {
+            if (progress.step() != saved) {
+                saveAll(trainer, progress);
+            }
+            await(trainer);
+        } catch (IOException e) {
+            throw new UncheckedIOException(
+                    "the checkpoint of step " + progress.step() + " was not saved", e);
+        }
+        System.exit(Termination.EXIT_CODE);
+    }
+
+    private boolean isToldToExit(DataParallelTrainer trainer) {
+        boolean told = Termination.isRequested();
+        ProcessGroup ranks = group(trainer);
+        if (ranks == null) {
+            return told;
+        }
+        try (NDArray flag = trainer.replicas().get(0).manager().create(new int[] {told ? 1 : 0})) {
+            ranks.allReduce(flag, ReduceOp.MAX).await();
+            return flag.toIntArray()[0] > 0;
+        }
     }
 
     /** Returns whether a checkpoint of the current step is due. */
@@ -615,6 +892,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         private long every;
         private ProcessGroup group;
         private DistributedSampler sampler;
+        private boolean async;
+        private boolean onSigterm;
 
         private Builder() {}
 
@@ -673,6 +952,34 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          */
         public Builder optSampler(DistributedSampler sampler) {
             this.sampler = sampler;
+            return this;
+        }
+
+        /**
+         * Sets whether files are written in the background, as PyTorch's {@code async_save}. {@code
+         * save} then returns when the arrays are copied to CPU memory; the next save, or {@link
+         * CheckpointManager#await}, waits until the checkpoint is complete and throws if it is not.
+         *
+         * @param async true to write in the background; the default is false
+         * @return this builder
+         */
+        public Builder optAsync(boolean async) {
+            this.async = async;
+            return this;
+        }
+
+        /**
+         * Sets whether SIGTERM has the training listener save. Before each step the ranks agree, by
+         * a small all-reduce, whether one of them was sent SIGTERM. Then all save and exit with
+         * code 143; the launcher starts them again if restarts are left, unless it was stopped
+         * itself. The resumed job draws other random numbers than an uninterrupted one. A second
+         * SIGTERM ends the process at once. All ranks must set the same value.
+         *
+         * @param save true to save; the default is false: SIGTERM ends the process
+         * @return this builder
+         */
+        public Builder optSaveOnSigterm(boolean save) {
+            onSigterm = save;
             return this;
         }
 

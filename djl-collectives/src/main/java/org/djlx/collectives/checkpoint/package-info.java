@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CheckpointFile  arrays in a file, with a checksum
+ * CheckpointFile   arrays in a file, with a checksum
+ * CheckpointParts  reads a checkpoint of one file or several
+ * Termination      whether this process was sent SIGTERM
  */
 /**
  * Saves the state of a training job and resumes from it. Start with {@link

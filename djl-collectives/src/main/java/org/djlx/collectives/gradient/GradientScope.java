@@ -16,6 +16,7 @@ import java.util.Optional;
 import java.util.function.Supplier;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * A {@link GradientCollector} for ranks: records gradients on one thread, also through operators of
@@ -302,9 +303,22 @@ public final class GradientScope implements GradientCollector {
      */
     @Override
     public void backward(NDArray target) {
+        backward(target, 1);
+    }
+
+    /**
+     * Computes as {@link #backward(NDArray)}, with gradients multiplied by a factor.
+     *
+     * @param target the array, usually a loss
+     * @param scale the factor
+     */
+    public void backward(NDArray target, double scale) {
         try (NDManager manager = target.getManager().newSubManager(target.getDevice())) {
-            NDArray ones = manager.ones(target.getShape());
-            backward(List.of(target), List.of(Torch.cast(ones, Torch.scalarType(target))));
+            NDArray seed = manager.ones(target.getShape());
+            if (scale != 1) {
+                NoGradient.run(() -> TorchInPlace.mul(seed, scale));
+            }
+            backward(List.of(target), List.of(Torch.cast(seed, Torch.scalarType(target))));
         }
     }
 
@@ -326,6 +340,10 @@ public final class GradientScope implements GradientCollector {
                                     targets == null ? "null" : targets.size()));
         }
         passed.removeIf(Boundary::isForgotten);
+        if (passed.isEmpty()) {
+            goBack(targets, gradients);
+            return;
+        }
         List<Boundary> earlier = List.copyOf(passed);
         try (NDManager notes = NDManager.newBaseManager("PyTorch")) {
             earlier.forEach(boundary -> boundary.noteGradients(notes));

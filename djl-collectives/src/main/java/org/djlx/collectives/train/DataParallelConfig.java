@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.BackendOptions;
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
  * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
  * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}, {@code
- * org.djlx.shardingStrategy}.
+ * org.djlx.shardingStrategy}, {@code org.djlx.mixedPrecision}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -43,6 +43,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private boolean join = flag("join", Flag.FALSE);
     private ShardingStrategy sharding =
             property("shardingStrategy", ShardingStrategy.class, ShardingStrategy.NO_SHARD);
+    private MixedPrecisionPolicy precision =
+            property("mixedPrecision", MixedPrecisionPolicy.class, MixedPrecisionPolicy.NONE);
+    private GradScaler scaler; // null if it is not set here
     private ProcessGroup group;
 
     /**
@@ -240,6 +243,37 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets the type in which DJL's {@link ai.djl.nn.core.Linear} and convolution layers compute, as
+     * under PyTorch's autocast. Inputs and weights are cast to it, and results back; everything
+     * else stays float32. {@code newTrainer} replaces these layers in the block's fields and
+     * children; their subclasses, recurrent layers and tensor-parallel blocks compute as before.
+     * Parameters are float32. All ranks must set the same policy.
+     *
+     * @param policy the policy; the default is {@link MixedPrecisionPolicy#NONE}, or the system
+     *     property {@code org.djlx.mixedPrecision}
+     * @return this configuration
+     */
+    public DataParallelConfig optMixedPrecision(MixedPrecisionPolicy policy) {
+        if (policy == null) {
+            throw new IllegalArgumentException("optMixedPrecision: policy is null");
+        }
+        precision = policy;
+        return this;
+    }
+
+    /**
+     * Sets the scaler of gradients.
+     *
+     * @param scaler the scaler; the default is one with PyTorch's options for {@link
+     *     MixedPrecisionPolicy#FLOAT16}, and none otherwise
+     * @return this configuration
+     */
+    public DataParallelConfig optGradScaler(GradScaler scaler) {
+        this.scaler = scaler;
+        return this;
+    }
+
+    /**
      * Sets the process group of trainers that have one rank each, in processes or threads. Unless
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
@@ -301,6 +335,17 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     ShardingStrategy shardingStrategy() {
         return sharding;
+    }
+
+    MixedPrecisionPolicy mixedPrecision() {
+        return precision;
+    }
+
+    /** Returns the scaler of gradients; null for none. */
+    GradScaler gradScaler() {
+        return scaler == null && precision == MixedPrecisionPolicy.FLOAT16
+                ? new GradScaler()
+                : scaler;
     }
 
     boolean checkForward() {

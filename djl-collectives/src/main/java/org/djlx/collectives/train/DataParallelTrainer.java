@@ -21,6 +21,7 @@ import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
+import ai.djl.util.Pair;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -30,6 +31,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CudaP2pOptions;
@@ -45,6 +47,7 @@ import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -71,10 +74,13 @@ public final class DataParallelTrainer extends Trainer {
     private Layout layout; // of the first batch; null before
     private NDList firstData; // a row of the first batch, for join; null before
     private NDList firstLabels; // of that row; null if there are none
+    private final GradScaler scaler; // null for none
+    private Boolean finite; // whether the unscaled gradients are; null if they are not unscaled
     private NDArray told; // with optJoin: the last call that was all-reduced; null before
     private Work telling; // the all-reduce of told
     private boolean loaded;
     private boolean stepped;
+    private boolean reduced; // whether the last backward pass has reduced its gradients
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
@@ -109,6 +115,7 @@ public final class DataParallelTrainer extends Trainer {
                         : ofRank(config, isFirst(model, settings)));
         this.settings = settings;
         optimizer = config.getOptimizer();
+        scaler = settings.gradScaler();
         processes = isProcess(settings);
         int ranks = processes ? 1 : ranks(config.getDevices());
         if (settings.group() == null && !config.getDevices()[0].isGpu()) {
@@ -178,6 +185,9 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private void enter(Device[] devices) {
+        if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE) {
+            replaceBlock(Autocast.convert(getModel().getBlock(), settings.mixedPrecision()));
+        }
         if (processes) {
             if (settings.ranks() != null && settings.ranks() > 1) {
                 throw new IllegalArgumentException(
@@ -220,11 +230,13 @@ public final class DataParallelTrainer extends Trainer {
     /** Replaces the block's batch normalisation by one over all ranks, unless an option forbids. */
     private void synchronizeStatistics() {
         if (settings.syncBatchNorm()) {
-            Block block = getModel().getBlock();
-            Block converted = SyncBatchNorm.convert(block);
-            if (converted != block) {
-                getModel().setBlock(converted);
-            }
+            replaceBlock(SyncBatchNorm.convert(getModel().getBlock()));
+        }
+    }
+
+    private void replaceBlock(Block block) {
+        if (block != getModel().getBlock()) {
+            getModel().setBlock(block);
         }
     }
 
@@ -348,9 +360,19 @@ public final class DataParallelTrainer extends Trainer {
         return optimizer;
     }
 
+    /** {@return the scaler of gradients; null for none} */
+    public GradScaler gradScaler() {
+        return scaler;
+    }
+
     /** Discards all gradients. */
     public void zeroGradients() {
         closePasses();
+        dropGradients();
+    }
+
+    private void dropGradients() {
+        finite = null;
         replicas.forEach(Replica::zeroGradients);
     }
 
@@ -408,6 +430,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         Block block = getModel().getBlock();
+        requireMasters(block);
         if (isSharded()) {
             requireDivisible(block);
         }
@@ -437,6 +460,23 @@ public final class DataParallelTrainer extends Trainer {
     private boolean isFullySharded() {
         return settings.shardingStrategy() == ShardingStrategy.FULL_SHARD
                 && replicas.get(0).group() != null;
+    }
+
+    /** Refuses parameters that are not float32 with mixed precision. */
+    private void requireMasters(Block block) {
+        for (Pair<String, Parameter> named : block.getParameters()) {
+            ScalarType type = Torch.scalarType(named.getValue().getArray());
+            if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE
+                    && type.isFloatingPoint()
+                    && type != ScalarType.FLOAT32) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "initialize: mixed precision %s needs float32 parameters, but '%s'"
+                                        + " is %s; set the model's data type to float32, or use"
+                                        + " MixedPrecisionPolicy.NONE",
+                                settings.mixedPrecision(), named.getKey(), type));
+            }
+        }
     }
 
     /** Refuses what the sharding strategy cannot divide. */
@@ -577,7 +617,7 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        return new Collector(GradientScope.open(() -> replicas.forEach(Replica::zeroGradients)));
+        return new Collector(GradientScope.open(this::dropGradients));
     }
 
     /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
@@ -591,18 +631,25 @@ public final class DataParallelTrainer extends Trainer {
 
         @Override
         public void backward(NDArray target) {
+            if (finite != null) {
+                throw new IllegalStateException(
+                        "backward: clipGradNorm or clipGradValue has divided the gradients by the"
+                                + " scale of the GradScaler, so no more can be added; call step"
+                                + " or zeroGradients first");
+            }
             tell(Call.BACKWARD);
-            backward(() -> scope.backward(target));
+            backward(() -> scope.backward(target, scaler == null ? 1 : scaler.scale()));
         }
 
         private void backward(Runnable pass) {
-            boolean reduced = loaded && replicas.get(0).group() != null;
-            if (reduced) {
+            boolean several = loaded && replicas.get(0).group() != null;
+            if (several) {
                 sendChangedGradients();
                 replicas.forEach(Replica::beginBackward);
             }
+            reduced = false;
             pass.run();
-            if (reduced && replicas.get(0).synchronizes()) {
+            if (several && !reduced && replicas.get(0).synchronizes()) {
                 eachRank(Replica::reduce);
                 noteGradients();
             }
@@ -616,6 +663,22 @@ public final class DataParallelTrainer extends Trainer {
         @Override
         public void close() {
             scope.close();
+        }
+    }
+
+    /**
+     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them;
+     * otherwise after the backward passes, which takes another rendezvous of the ranks. What the
+     * caller's graph adds later to the first rank's gradients, {@link #sendChangedGradients} sends.
+     */
+    private void endBackward(int rank) {
+        Replica replica = replicas.get(rank);
+        if (passes.size() == 1 && replica.synchronizes() && !replica.isLate()) {
+            replica.reduce();
+            if (rank == 0) {
+                noteGradients();
+                reduced = true;
+            }
         }
     }
 
@@ -712,6 +775,7 @@ public final class DataParallelTrainer extends Trainer {
                                     block,
                                     data,
                                     labels,
+                                    settings.mixedPrecision() != MixedPrecisionPolicy.NONE,
                                     () -> replicas.get(0).whole(block, data, labels, true),
                                     () -> replicas.get(0).whole(block, data, null, false))
                             : null;
@@ -738,7 +802,8 @@ public final class DataParallelTrainer extends Trainer {
                             training || isFullySharded(), // All ranks gather.
                             body,
                             (rank, idle) -> replicas.get(rank).setIdle(idle),
-                            passes::add);
+                            passes::add,
+                            this::endBackward);
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
                 if (isFullySharded()) {
@@ -781,11 +846,31 @@ public final class DataParallelTrainer extends Trainer {
     public double clipGradNorm(double maxNorm) {
         requirePositive("clipGradNorm: maxNorm", maxNorm);
         finishBackward("clipGradNorm");
-        double[] norms = new double[replicas.size()];
-        Block block = getModel().getBlock();
-        eachRank(replica -> norms[replica.index()] = replica.clipNorm(block, maxNorm));
+        unscale();
+        double norm = ofEachRank(replica -> replica.clipNorm(getModel().getBlock(), maxNorm));
         noteGradients();
-        return norms[0];
+        return norm;
+    }
+
+    /** Returns the value of the first rank. */
+    private double ofEachRank(ToDoubleFunction<Replica> body) {
+        double[] values = new double[replicas.size()];
+        eachRank(replica -> values[replica.index()] = body.applyAsDouble(replica));
+        return values[0];
+    }
+
+    /**
+     * Divides the reduced gradients by the scale, once before a step.
+     *
+     * @return whether all gradients are finite, the same on all ranks
+     */
+    private boolean unscale() {
+        if (scaler != null && finite == null) {
+            eachRank(replica -> replica.scale(1 / scaler.scale()));
+            finite = Double.isFinite(ofEachRank(each -> each.norm(getModel().getBlock())));
+            noteGradients();
+        }
+        return scaler == null || finite;
     }
 
     /**
@@ -800,6 +885,7 @@ public final class DataParallelTrainer extends Trainer {
     public void clipGradValue(double clipValue) {
         requirePositive("clipGradValue: clipValue", clipValue);
         finishBackward("clipGradValue");
+        unscale();
         eachRank(replica -> replica.clipValue(clipValue));
         noteGradients();
     }
@@ -866,6 +952,10 @@ public final class DataParallelTrainer extends Trainer {
         return () -> replicas.forEach(replica -> replica.setSynchronizes(before));
     }
 
+    /**
+     * Reduces the gradients and updates the parameters. With a {@link GradScaler}, skips the update
+     * on all ranks if a gradient of any rank is infinite or NaN.
+     */
     @Override
     public void step() {
         requireUsable("step");
@@ -878,6 +968,16 @@ public final class DataParallelTrainer extends Trainer {
         closePasses();
         follow();
         sendChangedGradients();
+        boolean skipped = !unscale();
+        if (scaler != null) {
+            finite = null;
+            scaler.update(skipped);
+        }
+        if (skipped) {
+            dropGradients();
+            addMetric("step", begin);
+            return;
+        }
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);

@@ -9,9 +9,6 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
-import ai.djl.nn.norm.Dropout;
-import ai.djl.pytorch.engine.PtNDArray;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
@@ -26,6 +23,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.collectives.train.Recomputation.Mode;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -41,11 +40,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *   <li>libtorch's autograd keeps views of weights until the backward pass, and its stable C ABI
  *       cannot free their storage. So a stage is one operator of a {@link GradientScope}: forward
  *       gathers, computes outside of the graph, and frees; only inputs and outputs are kept.
- *   <li>Backward gathers, computes the stage again with a graph, and frees. The second computation
- *       writes to copies of statistics, such as those of batch normalisation, so they change once.
- *   <li>Random numbers would differ the second time. The first pass computes each stage twice more
- *       and compares the predictions. If they differ, or if the stage has dropout, the stage keeps
- *       its graph and its parameters until the backward pass.
+ *   <li>Backward gathers, computes the stage again with a graph ({@link Recomputation}), and frees.
+ *       A stage that cannot be computed again keeps its graph and its parameters until then.
  *   <li>The next stage's gather starts before a stage is computed, forward and backward.
  *   <li>A stage's gradients are laid out in a row and reduce-scattered while the stage before it is
  *       computed; the result is added to the rank's gradients. One reduction is running at a time.
@@ -64,7 +60,13 @@ final class FullyShard {
      * @param from where the rank's part begins in the shard
      */
     private record Part(
-            Parameter parameter, String id, Shape shape, long offset, NDArray owned, long from) {}
+            String name,
+            Parameter parameter,
+            String id,
+            Shape shape,
+            long offset,
+            NDArray owned,
+            long from) {}
 
     /** A stage's parameters of one element type, in a row, and this rank's shard of the row. */
     private static final class Unit {
@@ -87,13 +89,14 @@ final class FullyShard {
 
         private final Block block;
         private final List<Unit> units = new ArrayList<>();
-        private Boolean repeats; // whether it predicts the same when computed again; null: unknown
+        private final Recomputation recomputation;
         private NDManager gathered; // of the whole parameters; null while they are divided
         private Work gathering; // running, or null
         private int uses; // calls of acquire() without release()
 
         Stage(Block block) {
             this.block = block;
+            recomputation = new Recomputation(block, store);
         }
 
         /** Starts to gather the parameters, unless they are gathered. */
@@ -188,6 +191,8 @@ final class FullyShard {
         store = replica.store();
         List<Block> blocks = new ArrayList<>();
         StagedForward.collect(root, blocks);
+        Map<Parameter, String> names = new IdentityHashMap<>();
+        root.getParameters().forEach(named -> names.put(named.getValue(), named.getKey()));
         Set<NDArray> seen = Collections.newSetFromMap(new IdentityHashMap<>());
         for (Block block : blocks) {
             Stage stage = new Stage(block);
@@ -207,7 +212,7 @@ final class FullyShard {
                                 Torch.scalarType(parameter.getArray()), t -> new ArrayList<>())
                         .add(parameter);
             }
-            byType.values().forEach(list -> stage.units.add(unit(list, receives)));
+            byType.values().forEach(list -> stage.units.add(unit(list, names, receives)));
             stages.add(stage);
         }
     }
@@ -217,7 +222,7 @@ final class FullyShard {
         return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
     }
 
-    private Unit unit(List<Parameter> parameters, boolean receives) {
+    private Unit unit(List<Parameter> parameters, Map<Parameter, String> names, boolean receives) {
         long total = parameters.stream().mapToLong(p -> p.getArray().size()).sum();
         long size = (total + group.worldSize() - 1) / group.worldSize();
         DataType dataType = parameters.get(0).getArray().getDataType();
@@ -237,7 +242,9 @@ final class FullyShard {
                 copyPart(whole, first - offset, owned);
             }
             String id = replica.idOf(parameter);
-            unit.parts.add(new Part(parameter, id, whole.getShape(), offset, owned, first - begin));
+            Shape shape = whole.getShape();
+            String name = names.get(parameter);
+            unit.parts.add(new Part(name, parameter, id, shape, offset, owned, first - begin));
             offset += whole.size();
         }
         return unit;
@@ -251,6 +258,36 @@ final class FullyShard {
                         Torch.copy(owned, part);
                     }
                 });
+    }
+
+    /** Returns this rank's parts of the parameters. */
+    List<Replica.Piece> pieces() {
+        List<Replica.Piece> pieces = new ArrayList<>();
+        for (Stage stage : stages) {
+            for (Unit unit : stage.units) {
+                for (Part part : unit.parts) {
+                    if (part.owned != null) {
+                        long begin = unit.shard.size() * group.rank() + part.from - part.offset;
+                        pieces.add(
+                                new Replica.Piece(
+                                        part.name, part.id, part.shape, begin, part.owned, true));
+                    }
+                }
+            }
+        }
+        return pieces;
+    }
+
+    /** Adds the type and shape of each whole parameter. */
+    void addSpecs(Map<String, TensorSpec> specs) {
+        for (Stage stage : stages) {
+            for (Unit unit : stage.units) {
+                ScalarType type = Torch.scalarType(unit.shard);
+                for (Part part : unit.parts) {
+                    specs.put(part.name, TensorSpec.of(part.name, type, part.shape));
+                }
+            }
+        }
     }
 
     private Shape whole(Unit unit) {
@@ -270,21 +307,19 @@ final class FullyShard {
                         .findFirst()
                         .ifPresent(Stage::begin);
                 boolean records = scope != null && isTrained(stage, current);
-                if (records && stage.repeats == null) {
-                    stage.repeats = repeats(stage, current, labels);
-                }
+                boolean twice = records && stage.recomputation.mode(current, labels) != Mode.KEPT;
                 if (!records) {
                     NDList inputs = current;
                     current =
                             NoGradient.get(
-                                    () -> compute(stage, store, inputs, labels, training, null));
-                } else if (stage.repeats) {
+                                    () -> stage.recomputation.compute(inputs, labels, training));
+                } else if (twice) {
                     current = computeTwice(stage, before, current, labels, scope);
                 } else {
                     current = computeOnce(stage, current, labels, scope);
                 }
                 if (!stage.units.isEmpty()) {
-                    before = records && stage.repeats ? stage : null;
+                    before = twice ? stage : null;
                 }
             } finally {
                 stage.release();
@@ -298,158 +333,25 @@ final class FullyShard {
                 || inputs.stream().anyMatch(Torch::requiresGradient);
     }
 
-    /** Computes a stage. Its intermediate arrays are closed, unless {@code temporary} is given. */
-    private NDList compute(
-            Stage stage,
-            Replica.Store own,
-            NDList inputs,
-            NDList labels,
-            boolean training,
-            NDManager temporary) {
-        NDManager scratch = temporary == null ? manager.newSubManager() : temporary;
-        try {
-            NDList aliases = new NDList();
-            for (NDArray input : inputs) {
-                NDArray alias = Torch.alias(scratch, input);
-                alias.setName(input.getName());
-                aliases.add(alias);
-            }
-            NDList outputs =
-                    training
-                            ? StagedForward.forward(stage.block, own, aliases, labels)
-                            : stage.block.forward(own, aliases, false, null);
-            if (temporary == null) {
-                outputs.attach(inputs.head().getManager());
-            }
-            return outputs;
-        } finally {
-            if (temporary == null) {
-                scratch.close();
-            }
-        }
-    }
-
-    /**
-     * Computes a stage twice, and returns whether the predictions are equal on all ranks, so that
-     * the backward pass may compute the stage again. Changes no statistics.
-     */
-    private boolean repeats(Stage stage, NDList inputs, NDList labels) {
-        return NoGradient.get(
-                () -> {
-                    try (NDManager temporary = manager.newSubManager()) {
-                        boolean differs = hasDropout(stage.block);
-                        NDList first = trial(stage, inputs, labels, temporary);
-                        NDList second = trial(stage, inputs, labels, temporary);
-                        for (int i = 0; i < first.size(); i++) {
-                            differs |= !first.get(i).contentEquals(second.get(i));
-                        }
-                        NDArray flag = temporary.create(new int[] {differs ? 1 : 0});
-                        group.allReduce(flag, ReduceOp.MAX).await();
-                        return flag.toIntArray()[0] == 0;
-                    }
-                });
-    }
-
-    private NDList trial(Stage stage, NDList inputs, NDList labels, NDManager temporary) {
-        boolean idle = store.isIdle();
-        Replica.Store own = replica.withOwnStatistics(stage.block, temporary, group, idle);
-        return compute(stage, own, inputs, labels, true, temporary);
-    }
-
-    private static boolean hasDropout(Block block) {
-        return block instanceof Dropout
-                || block.getChildren().values().stream().anyMatch(FullyShard::hasDropout);
-    }
-
     /** Computes a stage without a graph; the backward pass computes it again with one. */
     private NDList computeTwice(
             Stage stage, Stage before, NDList data, NDList labels, GradientScope scope) {
-        NDList outputs = NoGradient.get(() -> compute(stage, store, data, labels, true, null));
-        List<Integer> recorded = new ArrayList<>();
-        for (int i = 0; i < outputs.size(); i++) {
-            if (Torch.scalarType(outputs.get(i)).isFloatingPoint()) {
-                recorded.add(i);
-            }
-        }
-        if (recorded.isEmpty()) {
-            return outputs;
-        }
-        List<String> names = data.stream().map(NDArray::getName).toList();
-        boolean idle = store.isIdle(); // A later pass may set it before this one's backward pass.
-        scope.record(
-                "a fully sharded block",
-                List.copyOf(data),
-                labels == null ? List.of() : List.copyOf(labels),
-                recorded.stream().map(outputs::get).toList(),
-                (inputs, kept, gradients) -> {
+        Runnable begin =
+                () -> {
                     stage.acquire();
                     if (before != null) {
                         before.begin();
                     }
-                    try (NDManager temporary = manager.newSubManager()) {
-                        NDList again = new NDList();
-                        for (int i = 0; i < inputs.size(); i++) {
-                            NDArray leaf = Torch.alias(temporary, inputs.get(i)).stopGradient();
-                            leaf.setName(names.get(i));
-                            leaf.setRequiresGradient(Torch.requiresGradient(inputs.get(i)));
-                            again.add(leaf);
-                        }
-                        NDList given = kept.isEmpty() ? null : new NDList(kept);
-                        Replica.Store own =
-                                replica.withOwnStatistics(stage.block, temporary, group, idle);
-                        goBack(stage, own, again, given, recorded, gradients);
-                        reduce(stage);
-                        NDManager owner = inputs.get(0).getManager();
-                        return again.stream().map(leaf -> gradient(leaf, owner)).toList();
-                    }
-                });
-        return outputs;
+                };
+        return stage.recomputation.forward(data, labels, scope, begin, () -> reduce(stage));
     }
 
-    /** Computes a stage with a graph, and its backward pass from the recorded outputs. */
-    private static void goBack(
-            Stage stage,
-            Replica.Store own,
-            NDList inputs,
-            NDList labels,
-            List<Integer> recorded,
-            List<NDArray> gradients) {
-        try (GradientScope scope = GradientScope.create()) {
-            scope.within(
-                    () -> {
-                        NDList outputs =
-                                StagedForward.forward(stage.block, own, new NDList(inputs), labels);
-                        List<NDArray> targets = new ArrayList<>();
-                        List<NDArray> seeds = new ArrayList<>();
-                        for (int i = 0; i < recorded.size(); i++) {
-                            NDArray output = outputs.get(recorded.get(i));
-                            if (Torch.requiresGradient(output)) {
-                                targets.add(output);
-                                seeds.add(gradients.get(i));
-                            }
-                        }
-                        if (!targets.isEmpty()) {
-                            scope.backward(targets, seeds);
-                        }
-                        return null;
-                    });
-        }
-    }
-
-    /** Computes a stage that draws random numbers: keeps its graph and its parameters. */
+    /** Computes a stage that cannot be computed again: keeps its graph and its parameters. */
     private NDList computeOnce(Stage stage, NDList data, NDList labels, GradientScope scope) {
         stage.acquire(); // until the backward pass has reached its inputs
         List<NDArray> recorded = data.stream().filter(Torch::requiresGradient).toList();
         NDList inputs = StagedForward.cut(scope, data, recorded, () -> reduce(stage));
         return StagedForward.forward(stage.block, store, inputs, labels);
-    }
-
-    private static NDArray gradient(NDArray leaf, NDManager owner) {
-        NDArray gradient = leaf.hasGradient() ? JniUtils.getGradient((PtNDArray) leaf) : null;
-        if (gradient != null) {
-            gradient.attach(owner);
-        }
-        return gradient;
     }
 
     /** Starts to reduce the gradients of a stage, and releases its parameters. */
@@ -473,7 +375,7 @@ final class FullyShard {
 
     private void fill(NDManager rows, NDArray row, Part part) {
         NDArray array = store.array(part.parameter);
-        try (NDArray gradient = gradient(array, rows)) {
+        try (NDArray gradient = Recomputation.gradient(array, rows)) {
             if (gradient != null) {
                 NDArray place = Torch.narrow(row, 0, part.offset, part.shape.size());
                 Torch.copy(place.reshape(part.shape), gradient);

@@ -111,22 +111,34 @@ final class GradientBuckets {
     private void plan(List<NDArray> parameters) {
         buckets = new ArrayList<>();
         bucketOf.clear();
-        Bucket bucket = null;
+        int[] indices = indices(parameters);
+        for (int i = parameters.size() - 1; i >= 0; i--) {
+            if (indices[i] == buckets.size()) {
+                buckets.add(new Bucket());
+            }
+            Bucket bucket = buckets.get(indices[i]);
+            bucket.parameters.add(parameters.get(i));
+            bucketOf.put(parameters.get(i), bucket);
+        }
+    }
+
+    /** Returns the bucket of each parameter; buckets are in reverse order of the parameters. */
+    int[] indices(List<NDArray> parameters) {
+        int[] indices = new int[parameters.size()];
+        int index = -1;
         ScalarType type = null;
         long bytes = 0;
         for (int i = parameters.size() - 1; i >= 0; i--) {
-            NDArray parameter = parameters.get(i);
-            TensorInfo info = Torch.info(parameter);
-            if (bucket == null || info.type() != type || bytes + info.byteSize() > bucketBytes) {
-                bucket = new Bucket();
-                buckets.add(bucket);
+            TensorInfo info = Torch.info(parameters.get(i));
+            if (index < 0 || info.type() != type || bytes + info.byteSize() > bucketBytes) {
+                index++;
                 bytes = 0;
             }
             type = info.type();
             bytes += info.byteSize();
-            bucket.parameters.add(parameter);
-            bucketOf.put(parameter, bucket);
+            indices[i] = index;
         }
+        return indices;
     }
 
     /**

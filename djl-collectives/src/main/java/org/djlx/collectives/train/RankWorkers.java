@@ -8,11 +8,12 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
 import java.util.function.Consumer;
 import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
 
-/** One thread per rank of a trainer; a single rank runs on the caller's thread. */
+/** One thread per rank of a trainer: the caller's for the first rank, and threads of its own. */
 final class RankWorkers implements AutoCloseable {
 
     private static final int INTERRUPTED = -1; // in place of a rank
@@ -28,7 +29,7 @@ final class RankWorkers implements AutoCloseable {
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;
-        for (int rank = 0; ranks > 1 && rank < ranks; rank++) {
+        for (int rank = 1; rank < ranks; rank++) {
             String name = "trainer-rank-" + rank;
             threads.add(
                     Executors.newSingleThreadExecutor(
@@ -41,8 +42,9 @@ final class RankWorkers implements AutoCloseable {
     }
 
     /**
-     * Runs code on the first {@code ranks} threads and waits for all of them. The ranks may wait
-     * for each other: the first failure is passed to {@code onFailure}, and thrown at the end.
+     * Runs code on the threads of the first {@code ranks} ranks and waits for all of them. The
+     * ranks may wait for each other: the first failure is passed to {@code onFailure}, and thrown
+     * at the end.
      */
     <T> List<T> run(int ranks, IntFunction<T> body) {
         return run(ranks, false, body);
@@ -57,34 +59,38 @@ final class RankWorkers implements AutoCloseable {
         if (threads.isEmpty()) {
             return Collections.singletonList(body.apply(0));
         }
-        List<Future<T>> futures = new ArrayList<>();
         Throwable[] first = new Throwable[1];
         int[] failed = new int[1]; // the rank, or INTERRUPTED
-        for (int i = 0; i < ranks; i++) {
+        boolean[] interrupted = new boolean[1];
+        IntFunction<T> guarded =
+                rank -> {
+                    try {
+                        return body.apply(rank);
+                    } catch (RuntimeException | Error e) {
+                        if (rank == 0) {
+                            interrupted[0] |= isInterrupt(e); // of the caller
+                        }
+                        synchronized (first) {
+                            if (first[0] != null) {
+                                throw e;
+                            }
+                            first[0] = e;
+                            failed[0] = rank == 0 && interrupted[0] ? INTERRUPTED : rank;
+                        }
+                        if (!apart) {
+                            onFailure.accept(e);
+                        }
+                        throw e;
+                    }
+                };
+        FutureTask<T> own = new FutureTask<>(() -> guarded.apply(0));
+        List<Future<T>> futures = new ArrayList<>(List.of(own));
+        for (int i = 1; i < ranks; i++) {
             int rank = i;
-            futures.add(
-                    threads.get(rank)
-                            .submit(
-                                    () -> {
-                                        try {
-                                            return body.apply(rank);
-                                        } catch (RuntimeException | Error e) {
-                                            synchronized (first) {
-                                                if (first[0] != null) {
-                                                    throw e;
-                                                }
-                                                first[0] = e;
-                                                failed[0] = rank;
-                                            }
-                                            if (!apart) {
-                                                onFailure.accept(e);
-                                            }
-                                            throw e;
-                                        }
-                                    }));
+            futures.add(threads.get(rank - 1).submit(() -> guarded.apply(rank)));
         }
+        own.run();
         List<T> results = new ArrayList<>();
-        boolean interrupted = false;
         for (Future<T> future : futures) {
             while (true) {
                 try {
@@ -93,7 +99,7 @@ final class RankWorkers implements AutoCloseable {
                 } catch (ExecutionException e) {
                     break; // Recorded above, if it is the first.
                 } catch (InterruptedException e) {
-                    interrupted = true;
+                    interrupted[0] = true;
                     boolean isFirst = false;
                     synchronized (first) {
                         if (first[0] == null && !apart) {
@@ -108,7 +114,7 @@ final class RankWorkers implements AutoCloseable {
                 }
             }
         }
-        if (interrupted) {
+        if (interrupted[0]) {
             Thread.currentThread().interrupt();
         }
         synchronized (first) {
@@ -124,6 +130,14 @@ final class RankWorkers implements AutoCloseable {
             }
         }
         return results;
+    }
+
+    private static boolean isInterrupt(Throwable failure) {
+        Throwable cause = failure;
+        while (cause != null && !(cause instanceof InterruptedException)) {
+            cause = cause.getCause();
+        }
+        return cause != null;
     }
 
     @Override

@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -20,6 +21,7 @@ import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
 import java.util.IdentityHashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -30,7 +32,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
@@ -59,6 +63,25 @@ public final class Replica implements AutoCloseable {
 
         boolean isStatistic() {
             return FullyShard.isStatistic(parameter);
+        }
+    }
+
+    /**
+     * A part of a parameter that this rank holds.
+     *
+     * @param name as {@link Own#name}
+     * @param id as {@link Own#id}
+     * @param shape the shape of the whole parameter
+     * @param from the index of the part's first element in the parameter
+     * @param array the whole parameter, or a row of its elements
+     * @param isOwner whether this rank has the optimizer's state of the part
+     */
+    public record Piece(
+            String name, String id, Shape shape, long from, NDArray array, boolean isOwner) {
+
+        /** {@return whether the part is the whole parameter} */
+        public boolean isWhole() {
+            return array.size() == shape.size();
         }
     }
 
@@ -102,8 +125,9 @@ public final class Replica implements AutoCloseable {
         this.op = op;
         sharding = group == null ? ShardingStrategy.NO_SHARD : settings.shardingStrategy();
         manager = parent.newSubManager(device);
-        store = new Store(manager, group);
+        store = new Store(manager, group, settings.mixedPrecision());
         buckets = new GradientBuckets(group, op, settings, manager);
+        Recomputation.RANKS.incrementAndGet();
     }
 
     /** Gives blocks this rank's arrays. DJL's store makes no copy on the device of the array. */
@@ -111,11 +135,55 @@ public final class Replica implements AutoCloseable {
 
         private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
         private final ProcessGroup group;
+        private final MixedPrecisionPolicy precision;
+        private final NDManager manager;
+        private final Map<Block, Recomputation> recomputations = new IdentityHashMap<>();
         private volatile boolean idle;
 
-        Store(NDManager manager, ProcessGroup group) {
+        Store(NDManager manager, ProcessGroup group, MixedPrecisionPolicy precision) {
             super(manager, false);
+            this.manager = manager;
             this.group = group;
+            this.precision = precision;
+        }
+
+        NDManager manager() {
+            return manager;
+        }
+
+        /** Returns what computes a block again. Called by this rank's thread only. */
+        Recomputation recomputation(Block block) {
+            return recomputations.computeIfAbsent(block, own -> new Recomputation(own, this));
+        }
+
+        /** Returns a store for the ranks of this store, as the other method. */
+        Store withOwnStatistics(Block block, NDManager copies, boolean idle) {
+            return withOwnStatistics(block, copies, group, idle);
+        }
+
+        /**
+         * Returns a store of the current arrays in which a block's statistics are copies.
+         *
+         * @param ranks as {@link #group}
+         * @param idle as {@link #isIdle}
+         */
+        Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
+            Store own = new Store(manager, ranks, precision);
+            own.idle = idle;
+            own.arrays.putAll(arrays);
+            for (Parameter parameter : block.getParameters().values()) {
+                if (FullyShard.isStatistic(parameter)) {
+                    NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
+                    copy.attach(copies);
+                    own.put(parameter, copy);
+                }
+            }
+            return own;
+        }
+
+        /** Returns the type in which {@link Autocast} layers compute; null for the input's. */
+        ScalarType computeType() {
+            return precision == MixedPrecisionPolicy.NONE ? null : precision.type();
         }
 
         /** Returns the ranks that compute parts of the same batch; null for a whole batch. */
@@ -175,31 +243,11 @@ public final class Replica implements AutoCloseable {
      */
     NDList whole(Block block, NDList data, NDList labels, boolean training) {
         try (NDManager copies = manager.newSubManager()) {
-            Store own = withOwnStatistics(block, copies, null, false);
+            Store own = store.withOwnStatistics(block, copies, null, false);
             return training
                     ? StagedForward.forward(block, own, data, labels)
                     : block.forward(own, data, false, null);
         }
-    }
-
-    /**
-     * Returns a store of the current arrays in which a block's statistics are copies.
-     *
-     * @param ranks as {@link Store#group}
-     * @param idle as {@link Store#isIdle}
-     */
-    Store withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
-        Store own = new Store(manager, ranks);
-        own.idle = idle;
-        own.arrays.putAll(store.arrays);
-        for (Parameter parameter : block.getParameters().values()) {
-            if (FullyShard.isStatistic(parameter)) {
-                NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
-                copy.attach(copies);
-                own.put(parameter, copy);
-            }
-        }
-        return own;
     }
 
     /** Returns this rank's shards of the parameters; null if it has whole parameters. */
@@ -296,6 +344,33 @@ public final class Replica implements AutoCloseable {
         return parameters;
     }
 
+    /** {@return all that this rank holds of the parameters} */
+    public List<Piece> pieces() {
+        List<Piece> pieces = new ArrayList<>();
+        for (Own own : parameters) {
+            boolean owner = shards == null ? owner(own) == rank() : rank() == 0;
+            Shape shape = own.array.getShape();
+            pieces.add(new Piece(own.name, own.id, shape, 0, own.array, owner));
+        }
+        if (shards != null) {
+            pieces.addAll(shards.pieces());
+        }
+        return pieces;
+    }
+
+    /** {@return the type and shape of each whole parameter, by its name} */
+    public Map<String, TensorSpec> specs() {
+        Map<String, TensorSpec> specs = new LinkedHashMap<>();
+        for (Own own : parameters) {
+            ScalarType type = Torch.scalarType(own.array);
+            specs.put(own.name, TensorSpec.of(own.name, type, own.array.getShape()));
+        }
+        if (shards != null) {
+            shards.addSpecs(specs);
+        }
+        return specs;
+    }
+
     private NDArray own(NDArray original) {
         if (index == 0 && original.getDevice().equals(device)) {
             return original;
@@ -369,6 +444,17 @@ public final class Replica implements AutoCloseable {
         }
     }
 
+    /** Returns the bucket of each trained array, in a map that the caller may change. */
+    Map<NDArray, Integer> buckets() {
+        List<NDArray> trained = trained();
+        int[] indices = buckets.indices(trained);
+        Map<NDArray, Integer> result = new IdentityHashMap<>();
+        for (int i = 0; i < indices.length; i++) {
+            result.put(trained.get(i), indices[i]);
+        }
+        return result;
+    }
+
     /** Begins a backward pass; keeps the gradients that earlier passes have reduced. */
     void beginBackward() {
         versions.clear();
@@ -387,6 +473,10 @@ public final class Replica implements AutoCloseable {
      */
     void reduceLate() {
         late = true;
+    }
+
+    boolean isLate() {
+        return late;
     }
 
     /** Sets whether backward passes reduce gradients; otherwise they only add to them. */
@@ -476,6 +566,28 @@ public final class Replica implements AutoCloseable {
      * @return the norm before scaling
      */
     double clipNorm(Block block, double limit) {
+        double norm = norm(block);
+        if (!(norm <= limit)) {
+            scale(limit / (norm + NORM_EPSILON));
+        }
+        return norm;
+    }
+
+    /** Reduces the gradients, and multiplies them by a factor. */
+    void scale(double factor) {
+        NoGradient.run(() -> reduced().forEach(gradient -> TorchInPlace.mul(gradient, factor)));
+    }
+
+    /** Reduces the gradients, and returns this rank's. */
+    private Collection<NDArray> reduced() {
+        return shards == null ? buckets.reduce(trained()).values() : shards.reducedGradients();
+    }
+
+    /** Reduces the gradients, and returns the norm of all ranks' gradients together. */
+    double norm(Block block) {
+        if (shards != null) {
+            return Math.sqrt(NoGradient.get(shards::squares));
+        }
         ProcessGroup parts = DividedBlock.groupOf(block);
         Map<NDArray, Integer> copies = new IdentityHashMap<>();
         int whole = parts == null ? 1 : parts.worldSize();
@@ -506,17 +618,7 @@ public final class Replica implements AutoCloseable {
                             squares = sum.toDoubleArray()[0];
                         }
                     }
-                    Collection<NDArray> all = gradients.values();
-                    if (shards != null) {
-                        squares = shards.squares();
-                        all = shards.reducedGradients();
-                    }
-                    double norm = Math.sqrt(squares);
-                    if (!(norm <= limit)) {
-                        double factor = limit / (norm + NORM_EPSILON);
-                        all.forEach(gradient -> TorchInPlace.mul(gradient, factor));
-                    }
-                    return norm;
+                    return Math.sqrt(squares);
                 });
     }
 
@@ -533,11 +635,7 @@ public final class Replica implements AutoCloseable {
     void clipValue(double limit) {
         NoGradient.run(
                 () -> {
-                    Collection<NDArray> gradients =
-                            shards == null
-                                    ? buckets.reduce(trained()).values()
-                                    : shards.reducedGradients();
-                    for (NDArray gradient : gradients) {
+                    for (NDArray gradient : reduced()) {
                         try (NDArray clipped = gradient.clip(-limit, limit)) {
                             Torch.copy(gradient, clipped);
                         }
@@ -671,6 +769,7 @@ public final class Replica implements AutoCloseable {
 
     @Override
     public void close() {
+        Recomputation.RANKS.decrementAndGet();
         manager.close();
         if (updates != null) {
             updates.close();

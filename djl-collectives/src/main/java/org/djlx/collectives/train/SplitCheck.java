@@ -66,11 +66,13 @@ final class SplitCheck {
 
     private final Layout layout;
     private final NDList whole; // predictions in training mode; null if they are random
+    private final boolean half; // whether the block computes in a 16-bit type
     private final Supplier<NDList> evaluation; // whole predictions in evaluation mode
 
     /**
      * Computes the whole batch.
      *
+     * @param half whether the block computes in a 16-bit type
      * @param training computes the predictions in training mode
      * @param evaluation computes the predictions in evaluation mode
      * @throws IllegalArgumentException if the block keeps state in fields
@@ -79,8 +81,10 @@ final class SplitCheck {
             Block block,
             NDList data,
             NDList labels,
+            boolean half,
             Supplier<NDList> training,
             Supplier<NDList> evaluation) {
+        this.half = half;
         NDList first = NoGradient.get(training);
         Map<String, Object> before = new LinkedHashMap<>();
         state("", block, before);
@@ -143,7 +147,7 @@ final class SplitCheck {
     }
 
     /** Says which array differs by more than rounding; returns null if none does. */
-    private static String difference(NDList expected, NDList actual) {
+    private String difference(NDList expected, NDList actual) {
         for (int k = 0; k < Math.max(expected.size(), actual.size()); k++) {
             if (expected.size() != actual.size()
                     || !expected.get(k).getShape().equals(actual.get(k).getShape())) {
@@ -156,12 +160,12 @@ final class SplitCheck {
                 continue; // libtorch has no maximum of nothing.
             }
             DataType type = array.getDataType();
-            boolean half = type == DataType.FLOAT16 || type == DataType.BFLOAT16;
+            boolean coarse = half || type == DataType.FLOAT16 || type == DataType.BFLOAT16;
             try (NDArray a = array.toType(DataType.FLOAT64, true);
                     NDArray b = actual.get(k).toType(DataType.FLOAT64, true);
                     NDArray size = a.abs().max();
                     NDArray error = a.sub(b).abs().max()) {
-                double allowed = (half ? 3e-2 : 1e-3) * size.getDouble();
+                double allowed = (coarse ? 3e-2 : 1e-3) * size.getDouble();
                 if (error.getDouble() > allowed) { // Accepts NaN: the program's loss shows it.
                     return String.format(
                             "prediction %d of shape %s differs by %.3g, where its greatest"

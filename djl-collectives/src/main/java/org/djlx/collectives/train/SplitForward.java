@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.function.IntConsumer;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
@@ -56,10 +57,12 @@ final class SplitForward implements AutoCloseable {
     private final RankWorkers workers;
     private final Layout layout;
     private final long batch;
+    private final IntConsumer ended;
     private final List<Part> parts = new ArrayList<>();
     private boolean closed;
 
-    private SplitForward(RankWorkers workers, Layout layout, long batch) {
+    private SplitForward(RankWorkers workers, Layout layout, long batch, IntConsumer ended) {
+        this.ended = ended;
         this.workers = workers;
         this.layout = layout;
         this.batch = batch;
@@ -76,6 +79,7 @@ final class SplitForward implements AutoCloseable {
      *     ranks take part in the block's collectives, as PyTorch's Join does
      * @param idle called on each rank's thread before the pass: whether it has no rows
      * @param started called with a recorded pass, which the receiver must close
+     * @param ended called on each rank's thread after its backward pass
      */
     static NDList run(
             RankWorkers workers,
@@ -88,8 +92,10 @@ final class SplitForward implements AutoCloseable {
             boolean all,
             Body body,
             Idle idle,
-            Consumer<SplitForward> started) {
-        SplitForward pass = new SplitForward(workers, layout, data.head().getShape().get(0));
+            Consumer<SplitForward> started,
+            IntConsumer ended) {
+        long batch = data.head().getShape().get(0);
+        SplitForward pass = new SplitForward(workers, layout, batch, ended);
         List<Integer> inputs = new ArrayList<>(); // that require a gradient
         for (int k = 0; scope != null && k < data.size(); k++) {
             if (NoGradient.isRecorded(data.get(k))) {
@@ -165,7 +171,7 @@ final class SplitForward implements AutoCloseable {
             }
             NDArray part =
                     divided[k]
-                            ? array.get(begin + ":" + end)
+                            ? Torch.narrow(array, 0, begin, end - begin)
                             : Torch.alias(manager, array).stopGradient();
             part = moved(part, manager);
             part.setName(array.getName());
@@ -287,7 +293,7 @@ final class SplitForward implements AutoCloseable {
                     of.add(part.predictions.get(recorded.get(k)).zerosLike());
                 } else if (isDivided(recorded.get(k))) {
                     Shape shape = part.predictions.get(recorded.get(k)).getShape();
-                    NDArray rows = gradient.get(row + ":" + (row + part.rows)).reshape(shape);
+                    NDArray rows = Torch.narrow(gradient, 0, row, part.rows).reshape(shape);
                     of.add(moved(rows, part.manager));
                 } else {
                     of.add(moved(gradient.mul((float) part.rows / batch), part.manager));
@@ -301,11 +307,13 @@ final class SplitForward implements AutoCloseable {
                 rank -> {
                     Part part = parts.get(rank);
                     List<NDArray> targets = recorded.stream().map(part.predictions::get).toList();
-                    return part.scope.within(
+                    part.scope.within(
                             () -> {
                                 part.scope.backward(targets, own.get(rank));
                                 return null;
                             });
+                    ended.accept(rank);
+                    return null;
                 });
     }
 

@@ -9,8 +9,10 @@ import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.training.ParameterStore;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.Torch;
@@ -34,7 +36,11 @@ final class StagedForward {
         if (scope == null || replica.group() == null || stages.size() < 2) {
             return forward(block, replica.store(), data, labels);
         }
-        List<Set<Parameter>> complete = complete(stages);
+        Map<NDArray, Integer> buckets = replica.buckets();
+        if (buckets.values().stream().allMatch(bucket -> bucket == 0)) {
+            return forward(block, replica.store(), data, labels); // There is nothing to overlap.
+        }
+        List<Set<Parameter>> complete = complete(stages, replica, buckets);
         boolean cut = false;
         NDList current = data;
         for (int i = 0; i < stages.size(); i++) {
@@ -76,9 +82,13 @@ final class StagedForward {
     }
 
     /**
-     * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
+     * Returns, for each stage, the parameters whose gradients are complete after its backward pass,
+     * and that complete a bucket, with those of later stages: only there a cut is of use.
+     *
+     * @param buckets the bucket of each trained array; emptied
      */
-    private static List<Set<Parameter>> complete(List<Block> stages) {
+    private static List<Set<Parameter>> complete(
+            List<Block> stages, Replica replica, Map<NDArray, Integer> buckets) {
         Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.
         List<Set<Parameter>> complete = new ArrayList<>();
         for (Block stage : stages) {
@@ -86,6 +96,18 @@ final class StagedForward {
             own.removeAll(before);
             before.addAll(own);
             complete.add(own);
+        }
+        Map<Integer, Integer> missing = new HashMap<>(); // by bucket
+        buckets.values().forEach(bucket -> missing.merge(bucket, 1, Integer::sum));
+        for (int i = stages.size() - 1; i > 0; i--) {
+            boolean full = false;
+            for (Parameter parameter : complete.get(i)) {
+                Integer bucket = buckets.remove(replica.store().array(parameter));
+                full |= bucket != null && missing.merge(bucket, -1, Integer::sum) == 0;
+            }
+            if (!full) {
+                complete.get(i - 1).addAll(complete.set(i, Set.of()));
+            }
         }
         return complete;
     }

@@ -6,22 +6,15 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
-import ai.djl.nn.BlockList;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.norm.BatchNorm;
 import ai.djl.nn.norm.GhostBatchNorm;
 import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import java.lang.reflect.Field;
-import java.lang.reflect.InaccessibleObjectException;
-import java.lang.reflect.Modifier;
-import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.IdentityHashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -49,11 +42,7 @@ final class SyncBatchNorm extends GhostBatchNorm {
 
     private SyncBatchNorm(BatchNorm original) throws ReflectiveOperationException {
         super(GhostBatchNorm.builder());
-        for (Class<?> type = BatchNorm.class; type != Object.class; type = type.getSuperclass()) {
-            for (Field field : fields(type)) {
-                field.set(this, field.get(original)); // Shares the original's parameters.
-            }
-        }
+        BlockReplacement.copyFields(BatchNorm.class, original, this);
         axis = (int) value("axis", original);
         momentum = (float) value("momentum", original);
         epsilon = (float) value("epsilon", original);
@@ -65,18 +54,6 @@ final class SyncBatchNorm extends GhostBatchNorm {
         return field.get(norm);
     }
 
-    /** Returns the instance fields that a class declares. */
-    private static List<Field> fields(Class<?> type) {
-        List<Field> fields = new ArrayList<>();
-        for (Field field : type.getDeclaredFields()) {
-            if (!Modifier.isStatic(field.getModifiers())) {
-                field.setAccessible(true);
-                fields.add(field);
-            }
-        }
-        return fields;
-    }
-
     /**
      * Replaces each {@link BatchNorm} of a block and its descendants, in fields and child lists.
      *
@@ -84,69 +61,13 @@ final class SyncBatchNorm extends GhostBatchNorm {
      * @throws IllegalArgumentException if a block does not let its batch normalisation be replaced
      */
     static Block convert(Block block) {
-        return convert(block, new IdentityHashMap<>());
-    }
-
-    private static Block convert(Block block, Map<Block, Block> done) {
-        Block known = done.get(block);
-        if (known != null) {
-            return known;
-        }
-        try {
-            Block result =
-                    block.getClass() == BatchNorm.class
-                            ? new SyncBatchNorm((BatchNorm) block)
-                            : block;
-            done.put(block, result);
-            done.put(result, result);
-            if (result == block && block instanceof AbstractBlock) {
-                for (Class<?> type = block.getClass();
-                        type != Object.class;
-                        type = type.getSuperclass()) {
-                    for (Field field : fields(type)) {
-                        convert(field, block, done);
-                    }
-                }
-            }
-            return result;
-        } catch (ReflectiveOperationException
-                | InaccessibleObjectException
-                | UnsupportedOperationException e) {
-            throw new IllegalArgumentException(
-                    "newTrainer: the batch normalisation in "
-                            + block.getClass().getName()
-                            + " cannot be synchronised between ranks, because its fields cannot be"
-                            + " written; keep it in a private field that is not final, or train on"
-                            + " one rank",
-                    e);
-        }
-    }
-
-    private static void convert(Field field, Block owner, Map<Block, Block> done)
-            throws IllegalAccessException {
-        Object value = field.get(owner);
-        if (value instanceof Block child) {
-            Block converted = convert(child, done);
-            if (converted != child) {
-                field.set(owner, converted);
-            }
-        } else if (value instanceof BlockList children) {
-            convert(children.values(), done);
-        } else if (value instanceof List<?> list) {
-            convert(list, done);
-        }
-    }
-
-    @SuppressWarnings("unchecked") // A block is replaced by one of its class, or a subclass.
-    private static void convert(List<?> list, Map<Block, Block> done) {
-        for (int i = 0; i < list.size(); i++) {
-            if (list.get(i) instanceof Block child) {
-                Block converted = convert(child, done);
-                if (converted != child) {
-                    ((List<Object>) list).set(i, converted);
-                }
-            }
-        }
+        return BlockReplacement.apply(
+                block,
+                layer ->
+                        layer.getClass() == BatchNorm.class
+                                ? new SyncBatchNorm((BatchNorm) layer)
+                                : layer,
+                "the batch normalisation in %s cannot be synchronised between ranks");
     }
 
     /** Returns whether a block has synchronised batch normalisation. */

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * Autocast           layers that compute in the type of a MixedPrecisionPolicy
+ * BlockReplacement   replaces layers of a block
  * FullyShard         one rank's shards of the parameters
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
  * JobEvaluators      sums loss and evaluators over processes
  * ParameterChecksum  checksum to compare the parameters of ranks
  * RankWorkers        one thread per rank
+ * Recomputation      computes a block again in the backward pass
  * SplitCheck         whether a batch can be divided among ranks
  * SplitForward       forward and backward pass of all ranks on the parts of a batch
  * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
@@ -16,6 +19,8 @@
  * with {@link org.djlx.collectives.train.DataParallelConfig}.
  *
  * <ul>
+ *   <li>{@link org.djlx.collectives.train.ActivationCheckpoint} - a block that the backward pass
+ *       computes again, to keep less memory
  *   <li>{@link org.djlx.collectives.train.Agreement} - makes all ranks fail if one fails
  *   <li>{@link org.djlx.collectives.train.DataParallelConfig} - training configuration with options
  *       for ranks
@@ -23,12 +28,16 @@
  *   <li>{@link org.djlx.collectives.train.DistributedSampler} - divides a dataset among processes
  *   <li>{@link org.djlx.collectives.train.DividedBlock} - a block whose parameters are divided
  *       among ranks; for blocks of your own
+ *   <li>{@link org.djlx.collectives.train.GradScaler} - scales gradients for float16, and skips
+ *       steps whose gradients are infinite
  *   <li>{@link org.djlx.collectives.train.GradientCompression} - the format in which gradients are
  *       sent
  *   <li>{@link org.djlx.collectives.train.GradientReduction} - sum or mean of the gradients of
  *       processes
  *   <li>{@link org.djlx.collectives.train.GradientSynchronizer} - all-reduces gradients in programs
  *       that keep the engine PyTorch
+ *   <li>{@link org.djlx.collectives.train.MixedPrecisionPolicy} - the type of products and
+ *       convolutions
  *   <li>{@link org.djlx.collectives.train.OptimizerState} - the state of an optimizer, such as
  *       Adam's means
  *   <li>{@link org.djlx.collectives.train.Replica} - one rank's parameters

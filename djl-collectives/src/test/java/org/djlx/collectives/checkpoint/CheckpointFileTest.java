@@ -65,7 +65,7 @@ class CheckpointFileTest {
                         (name, array) -> {
                             NDArray read = like(manager, array);
                             try {
-                                file.read(name, read);
+                                file.read(name, 0, read);
                             } catch (IOException e) {
                                 throw new AssertionError(e);
                             }

@@ -3,11 +3,13 @@ package org.djlx.collectives.checkpoint;
 
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListenerAdapter;
+import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Arrays;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.ShardingStrategy;
 import org.djlx.collectives.train.Training;
 import org.djlx.collectives.train.Training.Outcome;
 
@@ -19,16 +21,29 @@ public final class CheckpointMain {
     /**
      * Trains for three epochs of four batches, and prints the losses and the parameters.
      *
-     * @param args the optimizer, where checkpoints are, and at which batch rank 1 dies; 0 for none
+     * @param args the optimizer, where checkpoints are, at which batch rank 1 dies (0 for none),
+     *     and optionally a sharding strategy, with which rank 1 is sent SIGTERM instead, once
      */
     public static void main(String[] args) throws Exception {
         int rank = Integer.parseInt(System.getenv("RANK"));
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         config.optOptimizer(Training.optimizer(args[0]));
+        boolean sharded = args.length > 3;
         CheckpointManager checkpoints =
-                CheckpointManager.builder().setDirectory(Path.of(args[1])).optEvery(2).build();
+                CheckpointManager.builder()
+                        .setDirectory(Path.of(args[1]))
+                        .optEvery(sharded ? 100 : 2)
+                        .optAsync(sharded)
+                        .optSaveOnSigterm(sharded)
+                        .build();
         int last = rank == 1 ? Integer.parseInt(args[2]) : 0;
-        config.addTrainingListeners(checkpoints, dieAt(last));
+        if (sharded) {
+            config.optShardingStrategy(ShardingStrategy.valueOf(args[3]));
+            boolean again = !"0".equals(System.getenv("TORCHELASTIC_RESTART_COUNT"));
+            config.addTrainingListeners(terminateAt(again ? 0 : last), checkpoints);
+        } else {
+            config.addTrainingListeners(checkpoints, dieAt(last));
+        }
         DistributedSampler sampler =
                 DistributedSampler.builder().setBatchSize(4).optSeed(3).build();
         Outcome outcome =
@@ -49,6 +64,29 @@ public final class CheckpointMain {
         for (float[] parameter : outcome.parameters()) {
             System.out.println("parameter " + Arrays.toString(parameter));
         }
+    }
+
+    /** Sends this process SIGTERM, and waits until the JVM has seen it. */
+    private static TrainingListenerAdapter terminateAt(int batch) {
+        return new TrainingListenerAdapter() {
+            private int seen;
+
+            @Override
+            public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+                if (++seen != batch) {
+                    return;
+                }
+                try {
+                    String pid = Long.toString(ProcessHandle.current().pid());
+                    new ProcessBuilder("kill", "-TERM", pid).start().waitFor();
+                    while (!Termination.isRequested()) {
+                        Thread.sleep(1);
+                    }
+                } catch (IOException | InterruptedException e) {
+                    throw new IllegalStateException(e);
+                }
+            }
+        };
     }
 
     private static TrainingListenerAdapter dieAt(int batch) {

@@ -196,16 +196,7 @@ class DataParallelTest {
                             3,
                             5,
                             trainer ->
-                                    ranks[0] =
-                                            (int)
-                                                    Thread.getAllStackTraces().keySet().stream()
-                                                            .filter(Thread::isAlive)
-                                                            .map(Thread::getName)
-                                                            .filter(
-                                                                    n ->
-                                                                            n.matches(
-                                                                                    "trainer-rank-\\d"))
-                                                            .count());
+                                    ranks[0] = ((DataParallelTrainer) trainer).replicas().size());
             assertEquals(2, ranks[0]);
             assertSame(expected, outcome);
         } finally {
@@ -851,7 +842,22 @@ class DataParallelTest {
         }
     }
 
+    /** Of a model of one bucket, or of two, of which the first has two layers. */
+    @ParameterizedTest
+    @CsvSource({"268, 0, 1, 2", "1000, 0, 0, 1"})
+    void bucketsOfSeveralLayersAreReducedWhenTheyAreComplete(
+            long bytes, int atSecond, int atFirst, int all) {
+        DataParallelConfig config = config("sgd").optRanks(2).optBucketBytes(bytes);
+        assertReducedDuringBackward(config, atSecond, atFirst, all);
+    }
+
     private static void assertReducedDuringBackward(DataParallelConfig config) {
+        // Of 3 layers with 2 parameters each, those behind the place that is passed.
+        assertReducedDuringBackward(config.optBucketBytes(1), 2, 4, 6);
+    }
+
+    private static void assertReducedDuringBackward(
+            DataParallelConfig config, int atSecond, int atFirst, int all) {
         Trainer[] training = new Trainer[1];
         Map<ProcessGroup, List<Integer>> counts = new ConcurrentHashMap<>();
         Consumer<ParameterStore> note =
@@ -870,8 +876,7 @@ class DataParallelTest {
                         .add(Linear.builder().setUnits(3).build());
         try (Model model = Model.newInstance("overlap", P2pEngine.NAME)) {
             model.setBlock(block);
-            try (Trainer trainer =
-                    model.newTrainer(config.optBucketBytes(1).optCheckForward(false))) {
+            try (Trainer trainer = model.newTrainer(config.optCheckForward(false))) {
                 training[0] = trainer;
                 trainer.initialize(new Shape(1, 3));
                 List<ProcessGroup> groups = groups(trainer);
@@ -883,14 +888,46 @@ class DataParallelTest {
                     assertEquals(before, count(groups, "allReduce"));
                     collector.backward(y.square().sum());
                 }
-                // Of 3 layers with 2 parameters each, those behind the place that is passed.
                 for (int i = 0; i < groups.size(); i++) {
                     int none = before.get(i);
-                    assertEquals(List.of(none + 2, none + 4), counts.get(groups.get(i)));
+                    List<Integer> expected = List.of(none + atSecond, none + atFirst);
+                    assertEquals(expected, counts.get(groups.get(i)));
                 }
-                assertEquals(plus(before, 6), count(groups, "allReduce"));
+                assertEquals(plus(before, all), count(groups, "allReduce"));
                 trainer.step();
-                assertEquals(plus(before, 6), count(groups, "allReduce"));
+                assertEquals(plus(before, all), count(groups, "allReduce"));
+            }
+        }
+    }
+
+    /** The program's own operator adds to a gradient that the ranks have reduced already. */
+    @Test
+    void gradientsOfAnOperatorBeforeThePassReachAllRanks() {
+        SequentialBlock block =
+                new SequentialBlock().add(Linear.builder().setUnits(1).optBias(false).build());
+        block.setInitializer(Initializer.ZEROS, Parameter.Type.WEIGHT);
+        try (Model model = Model.newInstance("operator", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (DataParallelTrainer trainer =
+                    (DataParallelTrainer) model.newTrainer(config("sgd").optRanks(2))) {
+                trainer.initialize(new Shape(1, 2));
+                NDArray weight = trainer.replicas().get(0).parameters().get(0).array();
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray x = trainer.getManager().ones(new Shape(4, 2));
+                    NDArray same = weight.stopGradient();
+                    GradientRule rule = (inputs, kept, gradients) -> gradients;
+                    GradientScope scope = GradientScope.current().orElseThrow();
+                    scope.record("same", List.of(weight), List.of(), List.of(same), rule);
+                    NDArray y = trainer.forward(new NDList(x)).head();
+                    collector.backward(y.sum().add(same.sum().mul(10)));
+                }
+                trainer.step();
+                for (Replica replica : trainer.replicas()) {
+                    NDArray own = replica.parameters().get(0).array();
+                    float[] values = NoGradient.get(own::toFloatArray);
+                    // 4 rows of ones, and 10; the rate is 0.05
+                    assertArrayEquals(new float[] {-0.7f, -0.7f}, values, 1e-6f);
+                }
             }
         }
     }

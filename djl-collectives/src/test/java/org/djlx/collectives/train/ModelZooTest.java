@@ -3,6 +3,7 @@ package org.djlx.collectives.train;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -42,6 +43,7 @@ import java.util.EnumSet;
 import java.util.List;
 import java.util.Random;
 import java.util.Set;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -154,19 +156,19 @@ class ModelZooTest {
 
     /** Trains on the batches twice, and returns the losses and then the largest parameter sums. */
     private static List<Double> train(String engine, int ranks, Block block, Data data) {
-        return train(engine, ranks, ShardingStrategy.NO_SHARD, block, data, () -> {});
+        return train(engine, ranks, config -> {}, block, data, () -> {});
     }
 
     private static List<Double> train(
             String engine,
             int ranks,
-            ShardingStrategy strategy,
+            Consumer<DataParallelConfig> options,
             Block block,
             Data data,
             Runnable before) {
         List<Double> losses = new ArrayList<>();
         DataParallelConfig config = new DataParallelConfig(Training.loss());
-        config.optShardingStrategy(strategy);
+        options.accept(config);
         Tracker rate = Tracker.fixed(block.getParameters().size() > 60 ? 1e-4f : 0.02f);
         config.optRanks(ranks).optBucketBytes(256);
         config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).optMomentum(0.9f).build());
@@ -237,9 +239,7 @@ class ModelZooTest {
         List<Double> expected = train(P2pEngine.NAME, 1, plain, data("bert"));
         Block own = withoutDropout(block("bert"));
         Runnable before = Training::reuseFreedMemory;
-        assertNear(
-                expected,
-                train(P2pEngine.NAME, ranks, ShardingStrategy.NO_SHARD, own, data("bert"), before));
+        assertNear(expected, train(P2pEngine.NAME, ranks, config -> {}, own, data("bert"), before));
     }
 
     @ParameterizedTest
@@ -250,11 +250,58 @@ class ModelZooTest {
                 train(
                         P2pEngine.NAME,
                         ranks,
-                        ShardingStrategy.FULL_SHARD,
+                        config -> config.optShardingStrategy(ShardingStrategy.FULL_SHARD),
                         withoutDropout(block(name)),
                         data(name),
                         () -> {});
         assertNear(expected, actual);
+    }
+
+    /**
+     * The first loss differs from float32's by no more than one rounding. Later losses come from
+     * parameters of updates, in which each layer rounds.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "mlp, BFLOAT16, 1",
+        "mlp, BFLOAT16, 2",
+        "mlp, FLOAT16, 2",
+        "resnet18, BFLOAT16, 2",
+        "resnet18, FLOAT16, 1",
+        "encoder, BFLOAT16, 2",
+        "encoder, FLOAT16, 2",
+        "bert, BFLOAT16, 2",
+        "bert, FLOAT16, 2",
+        "ssd, BFLOAT16, 2",
+        "ssd, FLOAT16, 2"
+    })
+    void trainsInMixedPrecision(String name, MixedPrecisionPolicy policy, int ranks)
+            throws Exception {
+        List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
+        GradScaler scaler = new GradScaler(64, 2000); // skips no step
+        Block block = withoutDropout(block(name));
+        List<Double> actual =
+                train(
+                        P2pEngine.NAME,
+                        ranks,
+                        config -> config.optMixedPrecision(policy).optGradScaler(scaler),
+                        block,
+                        data(name),
+                        () -> {});
+        double rounding = policy == MixedPrecisionPolicy.BFLOAT16 ? 1.0 / 256 : 1.0 / 2048;
+        assertEquals(6, scaler.goodSteps());
+        long layers =
+                block.getParameters().values().stream()
+                        .filter(own -> own.getType() == Parameter.Type.WEIGHT)
+                        .count();
+        boolean same = true;
+        for (int i = 0; i < expected.size(); i++) {
+            double roundings = i == 0 ? 1 : layers * Math.min(i, 6);
+            double allowed = roundings * rounding * Math.max(1, Math.abs(expected.get(i)));
+            assertEquals(expected.get(i), actual.get(i), allowed, "batch " + i + ", " + actual);
+            same &= Math.abs(expected.get(i) - actual.get(i)) < 1e-6;
+        }
+        assertFalse(same, "the losses are those of float32");
     }
 
     private static void assertNear(List<Double> expected, List<Double> actual) {
