@@ -79,9 +79,9 @@ public final class Replica implements AutoCloseable {
     public record Piece(
             String name, String id, Shape shape, long from, NDArray array, boolean isOwner) {
 
-        /** {@return whether the part is the whole parameter} */
+        /** {@return whether the array is the whole parameter, in its shape} */
         public boolean isWhole() {
-            return array.size() == shape.size();
+            return array.getShape().equals(shape);
         }
     }
 
