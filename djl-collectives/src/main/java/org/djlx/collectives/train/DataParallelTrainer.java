@@ -22,6 +22,8 @@ import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.Pair;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -431,6 +433,7 @@ public final class DataParallelTrainer extends Trainer {
         }
         Block block = getModel().getBlock();
         requireMasters(block);
+        requireSameOptions();
         if (isSharded()) {
             requireDivisible(block);
         }
@@ -476,6 +479,24 @@ public final class DataParallelTrainer extends Trainer {
                                         + " MixedPrecisionPolicy.NONE",
                                 settings.mixedPrecision(), named.getKey(), type));
             }
+        }
+    }
+
+    /** Refuses options that differ between processes, as these would train wrongly. */
+    private void requireSameOptions() {
+        ProcessGroup group = processes ? replicas.get(0).group() : null;
+        String scale = scaler == null ? "no GradScaler" : "GradScaler " + scaler.scale();
+        try {
+            List<String> all =
+                    Agreement.exchange(group, "initialize", () -> settings.common() + ", " + scale);
+            if (all.stream().distinct().count() > 1) {
+                throw new IllegalArgumentException(
+                        "initialize: the ranks have different options; set the same"
+                                + " DataParallelConfig on all. In rank order: "
+                                + all);
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
         }
     }
 
