@@ -77,7 +77,7 @@ public final class DataParallelTrainer extends Trainer {
     private NDList firstData; // a row of the first batch, for join; null before
     private NDList firstLabels; // of that row; null if there are none
     private final GradScaler scaler; // null for none
-    private Boolean finite; // whether the unscaled gradients are; null if they are not unscaled
+    private Boolean finite; // whether the divided gradients are; null before unscale()
     private NDArray told; // with optJoin: the last call that was all-reduced; null before
     private Work telling; // the all-reduce of told
     private boolean loaded;
@@ -485,10 +485,9 @@ public final class DataParallelTrainer extends Trainer {
     /** Refuses options that differ between processes, as these would train wrongly. */
     private void requireSameOptions() {
         ProcessGroup group = processes ? replicas.get(0).group() : null;
-        String scale = scaler == null ? "no GradScaler" : "GradScaler " + scaler.scale();
+        String options = settings.common() + ", " + (scaler == null ? "no GradScaler" : scaler);
         try {
-            List<String> all =
-                    Agreement.exchange(group, "initialize", () -> settings.common() + ", " + scale);
+            List<String> all = Agreement.exchange(group, "initialize", () -> options);
             if (all.stream().distinct().count() > 1) {
                 throw new IllegalArgumentException(
                         "initialize: the ranks have different options; set the same"
@@ -688,9 +687,10 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them;
-     * otherwise after the backward passes, which takes another rendezvous of the ranks. What the
-     * caller's graph adds later to the first rank's gradients, {@link #sendChangedGradients} sends.
+     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them.
+     * Otherwise the collector reduces them later, which takes another rendezvous of the ranks. If
+     * the caller's graph then adds to the first rank's gradients, as a penalty does, {@link
+     * #sendChangedGradients} copies the sums to the other ranks.
      */
     private void endBackward(int rank) {
         Replica replica = replicas.get(rank);

@@ -71,6 +71,12 @@ public final class GradScaler {
         return scale >= Float.MIN_NORMAL && scale <= Float.MAX_VALUE;
     }
 
+    @Override
+    public String toString() {
+        return String.format(
+                "GradScaler of scale %s, %d of %d good steps", scale, goodSteps, growthInterval);
+    }
+
     /** Adapts the scale after a step. */
     void update(boolean skipped) {
         goodSteps = skipped ? 0 : goodSteps + 1;

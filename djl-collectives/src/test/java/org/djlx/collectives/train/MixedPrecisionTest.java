@@ -210,23 +210,24 @@ class MixedPrecisionTest {
 
     /** Otherwise one rank's gradients would be scaled, or rounded, and the other's not. */
     @ParameterizedTest
-    @CsvSource({"NONE, NO_SHARD", "BFLOAT16, NO_SHARD", "NONE, FULL_SHARD"})
-    void ranksNeedTheSameOptions(MixedPrecisionPolicy policy, ShardingStrategy strategy) {
+    @CsvSource({"4, NONE, NO_SHARD", "3, BFLOAT16, NO_SHARD", "3, NONE, FULL_SHARD"})
+    void ranksNeedTheSameOptions(
+            int growthInterval, MixedPrecisionPolicy policy, ShardingStrategy strategy) {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        DataParallelConfig config =
-                                config(group.rank() == 0 ? scaler() : null).optProcessGroup(group);
+                        DataParallelConfig config = config(scaler()).optProcessGroup(group);
                         if (group.rank() == 0) {
                             config.optMixedPrecision(policy).optShardingStrategy(strategy);
+                            config.optGradScaler(new GradScaler(1024, growthInterval));
                         }
                         IllegalArgumentException e =
                                 assertThrows(
                                         IllegalArgumentException.class,
                                         () -> train(config, linear(), trainer -> {}));
-                        assertTrue(e.getMessage().contains("no GradScaler"), e.getMessage());
+                        assertTrue(e.getMessage().contains("different options"), e.getMessage());
                         return null;
                     });
         } finally {
