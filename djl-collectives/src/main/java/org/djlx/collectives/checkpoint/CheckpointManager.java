@@ -187,16 +187,23 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         List<String> seeds = answers.stream().map(answer -> answer.split(" ")[0]).toList();
         partsDeadline = null;
         Save[] save = new Save[1];
-        Agreement.run(
-                group(own),
-                "save",
-                () -> {
-                    save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
-                    if (!async && save[0].awaited.isEmpty()) {
-                        write(save[0]);
-                    }
-                    return progress.toString();
-                });
+        try {
+            Agreement.run(
+                    group(own),
+                    "save",
+                    () -> {
+                        save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
+                        if (!async && save[0].awaited.isEmpty()) {
+                            write(save[0]);
+                        }
+                        return progress.toString();
+                    });
+        } catch (IOException | RuntimeException e) {
+            if (save[0] != null) {
+                save[0].close(); // Another rank has failed.
+            }
+            throw e;
+        }
         if (async) {
             writing = new FutureTask<>(() -> write(save[0]));
             Thread thread = new Thread(writing, "checkpoint-writer");
@@ -485,7 +492,16 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             Map<String, NDArray> arrays,
             NDManager manager,
             NDManager copies,
-            List<Path> awaited) {}
+            List<Path> awaited)
+            implements AutoCloseable {
+
+        @Override
+        public void close() {
+            if (copies != null) {
+                copies.close();
+            }
+        }
+    }
 
     /** Collects what this process writes. */
     private Save prepare(
@@ -621,9 +637,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         } catch (InterruptedException e) {
             throw new IOException(save.path + ": interrupted while parts were awaited", e);
         } finally {
-            if (save.copies != null) {
-                save.copies.close();
-            }
+            save.close();
         }
     }
 
@@ -657,8 +671,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         deleteParts();
     }
 
-    /** Deletes the parts of steps of which there is no checkpoint. */
+    /** Deletes parts that a killed job has left: incomplete, or without their checkpoint. */
     private void deleteParts() throws IOException {
+        AtomicFile.sweep(directory, PART.pattern());
         List<Long> steps = steps();
         for (Path file : list()) {
             Matcher part = PART.matcher(file.getFileName().toString());
@@ -973,7 +988,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          * a small all-reduce, whether one of them was sent SIGTERM. Then all save and exit with
          * code 143; the launcher starts them again if restarts are left, unless it was stopped
          * itself. The resumed job draws other random numbers than an uninterrupted one. A second
-         * SIGTERM ends the process at once. All ranks must set the same value.
+         * SIGTERM ends the process at once; it is needed where no batch follows, as after training.
+         * Not possible with {@code optJoin}. All ranks must set the same value.
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

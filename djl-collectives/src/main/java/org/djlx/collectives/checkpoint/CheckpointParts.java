@@ -7,6 +7,7 @@ import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import com.google.gson.reflect.TypeToken;
 import java.io.IOException;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -47,7 +48,7 @@ final class CheckpointParts implements AutoCloseable {
         try {
             parts.add(path);
             for (String name : parts.list("parts")) {
-                parts.add(path.resolveSibling(name));
+                parts.addPart(path.resolveSibling(name), path);
             }
             parts.requireComplete(path);
             return parts;
@@ -60,6 +61,19 @@ final class CheckpointParts implements AutoCloseable {
     private List<String> list(String key) {
         String json = metadata().getOrDefault(key, "[]");
         return new Gson().fromJson(json, new TypeToken<List<String>>() {});
+    }
+
+    private void addPart(Path part, Path index) throws IOException {
+        try {
+            add(part);
+        } catch (NoSuchFileException e) {
+            throw new IOException(
+                    String.format(
+                            "%s, a part of %s, is missing; delete %s to resume from the previous"
+                                    + " checkpoint",
+                            part, index, index.getFileName()),
+                    e);
+        }
     }
 
     private void add(Path path) throws IOException {

@@ -15,7 +15,7 @@ import java.util.Map;
 /** Replaces layers of a block and its descendants, in fields and child lists. */
 final class BlockReplacement {
 
-    /** Returns a layer's replacement, of its class or a subclass, or the layer itself. */
+    /** Returns a layer's replacement, or the layer itself. */
     interface Rule {
         Block replace(Block layer) throws ReflectiveOperationException;
     }
@@ -32,7 +32,7 @@ final class BlockReplacement {
     /**
      * Applies a rule to a block and its descendants.
      *
-     * @param problem what is not possible if a layer cannot be replaced, for the error
+     * @param problem begins the error; {@code %s} stands for the block's class
      * @return the block, or its replacement
      * @throws IllegalArgumentException if a block does not let a layer be replaced
      */

@@ -213,7 +213,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
      * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. Clipping and
-     * {@link DataParallelTrainer#noSync} are refused. All ranks must set the same value.
+     * {@link DataParallelTrainer#noSync} are refused, and checkpoints can be saved only after join.
+     * All ranks must set the same value.
      *
      * @param join true to allow it; false, the default, for an error
      * @return this configuration
@@ -331,6 +332,14 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String backend(boolean gpu) {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    /** Returns the options that must be the same on all ranks. */
+    String common() {
+        return String.format(
+                "mixed precision %s, gradient reduction %s, compression %s, buckets of %d bytes,"
+                        + " synchronised batch normalisation %s, join %s, sharding %s",
+                precision, reduction(), compression, bucketBytes(), syncBatchNorm, join, sharding);
     }
 
     ShardingStrategy shardingStrategy() {

@@ -22,6 +22,8 @@ import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.Pair;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -75,7 +77,7 @@ public final class DataParallelTrainer extends Trainer {
     private NDList firstData; // a row of the first batch, for join; null before
     private NDList firstLabels; // of that row; null if there are none
     private final GradScaler scaler; // null for none
-    private Boolean finite; // whether the unscaled gradients are; null if they are not unscaled
+    private Boolean finite; // whether the divided gradients are; null before unscale()
     private NDArray told; // with optJoin: the last call that was all-reduced; null before
     private Work telling; // the all-reduce of told
     private boolean loaded;
@@ -431,6 +433,7 @@ public final class DataParallelTrainer extends Trainer {
         }
         Block block = getModel().getBlock();
         requireMasters(block);
+        requireSameOptions();
         if (isSharded()) {
             requireDivisible(block);
         }
@@ -476,6 +479,23 @@ public final class DataParallelTrainer extends Trainer {
                                         + " MixedPrecisionPolicy.NONE",
                                 settings.mixedPrecision(), named.getKey(), type));
             }
+        }
+    }
+
+    /** Refuses options that differ between processes, as these would train wrongly. */
+    private void requireSameOptions() {
+        ProcessGroup group = processes ? replicas.get(0).group() : null;
+        String options = settings.common() + ", " + (scaler == null ? "no GradScaler" : scaler);
+        try {
+            List<String> all = Agreement.exchange(group, "initialize", () -> options);
+            if (all.stream().distinct().count() > 1) {
+                throw new IllegalArgumentException(
+                        "initialize: the ranks have different options; set the same"
+                                + " DataParallelConfig on all. In rank order: "
+                                + all);
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
         }
     }
 
@@ -667,9 +687,10 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them;
-     * otherwise after the backward passes, which takes another rendezvous of the ranks. What the
-     * caller's graph adds later to the first rank's gradients, {@link #sendChangedGradients} sends.
+     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them.
+     * Otherwise the collector reduces them later, which takes another rendezvous of the ranks. If
+     * the caller's graph then adds to the first rank's gradients, as a penalty does, {@link
+     * #sendChangedGradients} copies the sums to the other ranks.
      */
     private void endBackward(int rank) {
         Replica replica = replicas.get(rank);

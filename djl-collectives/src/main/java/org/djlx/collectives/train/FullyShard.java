@@ -370,6 +370,8 @@ final class FullyShard {
         if (!inputs.isEmpty()) {
             Work work = group.reduceScatterCoalesced(results, inputs, op);
             reduction = new Reduction(stage, rows, results, work);
+        } else {
+            rows.close();
         }
     }
 

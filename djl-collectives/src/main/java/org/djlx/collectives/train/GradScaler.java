@@ -24,7 +24,7 @@ public final class GradScaler {
     /**
      * Creates a scaler.
      *
-     * @param initScale the scale of the first step, a positive finite number
+     * @param initScale the scale of the first step, a positive normal float32
      * @param growthInterval after how many steps in a row without a skipped one the scale doubles,
      *     1 or more
      * @throws IllegalArgumentException if a value is out of range
@@ -51,20 +51,30 @@ public final class GradScaler {
     /**
      * Sets the state, for example that of a checkpoint.
      *
-     * @param scale the scale, a positive finite number
+     * @param scale the scale, a positive normal float32: the backward pass begins with it
      * @param goodSteps the number of steps since the scale has changed, 0 or more
      * @throws IllegalArgumentException if a value is out of range
      */
     public void restore(double scale, int goodSteps) {
-        if (!(scale > 0) || Double.isInfinite(scale) || goodSteps < 0) {
+        if (!isValid(scale) || goodSteps < 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "GradScaler: the scale must be positive and finite, and goodSteps 0 or"
-                                    + " more, not %s and %d",
-                            scale, goodSteps));
+                            "GradScaler: the scale must be from %s to %s, and goodSteps 0 or more,"
+                                    + " not %s and %d",
+                            Float.MIN_NORMAL, Float.MAX_VALUE, scale, goodSteps));
         }
         this.scale = scale;
         this.goodSteps = goodSteps;
+    }
+
+    private static boolean isValid(double scale) {
+        return scale >= Float.MIN_NORMAL && scale <= Float.MAX_VALUE;
+    }
+
+    @Override
+    public String toString() {
+        return String.format(
+                "GradScaler of scale %s, %d of %d good steps", scale, goodSteps, growthInterval);
     }
 
     /** Adapts the scale after a step. */
@@ -75,7 +85,6 @@ public final class GradScaler {
             goodSteps = 0;
             next = scale * 2;
         }
-        // The seed of the backward pass is a float32.
-        scale = next > Float.MAX_VALUE || next < Float.MIN_NORMAL ? scale : next;
+        scale = isValid(next) ? next : scale;
     }
 }

@@ -79,9 +79,9 @@ public final class Replica implements AutoCloseable {
     public record Piece(
             String name, String id, Shape shape, long from, NDArray array, boolean isOwner) {
 
-        /** {@return whether the part is the whole parameter} */
+        /** {@return whether the array is the whole parameter, in its shape} */
         public boolean isWhole() {
-            return array.size() == shape.size();
+            return array.getShape().equals(shape);
         }
     }
 
@@ -151,12 +151,12 @@ public final class Replica implements AutoCloseable {
             return manager;
         }
 
-        /** Returns what computes a block again. Called by this rank's thread only. */
+        /** Returns the recomputation of a block. Called by this rank's thread only. */
         Recomputation recomputation(Block block) {
             return recomputations.computeIfAbsent(block, own -> new Recomputation(own, this));
         }
 
-        /** Returns a store for the ranks of this store, as the other method. */
+        /** As the other method, with the ranks of this store. */
         Store withOwnStatistics(Block block, NDManager copies, boolean idle) {
             return withOwnStatistics(block, copies, group, idle);
         }

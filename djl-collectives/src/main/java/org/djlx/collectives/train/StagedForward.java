@@ -82,8 +82,9 @@ final class StagedForward {
     }
 
     /**
-     * Returns, for each stage, the parameters whose gradients are complete after its backward pass,
-     * and that complete a bucket, with those of later stages: only there a cut is of use.
+     * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
+     * A stage that completes no bucket has none: an earlier stage has its parameters, as a cut that
+     * starts no reduction only costs time.
      *
      * @param buckets the bucket of each trained array; emptied
      */

@@ -165,6 +165,8 @@ class ShardedCheckpointTest {
         "FULL_SHARD, 2, FULL_SHARD, 2, false",
         "FULL_SHARD, 2, FULL_SHARD, 3, true",
         "FULL_SHARD, 4, FULL_SHARD, 2, false",
+        "FULL_SHARD, 1, FULL_SHARD, 2, false",
+        "NO_SHARD, 2, FULL_SHARD, 1, false",
         "FULL_SHARD, 3, NO_SHARD, 1, true",
         "NO_SHARD, 2, FULL_SHARD, 3, true",
         "SHARD_OPTIMIZER, 2, FULL_SHARD, 3, false",
@@ -257,14 +259,19 @@ class ShardedCheckpointTest {
                 ShardingStrategy.FULL_SHARD,
                 3,
                 99,
-                (trainer, rank) ->
-                        assertThrows(IOException.class, () -> manager(false).restore(trainer)));
+                (trainer, rank) -> {
+                    IOException e =
+                            assertThrows(IOException.class, () -> manager(false).restore(trainer));
+                    assertTrue(e.getMessage().contains("previous checkpoint"), e.getMessage());
+                });
     }
 
     /** Parts of a job that was killed before they were named are deleted, as are old ones. */
     @Test
     void partsWithoutACheckpointAreDeleted() throws Exception {
         Files.write(directory.resolve("checkpoint-2.part-1-abc.safetensors"), new byte[9]);
+        String incomplete = ".checkpoint-2.part-1-abc.safetensors.incomplete";
+        Files.write(directory.resolve(incomplete), new byte[9]);
         job(
                 ShardingStrategy.FULL_SHARD,
                 2,

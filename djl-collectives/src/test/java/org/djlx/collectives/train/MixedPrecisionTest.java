@@ -208,6 +208,54 @@ class MixedPrecisionTest {
         return null;
     }
 
+    /** Otherwise one rank's gradients would be scaled, or rounded, and the other's not. */
+    @ParameterizedTest
+    @CsvSource({"4, NONE, NO_SHARD", "3, BFLOAT16, NO_SHARD", "3, NONE, FULL_SHARD"})
+    void ranksNeedTheSameOptions(
+            int growthInterval, MixedPrecisionPolicy policy, ShardingStrategy strategy) {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        DataParallelConfig config = config(scaler()).optProcessGroup(group);
+                        if (group.rank() == 0) {
+                            config.optMixedPrecision(policy).optShardingStrategy(strategy);
+                            config.optGradScaler(new GradScaler(1024, growthInterval));
+                        }
+                        IllegalArgumentException e =
+                                assertThrows(
+                                        IllegalArgumentException.class,
+                                        () -> train(config, linear(), trainer -> {}));
+                        assertTrue(e.getMessage().contains("different options"), e.getMessage());
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** NaN differs from NaN, but not because other random numbers were drawn. */
+    @Test
+    void anOverflowOfABlockThatIsComputedAgainSkipsTheStep() throws Exception {
+        SequentialBlock layer = new SequentialBlock();
+        layer.add(linear()).add(Dropout.builder().optRate(0.1f).build());
+        train(
+                config(scaler()).optMixedPrecision(MixedPrecisionPolicy.FLOAT16),
+                new SequentialBlock().add(ActivationCheckpoint.wrap(layer)),
+                trainer -> {
+                    backward(trainer, 1);
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        // 1e6 is infinite in float16, so its products have both signs.
+                        NDArray x = trainer.getManager().ones(new Shape(4, 3)).mul(1e6f);
+                        collector.backward(trainer.forward(new NDList(x)).head().square().sum());
+                    }
+                    trainer.step();
+                    assertEquals(512, trainer.gradScaler().scale());
+                    assertArrayEquals(WEIGHTS, weights(trainer));
+                });
+    }
+
     @Test
     void aCheckpointKeepsTheScale(@TempDir Path directory) throws Exception {
         CheckpointManager.Builder checkpoints = CheckpointManager.builder().setDirectory(directory);
@@ -374,7 +422,8 @@ class MixedPrecisionTest {
 
     @Test
     void scalersCheckTheirOptions() {
-        for (double wrong : new double[] {0, -1, Double.NaN, Double.POSITIVE_INFINITY}) {
+        double infinity = Double.POSITIVE_INFINITY;
+        for (double wrong : new double[] {0, -1, Double.NaN, infinity, 1e39, 1e-39}) {
             assertThrows(IllegalArgumentException.class, () -> new GradScaler(wrong, 1));
         }
         assertThrows(IllegalArgumentException.class, () -> new GradScaler(1, 0));
