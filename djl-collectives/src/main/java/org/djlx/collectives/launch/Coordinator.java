@@ -71,10 +71,7 @@ final class Coordinator implements AutoCloseable {
         try {
             while (!closed) {
                 endOfAttempt();
-                while (store.check(List.of(Nodes.NODE + next))) {
-                    admit(new Member(next, Request.of(text(store.get(Nodes.NODE + next))), 0));
-                    next++;
-                }
+                admitNew();
                 List.copyOf(waiting).forEach(this::compareWithTwin);
                 waiting.removeIf(this::isGone);
                 if (!running.isEmpty()) {
@@ -84,9 +81,17 @@ final class Coordinator implements AutoCloseable {
                 }
                 Thread.sleep(TICK_MILLIS);
             }
+            admitNew();
             endOfAttempt(); // Its own launcher may have seen it first.
         } catch (CollectiveException | InterruptedException e) {
             closed = true; // The launcher ends.
+        }
+    }
+
+    private void admitNew() {
+        while (store.check(List.of(Nodes.NODE + next))) {
+            admit(new Member(next, Request.of(text(store.get(Nodes.NODE + next))), 0));
+            next++;
         }
     }
 

@@ -275,10 +275,7 @@ class NodesTest {
         List<Future<Integer>> two = List.of(launch(-1, 1, "sleep"), launch(-1, 1, "sleep"));
         Set<Long> ranks = awaitRanks(2);
         Future<Integer> spare = launch(-1, 1, "sleep");
-        while (Thread.getAllStackTraces().keySet().stream()
-                        .filter(thread -> thread.getName().equals("node-heartbeat"))
-                        .count()
-                < 3) {
+        while (Thread.getAllStackTraces().values().stream().noneMatch(NodesTest::waitsForPlace)) {
             Thread.sleep(20);
         }
         ranks.forEach(rank -> ProcessHandle.of(rank).ifPresent(ProcessHandle::destroyForcibly));
@@ -287,6 +284,13 @@ class NodesTest {
         }
         Throwable refused = assertThrows(ExecutionException.class, spare::get).getCause();
         assertTrue(refused.getMessage().endsWith(": the job has failed"), refused.getMessage());
+    }
+
+    private static boolean waitsForPlace(StackTraceElement[] stack) {
+        return Arrays.stream(stack).anyMatch(frame -> frame.getMethodName().equals("get"))
+                && Arrays.stream(stack)
+                        .map(frame -> frame.getClassName() + "." + frame.getMethodName())
+                        .anyMatch((Nodes.class.getName() + ".join")::equals);
     }
 
     private void awaitErr(String text) throws InterruptedException {
