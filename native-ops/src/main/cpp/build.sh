@@ -3,11 +3,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 [[ -z $(find . -newer "$1" 2>&1) ]] && exit
-if [[ $(uname -sm) != "Linux x86_64" ]] || ! command -v g++ >/dev/null; then
+version=$(g++ -dumpversion 2>/dev/null || echo 0)
+if [[ $(uname -sm) != "Linux x86_64" ]] || ((${version%%.*} < 12)); then
   echo "the CPU's kernels are not compiled: they need g++ 12 or newer on Linux x86-64" >&2
   exit
 fi
 mkdir -p "$(dirname "$1")"
 # GCC reports the headers of its own intrinsics as uninitialised (PR 105593).
 g++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -Wall -Wextra -Werror \
-  -Wno-maybe-uninitialized -Wl,-z,now -nodefaultlibs cpu_kernels.cpp -lc -lgcc -o "$1"
+  -Wno-maybe-uninitialized -Wl,-z,now -nodefaultlibs cpu_kernels.cpp -lc -lgcc -o "$1.$$"
+mv "$1.$$" "$1" # At once, whatever ends or runs beside this.

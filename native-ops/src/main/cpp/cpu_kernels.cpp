@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, RMSNorm, gates, attention over a paged KV cache.
-// Activations are float32; cache and weights float32, float16 or bfloat16, weights also
-// int8 or int4. Called by
-// org.djlx.nativeops.host.CpuKernels. Needs
-// AVX2, FMA and F16C, and uses AVX-512 where it is. No C++ library: only libc and libm.
+// Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8 or int4. Called by
+// org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Of libraries only libc.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -35,6 +33,19 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
   Bits wide;
   wide.number = x;
   out->bits = x != x ? 0x7fc0 : (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16;
+}
+
+// Rounds to 8 bits; 0 for what does not fit, which NaN, infinity, and quotients of 0 and denormal scales are.
+INLINE int round8(float x) { return fabsf(x) < 128 ? (int)__builtin_lrintf(x) : 0; }
+
+// The number of the largest magnitude; NaN if there is one, so that scales, and all sums with them, are NaN.
+template <class T> INLINE float largest(const T* p, int64_t size) {
+  float most = 0;
+  for (int64_t i = 0; i < size; i++) {
+    float x = widen(p[i]);
+    if (most == most && !(fabsf(x) <= fabsf(most))) most = x;
+  }
+  return most;
 }
 
 // Quantized weights: rows of groups of 128 inputs, the last one filled up with zeros; after all rows, their scales in float32.
@@ -143,7 +154,7 @@ extern "C" {
 int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
   parallel = gomp_parallel;
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
   wide = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
   return wide ? 16 : 8;

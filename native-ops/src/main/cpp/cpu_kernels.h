@@ -79,16 +79,14 @@ void quantize_rows(const Product& p) {
   for (int64_t i = 0; i < p.rows * count; i++) {
     int64_t first = i % count * GROUP, size = p.inputs - first < GROUP ? p.inputs - first : GROUP;
     const float* x = p.x + i / count * p.inputs + first;
-    float largest = 0;
-    for (int64_t k = 0; k < size; k++) largest = fabsf(x[k]) > largest ? fabsf(x[k]) : largest;
-    float inverse = largest == 0 ? 0 : 127 / largest;
+    float most = fabsf(largest(x, size)), inverse = 127 / most;
     int total = 0;
     for (int64_t k = 0; k < GROUP; k++) {
-      int q = k < size ? (int)__builtin_lrintf(x[k] * inverse) : 0;
+      int q = k < size ? round8(x[k] * inverse) : 0;
       p.quantized.numbers[i * GROUP + k] = q;
       total += q;
     }
-    p.quantized.scales[i] = largest / 127;
+    p.quantized.scales[i] = most / 127;
     p.quantized.offsets[i] = (p.type == INT8 ? -128 : -8) * total;
   }
 }
@@ -128,12 +126,11 @@ template <class T> void quantize_output(const Conversion& c, int64_t output) {
   uint8_t* out = (uint8_t*)c.quantized + output * stride;
   float* scales = (float*)((char*)c.quantized + c.outputs * stride) + output * (c.type == INT8 ? 1 : count);
   for (int64_t first = 0; first < count * GROUP; first += step) {
-    float largest = 0;
-    for (int64_t k = first; k < first + step && k < c.inputs; k++) largest = fabsf(widen(w[k])) > fabsf(largest) ? widen(w[k]) : largest;
-    float scale = c.type == INT8 ? fabsf(largest) / 127 : largest / -8;  // the largest of a group is -8, which has no opposite
+    float most = largest(w + first, c.inputs - first < step ? c.inputs - first : step);
+    float scale = c.type == INT8 ? fabsf(most) / 127 : most / -8;  // the largest of a group is -8, which has no opposite
     scales[first / step] = scale;
     for (int64_t k = first; k < first + step; k++) {
-      int q = k < c.inputs && scale != 0 ? (int)__builtin_lrintf(widen(w[k]) / scale) : 0;
+      int q = k < c.inputs ? round8(widen(w[k]) / scale) : 0;
       if (c.type == INT8) {
         out[k] = q + 128;
       } else {

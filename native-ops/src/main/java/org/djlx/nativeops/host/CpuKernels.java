@@ -10,12 +10,14 @@ import org.djlx.nativeops.LoadedLibraries;
 
 /**
  * Kernels of decode steps on a CPU, compiled from {@code src/main/cpp}: {@code cpu_kernels.cpp}
- * says the layout of all arguments. Weights and the KV cache have a type of 16 or 32 bits, given by
- * its {@linkplain org.djlx.nativeops.torch.ScalarType#code() code}; all else is float32. Addresses
- * are not checked.
+ * says the layout of all arguments. The {@code type} of weights and of the KV cache is the
+ * {@linkplain org.djlx.nativeops.torch.ScalarType#code() code} of float32, float16 or bfloat16;
+ * weights may also be {@link #INT8} or {@link #INT4}. Positions and slots are ints, all else is
+ * float32. Neither addresses nor sizes are checked.
  *
- * <p>Loops are divided among {@code threads} threads of the OpenMP pool that libtorch uses. Results
- * depend on neither the number of threads nor, for each row, on other rows. Available if {@link
+ * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
+ * uses; all have finished when a method returns. Results depend on neither the number of threads
+ * nor, for each row, on other rows. Available if {@link
  * org.djlx.nativeops.NativeLibrary#CPU_KERNELS} is.
  */
 public final class CpuKernels {
@@ -36,7 +38,7 @@ public final class CpuKernels {
         Native.register(CpuKernels.class, library);
         LANES = useAvx512(true);
         if (LANES == 0) {
-            throw new UnsatisfiedLinkError("the CPU has no AVX2 and FMA");
+            throw new UnsatisfiedLinkError("the CPU has not all of AVX2, FMA and F16C");
         }
     }
 
@@ -46,7 +48,7 @@ public final class CpuKernels {
      * Chooses the instruction set.
      *
      * @param allowed whether AVX-512 is used if the CPU has it; false is for tests
-     * @return the floats of a vector; 0 if the CPU lacks AVX2 or FMA
+     * @return the floats of a vector; 0 if the CPU lacks AVX2, FMA or F16C
      */
     public static int useAvx512(boolean allowed) {
         // A symbol of a library that libtorch links to.
@@ -65,7 +67,8 @@ public final class CpuKernels {
     }
 
     /**
-     * Quantizes weights, rounding to nearest.
+     * Quantizes weights, rounding to nearest. Where one is NaN or infinite, so are products with
+     * its scale.
      *
      * @param type the type of the result: {@link #INT8} or {@link #INT4}
      * @param from the type of the weights
@@ -83,11 +86,12 @@ public final class CpuKernels {
 
     /**
      * Computes {@code out = x weights^T + bias}; or, if {@code factor} is not 0, adds {@code
-     * factor} times that to {@code out}.
+     * factor} times that to {@code out}. With quantized weights, {@code x} is rounded to 8 bits, in
+     * groups of 128 inputs with a scale each.
      *
      * @param x of shape (rows, inputs)
      * @param weights of shape (outputs, inputs), with rows {@code stride} elements apart; or
-     *     quantized
+     *     quantized, where {@code stride} is not read
      * @param bias of shape (outputs); 0 for none
      * @param out of shape (rows, outputs)
      */

@@ -82,38 +82,47 @@ public final class MappedFile implements AutoCloseable {
      * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
     public void read(long offset, byte[] bytes) {
-        if (memory.isClosed()) {
-            throw new IllegalArgumentException("the mapped file " + path + " is closed");
-        }
         if (bytes == null) {
             throw new IllegalArgumentException("the bytes are null");
         }
-        if (offset < 0 || offset > memory.byteSize() - bytes.length) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%d bytes at offset %d are outside of %s, which has %d bytes",
-                            bytes.length, offset, path, memory.byteSize()));
-        }
+        requireInside(offset, bytes.length);
         new Pointer(memory.address() + offset).read(0, bytes, 0, bytes.length);
     }
 
+    private void requireInside(long offset, long length) {
+        if (memory.isClosed()) {
+            throw new IllegalArgumentException("the mapped file " + path + " is closed");
+        }
+        if (offset < 0 || length < 0 || offset > memory.byteSize() - length) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%d bytes at offset %d are outside of %s, which has %d bytes",
+                            length, offset, path, memory.byteSize()));
+        }
+    }
+
     /**
-     * Maps all pages of a range at once, if the system can. Reading a page that is not mapped costs
-     * a fault, which takes longer than copying the page.
+     * Reads all pages of a range into memory at once; does nothing on Linux before 5.14. Reading a
+     * page that is not mapped costs a fault, which takes longer than copying the page.
      *
      * @param offset the offset in the file
      * @param length the length in bytes
+     * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
     public void populate(long offset, long length) {
         advise(offset, length, LibC.MADV_POPULATE_READ);
     }
 
-    /** Gives back the pages of a range, which is not read again soon; see {@link #populate}. */
+    /**
+     * Gives back the pages of a range, with the arguments of {@link #populate}. A later read maps
+     * them again.
+     */
     public void evict(long offset, long length) {
         advise(offset, length, LibC.MADV_DONTNEED);
     }
 
     private void advise(long offset, long length, int advice) {
+        requireInside(offset, length);
         long first = offset / PAGE * PAGE;
         LibC.madvise(memory.address() + first, offset + length - first, advice);
     }

@@ -3,6 +3,7 @@ package org.djlx.nativeops.host;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.sun.jna.Memory;
@@ -187,10 +188,55 @@ class CpuKernelsTest {
         double relative = Math.sqrt(error / size);
         // Of normal numbers the largest of 1,024 is about 3.24, of 128 about 2.6. An error's root
         // mean square is the step / sqrt(12). INT8: 3.24 / 127 / 3.46 = 0.0074 for weights and
-        // 0.0059
-        // for x, together 0.0094. INT4: 2.6 / 8 / 3.46 = 0.094 and, for numbers from 7.5 steps on,
-        // which become 7, some more.
+        // 0.0059 for x, together 0.0094. INT4: 2.6 / 8 / 3.46 = 0.094 and, for numbers from 7.5
+        // steps on, which become 7, some more.
         assertTrue(relative > least && relative < most, "error " + relative);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"true, 1", "false, 1", "true, 16", "false, 16"})
+    void quantizedProductsOfNanInfinityAndTinyNumbers(boolean avx512, int type) {
+        CpuKernels.useAvx512(avx512);
+        int inputs = 200;
+        int outputs = 4;
+        float tiny = 2e-43f; // a scale of it is denormal, and rounded by a tenth and more
+        float[] w = new float[outputs * inputs];
+        float[] x = new float[outputs * inputs];
+        Arrays.fill(w, 1);
+        Arrays.fill(x, 1);
+        for (float[] of : new float[][] {w, x}) {
+            of[inputs + 150] = Float.NaN; // in the second row
+            of[2 * inputs + 3] = Float.NEGATIVE_INFINITY;
+            Arrays.fill(of, 3 * inputs, 4 * inputs, tiny);
+        }
+        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        int from = ScalarType.FLOAT32.code();
+        CpuKernels.djlx_cpu_quantize(
+                1, type, from, outputs, inputs, address(floats(w)), address(quantized));
+        Memory out = new Memory(4L * outputs * outputs);
+        CpuKernels.djlx_cpu_product(
+                1,
+                type,
+                outputs,
+                inputs,
+                outputs,
+                0,
+                address(floats(x)),
+                address(quantized),
+                0,
+                0,
+                address(out));
+        for (int row = 0; row < outputs; row++) {
+            for (int o = 0; o < outputs; o++) {
+                float product = out.getFloat(4L * (row * outputs + o));
+                if (row % 3 != 0 || o % 3 != 0) {
+                    assertFalse(Float.isFinite(product), "row " + row + ", output " + o);
+                } else {
+                    boolean small = row == 3 || o == 3;
+                    assertEquals(small ? 0 : inputs, product, small ? 1e-40 : 1e-3);
+                }
+            }
+        }
     }
 
     @ParameterizedTest

@@ -58,6 +58,10 @@ class MappedFileTest {
             assertThrows(IllegalArgumentException.class, () -> file.read(0, new byte[1]));
             assertThrows(IllegalArgumentException.class, () -> file.read(-1, new byte[1]));
             assertThrows(IllegalArgumentException.class, () -> file.read(0, null));
+            // Pages beyond the mapping may be others' memory, which evict would clear.
+            assertThrows(IllegalArgumentException.class, () -> file.populate(0, 1));
+            assertThrows(IllegalArgumentException.class, () -> file.evict(-1, 1));
+            assertThrows(IllegalArgumentException.class, () -> file.evict(0, -1));
         }
     }
 

@@ -24,6 +24,7 @@ import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -85,6 +86,8 @@ import org.slf4j.LoggerFactory;
  *   <li>{@code max_queue_size}: see {@link TextEngine.Builder#optMaxQueued}.
  *   <li>{@code kv_cache_bytes}: see {@link TextEngine.Builder#optCacheBytes}.
  *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
+ *   <li>{@code quantize}: {@code int8} or {@code int4}, on CPUs; see {@link
+ *       TextEngine.Builder#optQuantization}.
  *   <li>{@code enable_prefix_caching}: see {@link TextEngine.Builder#optPrefixCaching}.
  *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
  * </ul>
@@ -191,6 +194,12 @@ public final class TextModelLoader implements ParallelModelLoader {
                 "true or false",
                 value -> Boolean.valueOf(oneOf(value, FLAG)),
                 builder::optPrefixCaching);
+        set(
+                left,
+                "quantize",
+                "none, int8 or int4",
+                value -> Quantization.valueOf(value.toUpperCase(Locale.ROOT)),
+                builder::optQuantization);
         set(
                 left,
                 "dtype",

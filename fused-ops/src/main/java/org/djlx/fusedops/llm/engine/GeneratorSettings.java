@@ -114,12 +114,15 @@ record GeneratorSettings(
 
     private void checkQuantization() {
         if (quantization == null) {
-            throw new IllegalArgumentException("the quantization is null; without one it is none");
+            throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
         }
         if (quantization != Quantization.NONE) {
             if (isGpu()) {
                 throw new IllegalArgumentException(
-                        quantization + " weights are supported on CPUs only, not on " + device());
+                        quantization
+                                + " weights are supported on CPUs only, not on "
+                                + device()
+                                + "; remove the option, or use CPU ranks");
             }
             NativeLibrary.CPU_KERNELS.ensureAvailability();
         }

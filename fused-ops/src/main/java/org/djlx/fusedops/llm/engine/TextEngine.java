@@ -28,6 +28,7 @@ import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.nativeops.NativeLibrary;
 
 /**
  * Generates text with a language model, tensor-parallel over CPU ranks or GPUs.
@@ -404,9 +405,11 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets how the weights of projections are stored. CPUs only.
+         * Sets how the weights of projections are stored: in fewer bits they take less memory, and
+         * decode steps are faster. For CPUs with {@linkplain NativeLibrary#CPU_KERNELS kernels}
+         * only: on GPUs {@link #build} refuses all but NONE.
          *
-         * @param quantization the way; default {@link Quantization#NONE}
+         * @param quantization the way, the same on all ranks; default {@link Quantization#NONE}
          * @return this builder
          */
         public Builder optQuantization(Quantization quantization) {
@@ -445,6 +448,8 @@ public final class TextEngine implements TextGenerator {
          * @throws IOException if files cannot be read
          * @throws IllegalArgumentException if the model is not supported or an option is out of
          *     range; thrown before anything is allocated
+         * @throws UnsatisfiedLinkError if weights are to be quantized, and this CPU has no kernels
+         *     for it
          * @throws CollectiveException if a rank cannot load its part, for example because memory
          *     runs out; everything allocated is freed
          */

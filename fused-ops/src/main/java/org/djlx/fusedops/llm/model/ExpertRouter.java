@@ -22,7 +22,7 @@ final class ExpertRouter {
      * Chooses for each token the experts with the highest scores; of equal scores the first ones.
      *
      * @param scores of shape (tokens, experts)
-     * @return the tokens of each expert that has some
+     * @return the tokens of each expert that has some; without those whose weight rounds to 0
      */
     static Map<Integer, ExpertRouter> route(LayerConfig.Experts experts, float[] scores) {
         int count = experts.count();
@@ -46,9 +46,12 @@ final class ExpertRouter {
                 sum += counts ? Math.exp(row[expert] - row[chosen[0]]) : 0;
             }
             for (int expert : chosen) {
-                ExpertRouter route = routes.computeIfAbsent(expert, e -> new ExpertRouter());
-                route.tokens.add(token);
-                route.weights.add((float) (Math.exp(row[expert] - row[chosen[0]]) / sum));
+                float weight = (float) (Math.exp(row[expert] - row[chosen[0]]) / sum);
+                if (weight != 0) {
+                    ExpertRouter route = routes.computeIfAbsent(expert, e -> new ExpertRouter());
+                    route.tokens.add(token);
+                    route.weights.add(weight);
+                }
             }
         }
         return routes;

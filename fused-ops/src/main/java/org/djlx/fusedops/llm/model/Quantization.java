@@ -6,7 +6,8 @@ import java.util.Locale;
 /**
  * How the weights of projections are stored. They are rounded to the nearest number while they are
  * read; activations are rounded to 8 bits, in groups of 128, for each product. Sums of a group are
- * exact. The embedding, routers, norms, biases and the KV cache keep the model's type. CPUs only.
+ * exact. The embedding, routers, norms, biases and the KV cache keep the model's type; an embedding
+ * that is also the output matrix is stored twice. CPUs only.
  */
 public enum Quantization {
     /** In the model's type. */

@@ -416,7 +416,7 @@ class TextModelLoaderTest {
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
         refuse("option no_such_option=1 is not supported: remove it", "no_such_option", "1");
-        refuse("option quantize=fp8 is not supported", "quantize", "fp8");
+        refuse("option quantize must be none, int8 or int4, not fp8", "quantize", "fp8");
         refuse(
                 "option pipeline_parallel_degree=2 is not supported: it must be 1",
                 "pipeline_parallel_degree",

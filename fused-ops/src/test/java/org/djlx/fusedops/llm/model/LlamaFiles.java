@@ -89,7 +89,7 @@ public final class LlamaFiles {
     }
 
     /** Values that depend on the tensor's name and the seed alone. */
-    private static NDArray values(NDManager manager, TensorSpec spec, long seed) {
+    static NDArray values(NDManager manager, TensorSpec spec, long seed) {
         Random random = new Random(seed * 31 + spec.name().hashCode());
         boolean norm = spec.shape().dimension() == 1;
         double scale = norm ? 0.2 : 1 / Math.sqrt(spec.shape().get(1));

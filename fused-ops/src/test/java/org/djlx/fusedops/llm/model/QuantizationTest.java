@@ -12,8 +12,11 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
@@ -38,10 +41,11 @@ class QuantizationTest {
     void logitsAreThoseOfTheWeightsButForRounding(
             Quantization quantization, ScalarType type, boolean tied, int ranks) throws Exception {
         LlamaFiles.write(directory, LlamaFiles.decodable(type, tied, 16), 1);
-        float[] exact = logits(Quantization.NONE, ranks, TOKENS);
-        float[] decoded = logits(quantization, ranks, TOKENS);
+        ModelConfig config = ModelConfig.read(directory);
+        float[] exact = logits(config, Quantization.NONE, ranks, TOKENS);
+        float[] decoded = logits(config, quantization, ranks, TOKENS);
         // As a prompt: the sums are rounded in another order, or to bfloat16.
-        float[] prompt = logits(quantization, ranks, TOKENS + STEPS);
+        float[] prompt = logits(config, quantization, ranks, TOKENS + STEPS);
         double error = error(exact, decoded);
         // Rounding errors of a product's weights are 0.6 % of it with INT8, and 7 % with INT4; ten
         // products follow each other.
@@ -51,21 +55,62 @@ class QuantizationTest {
         assertTrue(difference < 0.03, "prompt beside decode steps " + difference);
     }
 
+    /** A router whose scores differ by more than 104, so that float32 rounds weights to 0. */
+    @Test
+    void expertsWithoutWeightAddNothing() throws Exception {
+        LayerConfig.Experts experts = new LayerConfig.Experts(8, 4, true);
+        LayerConfig layer = LayerConfig.llama(LlamaFiles.rope(16), 16, 64).withExperts(64, experts);
+        List<LayerConfig> layers = List.of(layer, layer);
+        ModelConfig config =
+                new ModelConfig(
+                        "mixtral",
+                        203,
+                        64,
+                        8,
+                        2,
+                        16,
+                        512,
+                        1e-5,
+                        true,
+                        List.of(7),
+                        ScalarType.FLOAT32,
+                        layers,
+                        1,
+                        0,
+                        false);
+        List<TensorSpec> specs = new ArrayList<>();
+        ModelWeights.shapes(config)
+                .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
+        try (NDManager manager = NDManager.newBaseManager()) {
+            SafetensorsWriter.writeModel(
+                    directory,
+                    specs,
+                    1 << 20,
+                    spec ->
+                            LlamaFiles.values(manager, spec, 1)
+                                    .mul(spec.name().endsWith("gate.weight") ? 1000 : 1));
+        }
+        float[] prompt = logits(config, Quantization.NONE, 1, TOKENS + STEPS);
+        double difference = error(prompt, logits(config, Quantization.NONE, 1, TOKENS));
+        assertTrue(difference < 1e-4, "prompt beside decode steps " + difference);
+    }
+
     /**
      * Returns the logits after all tokens.
      *
      * @param promptTokens the tokens of the prompt; the others are decoded one by one
      */
-    private float[] logits(Quantization quantization, int ranks, int promptTokens)
+    private float[] logits(
+            ModelConfig config, Quantization quantization, int ranks, int promptTokens)
             throws Exception {
-        ModelConfig config = ModelConfig.read(directory);
         int[] tokens = IntStream.range(0, TOKENS + STEPS).map(i -> (37 * i + 11) % 203).toArray();
         int[] slots = LlamaModelTest.slots(0, tokens.length);
         List<float[]> all;
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
         try (Safetensors files = Safetensors.open(directory)) {
             all =
                     ProcessGroups.run(
-                            ProcessGroups.local(ranks),
+                            groups,
                             group -> {
                                 ModelWeights weights =
                                         ModelWeights.read(
@@ -100,6 +145,8 @@ class QuantizationTest {
                                 }
                                 return last;
                             });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
         }
         assertEquals(ranks, new ArrayList<>(all).size());
         return all.get(0);
