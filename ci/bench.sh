@@ -16,7 +16,11 @@
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
-#     the host, a model of 8B's sizes beside PyTorch if python3 has it; without GPUs, a tiny model on 2 CPU ranks
+#     the host, a model of 8B's sizes beside PyTorch if python3 has it; without GPUs, a tiny model on 2 CPU ranks, then
+#     `ci/bench.sh llama-cpp` if npm is installed
+#   ci/bench.sh llama-cpp [SIZE]
+#     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
+#     1 and 2 threads and with 2 ranks; prints a table for each
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -151,6 +155,29 @@ bench_decode() {
     [[ " $*" == *" ${option%%=*}"* ]] || args+=("$option")
   done
   "$root/ci/bench/run.sh" bench-decode "${args[@]}" "$@"
+  if [[ $file != decode-cpu.json ]]; then
+    return
+  elif command -v npm >/dev/null; then
+    bench_llama_cpp
+  else
+    say "llama.cpp is not measured: install Node.js 20 or newer with npm"
+  fi
+}
+
+bench_llama_cpp() {
+  local peer=$work/llama-cpp size=${1:-110m} case threads
+  mkdir -p "$peer"
+  cp "$root"/ci/bench/peers/{*.mjs,package.json} "$peer"
+  # Its script would compile where no binary fits.
+  npm install --prefix "$peer" --no-audit --no-fund --ignore-scripts --prefer-offline --silent
+  for case in "float32 none" "bfloat16 none" "bfloat16 int8" "bfloat16 int4"; do
+    for threads in "1 1" "2 1" "1 2"; do
+      # shellcheck disable=SC2086 # words
+      set -- $case $threads
+      OMP_NUM_THREADS=$3 "$root/ci/bench/run.sh" bench-llama-cpp "$peer/llama_cpp_peer.mjs" --model "$size" --type "${1^^}" \
+        --quantize "${2^^}" --ranks "$4"
+    done
+  done
 }
 
 case ${1:-} in
@@ -175,10 +202,15 @@ case ${1:-} in
     shift
     bench_decode "$@"
     ;;
+  llama-cpp)
+    shift
+    setup
+    bench_llama_cpp "$@"
+    ;;
   -h | --help | help)
     sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
     ;;
   *)
-    bad_arguments "the first argument must be cpu, gpu, train, block or decode, not '${1:-}'; ci/bench.sh --help explains them"
+    bad_arguments "the first argument must be cpu, gpu, train, block, decode or llama-cpp, not '${1:-}'; ci/bench.sh --help explains them"
     ;;
 esac

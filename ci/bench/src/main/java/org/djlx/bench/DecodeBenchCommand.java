@@ -167,7 +167,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 model.ranks().areProcesses(),
                 "ranks that are processes need a model that exists: give DIR");
         try (RandomLlama random =
-                RandomLlama.write(size == null ? RandomLlama.Size.TINY : size, parent)) {
+                RandomLlama.write(size == null ? RandomLlama.Size.TINY : size, null, parent)) {
             return measure(random.directory());
         }
     }

@@ -20,6 +20,7 @@ import picocli.CommandLine.Command;
             BlockBenchCommand.class,
             TrainBenchCommand.class,
             DecodeBenchCommand.class,
+            LlamaCppCommand.class,
             Launch.class,
             HelpCommand.class
         })

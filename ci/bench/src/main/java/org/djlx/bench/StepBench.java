@@ -8,6 +8,8 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.TimeoutException;
+import java.util.stream.Stream;
+import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
@@ -16,10 +18,10 @@ import org.djlx.fusedops.llm.TextGenerator;
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are
  * random tokens.
  *
- * @param generator the measured generator
+ * @param program the measured generator
  * @param vocabulary the size of the vocabulary
  */
-record StepBench(TextGenerator generator, int vocabulary) {
+record StepBench(Program program, int vocabulary) {
 
     private static final Duration PATIENCE = Duration.ofMinutes(5);
     private static final int SEED = 1;
@@ -33,42 +35,73 @@ record StepBench(TextGenerator generator, int vocabulary) {
 
     private static final int WARM_UP = 3; // uncounted runs, while the JVM compiles
 
+    /** Generates text for prompts that it gets at the same time. */
+    interface Program {
+
+        /**
+         * Answers prompts.
+         *
+         * @param newTokens the tokens of each answer
+         * @param sampled whether tokens are sampled; otherwise greedy
+         */
+        Answers answer(List<int[]> prompts, int newTokens, boolean sampled)
+                throws InterruptedException, TimeoutException;
+    }
+
+    /** The tokens of each answer, and their arrival times in nanoseconds since the call. */
+    record Answers(List<List<Integer>> tokens, List<List<Long>> nanos) {}
+
     /**
      * The steps in which all requests got a token, without the first steps.
      *
      * @param steps the number of steps
      * @param tokensPerSecond the tokens of all requests during these steps
      */
-    record Steps(int steps, double medianMicros, double p90Micros, double tokensPerSecond) {}
+    record Steps(
+            int steps,
+            double fastestMicros,
+            double medianMicros,
+            double p90Micros,
+            double tokensPerSecond) {}
 
     /** The arrival times of a generation's tokens. Also called by the generator's thread. */
     private static final class Times {
 
-        private final long start = System.nanoTime();
+        private final long start;
         private final Generation generation;
         private final List<Long> nanos = new ArrayList<>();
 
-        Times(TextGenerator generator, GenerationRequest request) {
+        Times(TextGenerator generator, GenerationRequest request, long start) {
+            this.start = start;
             generation = generator.submit(request);
             generation.onProgress(this::add);
         }
 
         private synchronized void add() {
-            long now = System.nanoTime();
+            long now = System.nanoTime() - start;
             while (nanos.size() < generation.generatedTokens()) {
                 nanos.add(now);
             }
             notifyAll();
         }
 
-        void await(int tokens) throws InterruptedException, TimeoutException {
-            generation.await(PATIENCE);
+        /** Waits for the end; returns the tokens. */
+        List<Integer> await() throws InterruptedException, TimeoutException {
+            List<GeneratedPiece> pieces = generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size() < tokens) { // The call for the last token may follow the end.
+                while (nanos.size() < pieces.size()) { // The last call may follow the end.
                     wait();
                 }
             }
+            return pieces.stream().map(GeneratedPiece::token).toList();
         }
+    }
+
+    /** Creates a benchmark of a generator of this project. */
+    StepBench(TextGenerator generator, int vocabulary) {
+        this(
+                (prompts, newTokens, sampled) -> answer(generator, prompts, newTokens, sampled),
+                vocabulary);
     }
 
     /**
@@ -84,12 +117,11 @@ record StepBench(TextGenerator generator, int vocabulary) {
         for (int i = 0; i < WARM_UP; i++) {
             run(batch, promptTokens, newTokens, sampled);
         }
-        List<Times> all = run(batch, promptTokens, newTokens, sampled);
+        List<List<Long>> all = run(batch, promptTokens, newTokens, sampled).nanos;
         // From the last prefill on, all requests get tokens, until the first request ends.
-        Times last = all.stream().max(Comparator.comparing(times -> times.nanos.get(0))).get();
-        long end =
-                all.stream().mapToLong(times -> times.nanos.get(newTokens - 1)).min().getAsLong();
-        List<Long> ends = last.nanos.stream().filter(nanos -> nanos <= end).skip(FIRST).toList();
+        List<Long> last = all.stream().max(Comparator.comparing(nanos -> nanos.get(0))).get();
+        long end = all.stream().mapToLong(nanos -> nanos.get(newTokens - 1)).min().getAsLong();
+        List<Long> ends = last.stream().filter(nanos -> nanos <= end).skip(FIRST).toList();
         if (ends.size() < 2) {
             throw new IllegalStateException(
                     String.format(
@@ -104,6 +136,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
         }
         return new Steps(
                 micros.length,
+                Arrays.stream(micros).min().getAsDouble(),
                 Stats.median(micros),
                 Stats.quantile(micros, 0.9),
                 1e6 * batch * micros.length / Arrays.stream(micros).sum());
@@ -119,36 +152,52 @@ record StepBench(TextGenerator generator, int vocabulary) {
             throws InterruptedException, TimeoutException {
         double[] micros = new double[runs];
         for (int i = -1; i < runs; i++) {
-            Times times = run(1, promptTokens, 1, false).get(0);
+            Answers answers = run(1, promptTokens, 1, false);
             if (i >= 0) {
-                micros[i] = (times.nanos.get(0) - times.start) / 1e3;
+                micros[i] = answers.nanos.get(0).get(0) / 1e3;
             }
         }
         return Stats.median(micros);
     }
 
-    private List<Times> run(int batch, int promptTokens, int newTokens, boolean sampled)
+    /** Answers random prompts once. */
+    Answers run(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
         Random random = new Random(SEED);
+        List<int[]> prompts =
+                Stream.generate(() -> random.ints(promptTokens, 0, vocabulary).toArray())
+                        .limit(batch)
+                        .toList();
+        return program.answer(prompts, newTokens, sampled);
+    }
+
+    private static Answers answer(
+            TextGenerator generator, List<int[]> prompts, int newTokens, boolean sampled)
+            throws InterruptedException, TimeoutException {
         List<GenerationRequest> requests = new ArrayList<>();
-        for (int i = 0; i < batch; i++) {
+        for (int[] prompt : prompts) {
             GenerationRequest.Builder request =
                     GenerationRequest.builder()
-                            .setPromptTokens(random.ints(promptTokens, 0, vocabulary).toArray())
+                            .setPromptTokens(prompt)
                             .optMaxNewTokens(newTokens)
                             .optIgnoreEndOfText(true);
             if (sampled) {
-                request.optTemperature(TEMPERATURE).optTopK(TOP_K).optTopP(TOP_P).optSeed(i);
+                request.optTemperature(TEMPERATURE)
+                        .optTopK(TOP_K)
+                        .optTopP(TOP_P)
+                        .optSeed(requests.size());
             }
             requests.add(request.build());
         }
+        long start = System.nanoTime();
         List<Times> all = new ArrayList<>();
         for (GenerationRequest request : requests) {
-            all.add(new Times(generator, request));
+            all.add(new Times(generator, request, start));
         }
+        List<List<Integer>> tokens = new ArrayList<>();
         for (Times times : all) {
-            times.await(newTokens);
+            tokens.add(times.await());
         }
-        return all;
+        return new Answers(tokens, all.stream().map(times -> times.nanos).toList());
     }
 }

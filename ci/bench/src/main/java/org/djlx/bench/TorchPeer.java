@@ -19,10 +19,11 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Measures PyTorch on the same GPUs in a child process, which runs a script of {@code
- * ci/bench/peers}. {@code torch_peer.py} and {@code train_peer.py} read a line of JSON for each
- * case and answer with a line. Without PyTorch, or if PyTorch fails or times out, its columns are
- * missing and a note has the cause; the benchmark continues.
+ * Measures PyTorch on the same GPUs, or another program, in a child process, which runs a script of
+ * {@code ci/bench/peers}. {@code torch_peer.py}, {@code train_peer.py} and {@code
+ * llama_cpp_peer.mjs} read a line of JSON for each case and answer with a line. Without PyTorch, or
+ * if PyTorch fails or times out, its columns are missing and a note has the cause; the benchmark
+ * continues.
  */
 final class TorchPeer implements AutoCloseable {
 
@@ -44,6 +45,7 @@ final class TorchPeer implements AutoCloseable {
     private final Duration patience;
     private final BlockingQueue<String> lines = new LinkedBlockingQueue<>();
     private Process process; // null if it is not running
+    private JsonObject ready = new JsonObject();
     private String version = "";
     private String cause = "";
 
@@ -94,9 +96,20 @@ final class TorchPeer implements AutoCloseable {
         reader.start();
         JsonObject ready = peer.answer();
         if (ready != null) {
-            peer.version = ready.get("torch").getAsString();
+            peer.ready = ready;
+            peer.version = ready.entrySet().iterator().next().getValue().getAsString();
         }
         return peer;
+    }
+
+    /** Returns the first line of JSON; its first value is the version. Empty without PyTorch. */
+    JsonObject ready() {
+        return ready;
+    }
+
+    /** Returns the number of the running process. */
+    long pid() {
+        return process.pid();
     }
 
     /** Returns the version of PyTorch; empty without PyTorch. */

@@ -6,12 +6,13 @@
  * BlockBenchCommand - bench-block: a tensor-parallel transformer block
  * TrainBenchCommand - bench-train: data-parallel training steps
  * DecodeBenchCommand - bench-decode: text generation
+ * LlamaCppCommand - bench-llama-cpp: text generation on CPUs beside llama.cpp
  * PagesCommand - pages: tables and charts of README.md and docs
  * ReportCommand - a command that writes a report
  * BenchReport - a report as JSON
  * Stats - medians and quantiles
  * BenchCase - a size and a number of calls
- * TorchPeer - PyTorch in a child process
+ * TorchPeer - PyTorch or another program in a child process
  * BenchOp - the collectives of bench
  * BenchJob - one rank of a benchmark on the CPU
  * BenchRow - a row of nccl-tests' table

@@ -236,6 +236,11 @@ public final class ModelOptions {
         return options.deviceKind() == DeviceKind.gpu;
     }
 
+    /** Returns how weights are stored. */
+    public Quantization quantization() {
+        return quantization;
+    }
+
     /** Describes the ranks of the model, such as "2 cpu ranks, threads". */
     public String placement() {
         Ranks all = ranks();

@@ -92,14 +92,28 @@ public final class RandomLlama implements AutoCloseable {
     /**
      * Writes a model.
      *
+     * @param type the type of the weights; null for that of the size
      * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
      *     the JVM's temporary folder
      * @return the model, to be closed
      * @throws IOException if there is too little room or a file cannot be written; then no file
      *     remains
      */
-    public static RandomLlama write(Size size, Path parent) throws IOException {
-        return write(size.config, parent);
+    public static RandomLlama write(Size size, ScalarType type, Path parent) throws IOException {
+        ModelConfig sizes = size.config;
+        return write(
+                LlamaDirectory.config(
+                        sizes.vocabularySize(),
+                        sizes.hiddenSize(),
+                        sizes.intermediateSize(),
+                        sizes.layers(),
+                        sizes.heads(),
+                        sizes.kvHeads(),
+                        sizes.maxLength(),
+                        sizes.rope().theta(),
+                        sizes.tied(),
+                        type == null ? sizes.type() : type),
+                parent);
     }
 
     static RandomLlama write(ModelConfig config, Path parent) throws IOException {
