@@ -64,8 +64,8 @@ class TrainingMemoryTest {
                 long grown = CHeap.bytesInUse() - before;
                 assertEquals(arrays, arrays(trainer.getManager()));
                 // An activation of a rank has 32 KB, so that to keep one a step is 128 MB or more.
-                // The JVM's compilers were seen to return 7 to 16 MB meanwhile.
-                assertTrue(grown < 10 << 20, () -> grown + " bytes more are allocated");
+                // The JVM's compilers were seen to take 20 MB and to return 16 MB meanwhile.
+                assertTrue(grown < 40 << 20, () -> grown + " bytes more are allocated");
             }
         }
     }
