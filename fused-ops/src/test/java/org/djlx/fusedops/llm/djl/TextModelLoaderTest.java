@@ -510,7 +510,7 @@ class TextModelLoaderTest {
                         .results()
                         .map(match -> match.group(1))
                         .toList();
-        assertEquals(10, options.size(), options::toString);
+        assertEquals(11, options.size(), options::toString);
         for (String option : options) {
             if (option.equals("tool_call_parser")) {
                 refuse("unknown format of tool calls 'all'", option, "all");
@@ -521,6 +521,7 @@ class TextModelLoaderTest {
                         case "gpu_memory_utilization" -> "a number";
                         case "enable_prefix_caching" -> "true or false";
                         case "dtype" -> "auto, fp32, fp16 or bf16";
+                        case "quantize" -> "none, int8 or int4";
                         case "kv_cache_bytes" -> "a whole number";
                         default -> "a whole number, 1 or more";
                     };
