@@ -413,15 +413,19 @@ class FullyShardTest {
     @Test
     @Tag("slow")
     void memoryIsDivided() {
+        long parameters = 4L * LAYERS * WIDTH * WIDTH;
+        // Parameters, gradients and two means of two ranks. The JVM's compilers were seen to return
+        // 7 to 36 MB meanwhile, but not each time.
+        long least = 8 * parameters - (16 << 20);
         peak(ShardingStrategy.NO_SHARD); // loads and compiles
-        long whole = peak(ShardingStrategy.NO_SHARD);
+        long whole = 0;
+        for (int time = 0; time < 3 && whole < least; time++) {
+            whole = peak(ShardingStrategy.NO_SHARD);
+        }
         long optimizer = peak(ShardingStrategy.SHARD_OPTIMIZER);
         long divided = peak(ShardingStrategy.FULL_SHARD);
-        long parameters = 4L * LAYERS * WIDTH * WIDTH;
         String all = List.of(parameters, whole, optimizer, divided).toString();
-        // Parameters, gradients and two means of two ranks, without one of these eight: the JVM's
-        // compilers were seen to return 7 to 36 MB meanwhile.
-        assertTrue(whole >= 7 * parameters, all);
+        assertTrue(whole >= least, all);
         assertTrue(optimizer <= 0.8 * whole, all);
         assertTrue(divided <= 0.55 * whole, all);
     }

@@ -15,6 +15,9 @@ import ai.djl.nn.core.Linear;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
 import org.junit.jupiter.api.Tag;
@@ -26,6 +29,10 @@ import org.junit.jupiter.params.provider.CsvSource;
 class TrainingMemoryTest {
 
     private static final int WARM = 500;
+    private static final int TIMES = 3;
+
+    // An activation of a rank has 32 KB, so that to keep one a step is 128 MB or more.
+    private static final long MOST = 10 << 20;
     private static final int ROWS = 1024;
     private static final int FEATURES = 16;
 
@@ -59,13 +66,16 @@ class TrainingMemoryTest {
                 trainer.initialize(new Shape(1, FEATURES));
                 steps(trainer, WARM);
                 long arrays = arrays(trainer.getManager());
-                long before = CHeap.bytesInUse();
-                steps(trainer, steps);
-                long grown = CHeap.bytesInUse() - before;
+                // The JVM's compilers take up to 20 MB meanwhile, but not each time, as a leak
+                // does.
+                List<Long> grown = new ArrayList<>();
+                do {
+                    long before = CHeap.bytesInUse();
+                    steps(trainer, steps);
+                    grown.add(CHeap.bytesInUse() - before);
+                } while (grown.size() < TIMES && Collections.min(grown) >= MOST);
                 assertEquals(arrays, arrays(trainer.getManager()));
-                // An activation of a rank has 32 KB, so that to keep one a step is 128 MB or more.
-                // The JVM's compilers were seen to take 20 MB and to return 16 MB meanwhile.
-                assertTrue(grown < 40 << 20, () -> grown + " bytes more are allocated");
+                assertTrue(Collections.min(grown) < MOST, () -> grown + " bytes more each time");
             }
         }
     }
