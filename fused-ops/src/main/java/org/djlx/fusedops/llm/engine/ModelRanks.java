@@ -18,6 +18,7 @@ import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.ModelKernels;
 import org.djlx.fusedops.llm.model.ModelWeights;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.slf4j.Logger;
@@ -56,8 +57,12 @@ record ModelRanks(
             long weightBytes = ModelWeights.byteSize(config, ranks);
             String memory =
                     String.format(
-                            "%.1f MB of weights on each of %s",
-                            weightBytes / 1e6, ranks == 1 ? "1 rank" : ranks + " ranks");
+                            "%.1f MB of weights on each of %s%s",
+                            weightBytes / 1e6,
+                            ranks == 1 ? "1 rank" : ranks + " ranks",
+                            settings.quantization() == Quantization.NONE
+                                    ? ""
+                                    : ", before they become " + settings.quantization());
             if (!settings.isFollower()) {
                 LOG.info("{}: {}", directory, memory);
             }

@@ -163,13 +163,22 @@ public final class TransformerModel implements AutoCloseable {
      * @param batch the tokens
      * @param manager the manager of returned arrays
      * @return the logits of the chunks that need logits, in the order of the batch
+     * @throws IllegalArgumentException if a sequence is longer than the maximum length
      */
     public Logits forward(TokenBatch batch, NDManager manager) {
+        for (TokenBatch.Chunk chunk : batch.chunks()) {
+            if (chunk.length() > attention.maxLength()) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "a sequence has %d tokens, and the model at most %d",
+                                chunk.length(), attention.maxLength()));
+            }
+        }
         // The logits of a sequence must not depend on the other sequences of the batch, or only in
         // large steps of the decoder. But the order of summation in a matmul depends on its number
-        // of rows, so long chunks are computed one by one. Without kernels, short chunks are also
-        // computed one by one. Exception:
-        // float32, where the difference hardly matters and one by one would take many times longer.
+        // of rows, so long chunks are computed one by one. Without kernels, short chunks are, too,
+        // except in float32: there the difference hardly matters, and it would take many times
+        // longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
             List<TokenBatch.Chunk> rest = batch.chunks();

@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.model;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
@@ -119,6 +120,39 @@ public class LlamaModelTest {
             assertEquals(4 * 16, all.size());
         }
         assertEquals(4096, TransformerModel.paddedRows(4096, 1));
+    }
+
+    /** Kernels would write past their buffers. */
+    @Test
+    void aSequenceThatIsTooLongIsRefused() throws IOException {
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, true), 1);
+        ModelConfig config = ModelConfig.read(directory);
+        int most = config.maxLength();
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        try (Safetensors files = Safetensors.open(directory);
+                TransformerModel model = model(config, groups.get(0), files);
+                NDManager manager = NDManager.newBaseManager()) {
+            TokenBatch batch =
+                    new TokenBatch(
+                            List.of(
+                                    new TokenBatch.Chunk(
+                                            0,
+                                            new int[] {1},
+                                            most,
+                                            new int[most + 1],
+                                            true,
+                                            SamplingParameters.GREEDY)));
+            String message =
+                    assertThrows(
+                                    IllegalArgumentException.class,
+                                    () -> model.forward(batch, manager))
+                            .getMessage();
+            assertEquals(
+                    "a sequence has %d tokens, and the model at most %d".formatted(most + 1, most),
+                    message);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
