@@ -90,7 +90,7 @@ class CpuKernelsTest {
 
     /**
      * Weights and x that 4 or 8 bits hold exactly: each group has the number that makes its scale a
-     * power of 2. So sums are exact but for adding groups up.
+     * power of 2. Only the sum over groups is rounded.
      */
     @ParameterizedTest
     @CsvSource({
