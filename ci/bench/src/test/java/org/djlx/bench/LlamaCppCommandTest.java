@@ -60,7 +60,7 @@ class LlamaCppCommandTest {
         return out.toString();
     }
 
-    /** The weights of each type are those that llama.cpp reads: it computes the same tokens. */
+    /** The same tokens as llama.cpp in float32, and the first ones in types that round otherwise. */
     @ParameterizedTest
     @CsvSource({
         "FLOAT32, NONE, 1, 32",
