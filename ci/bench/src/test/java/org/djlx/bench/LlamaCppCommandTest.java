@@ -60,7 +60,9 @@ class LlamaCppCommandTest {
         return out.toString();
     }
 
-    /** The same tokens as llama.cpp in float32, and the first ones in types that round otherwise. */
+    /**
+     * The same tokens as llama.cpp in float32, and the first ones in types that round otherwise.
+     */
     @ParameterizedTest
     @CsvSource({
         "FLOAT32, NONE, 1, 32",
