@@ -34,7 +34,7 @@ class CudaP2pFailureTest {
         worldSize = P2pRanks.require();
     }
 
-    @RepeatedTest(10)
+    @RepeatedTest(4)
     void duringAnAllReduce(RepetitionInfo repetition) throws InterruptedException {
         Survivors.check(
                 worldSize, repetition.getCurrentRepetition(), CudaP2pVictimMain.class, "during");
@@ -91,7 +91,7 @@ class CudaP2pFailureTest {
         }
     }
 
-    @RepeatedTest(10)
+    @RepeatedTest(4)
     void betweenCalls(RepetitionInfo repetition) throws InterruptedException {
         Survivors.check(
                 worldSize, repetition.getCurrentRepetition(), CudaP2pVictimMain.class, "between");

@@ -369,7 +369,7 @@ class TextEngineGpuTest {
                                         sampling(
                                                 group,
                                                 LlamaModelTest.model(config, group, files)))) {
-            for (int step = 0; step < 6; step++) {
+            for (int step = 0; step < 3; step++) {
                 List<TokenBatch.Chunk> chunks = new ArrayList<>();
                 for (int i = 0; i < 35; i++) {
                     SamplingParameters sampling =
