@@ -65,7 +65,6 @@ class PrecisionGpuTest {
     private static void train(DataParallelConfig config, Block block, Program program)
             throws Exception {
         config.optDevices(new Device[] {Device.gpu(0)});
-        config.optOptimizer(Training.optimizer("adam"));
         block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
         try (Model model = Model.newInstance("precise", Device.gpu(0), P2pEngine.NAME)) {
             model.setBlock(block);
@@ -106,17 +105,28 @@ class PrecisionGpuTest {
     }
 
     private static DataParallelConfig config() {
-        return new DataParallelConfig(Training.loss());
+        return config("adam");
     }
 
-    /** Three layers round in each of up to three passes. */
+    private static DataParallelConfig config(String optimizer) {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optOptimizer(Training.optimizer(optimizer));
+        return config;
+    }
+
+    /**
+     * Three layers round in each of up to three passes. Plain descent, as Adam's steps are as long
+     * for gradients that are nothing but rounding.
+     */
     @ParameterizedTest
     @EnumSource(value = MixedPrecisionPolicy.class, mode = EnumSource.Mode.EXCLUDE, names = "NONE")
     void mixedPrecisionRoundsAsItsType(MixedPrecisionPolicy policy) throws Exception {
-        List<Float> expected = losses(config(), block(0, false));
+        List<Float> expected = losses(config("sgd"), block(0, false));
         GradScaler scaler = new GradScaler(64, 2000);
         List<Float> actual =
-                losses(config().optMixedPrecision(policy).optGradScaler(scaler), block(0, true));
+                losses(
+                        config("sgd").optMixedPrecision(policy).optGradScaler(scaler),
+                        block(0, true));
         double rounding = policy == MixedPrecisionPolicy.BFLOAT16 ? 1.0 / 256 : 1.0 / 2048;
         assertEquals(3, scaler.goodSteps());
         assertNotEquals(expected, actual);
