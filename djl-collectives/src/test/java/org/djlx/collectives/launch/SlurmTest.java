@@ -12,6 +12,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -19,6 +20,8 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 /** Ranks under Debian's Slurm: a controller and two nodes of it, as processes of root. */
 @Timeout(180)
@@ -82,6 +85,7 @@ class SlurmTest {
                 MpiDefault=none
                 SelectType=select/cons_tres
                 SelectTypeParameters=CR_CPU
+                GresTypes=gpu
                 PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
                 """
                         .replace("HOST", host)
@@ -90,8 +94,13 @@ class SlurmTest {
         text.append("NodeName=n[1-2] NodeHostname=").append(host);
         int port = freePort();
         text.append(" NodeAddr=127.0.0.1 Port=[").append(port).append('-').append(port + 1);
-        text.append("] CPUs=4\n");
+        text.append("] CPUs=4 Gres=gpu:8\n");
         Files.writeString(folder.resolve("slurm.conf"), text);
+        String devices = folder.resolve("gpu[0-7]").toString();
+        Files.writeString(folder.resolve("gres.conf"), "Name=gpu File=" + devices + "\n");
+        for (int gpu = 0; gpu < 8; gpu++) {
+            Files.createFile(folder.resolve("gpu" + gpu)); // Slurm only counts them.
+        }
         daemon("slurmctld", "-D");
         for (String node : NODES) {
             daemon("slurmd", "-D", "-N", node);
@@ -119,15 +128,20 @@ class SlurmTest {
         }
     }
 
+    private static List<String> java() {
+        String java = Path.of(System.getProperty("java.home"), "bin", "java").toString();
+        String path = System.getProperty("java.class.path");
+        return List.of(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", path);
+    }
+
     /** Runs tasks on both nodes. */
     private String srun(int tasks, String export, Class<?> main, String... arguments)
             throws Exception {
         List<String> command = new ArrayList<>(List.of("srun", "-N", "2", "--label"));
         command.addAll(List.of("-n", "" + tasks));
         command.add("--export=" + export);
-        command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(List.of("-Xmx256m", "-XX:TieredStopAtLevel=1"));
-        command.addAll(List.of("-cp", System.getProperty("java.class.path"), main.getName()));
+        command.addAll(java());
+        command.add(main.getName());
         command.addAll(List.of(arguments));
         return run(command.toArray(String[]::new));
     }
@@ -149,6 +163,33 @@ class SlurmTest {
         for (int rank = 0; rank < 4; rank++) {
             assertTrue(met.contains(rank + ": rank " + rank + " met [0, 1, 2, 3]\n"), met);
         }
+    }
+
+    /** The job files of docs/operations.md, with a program of this test in place of the user's. */
+    @ParameterizedTest
+    @CsvSource({"0, 2, meet-as-ranks", "1, 1, meet"})
+    void jobFilesRun(int index, int tasks, String probe) throws Exception {
+        String page = Files.readString(Path.of("../docs/operations.md"));
+        Matcher files = Pattern.compile("(?s)```bash\n(#!/bin/bash\n#SBATCH .*?)```").matcher(page);
+        String file = files.results().toList().get(index).group(1);
+        Path output = folder.resolve("job-output");
+        Path job =
+                Files.writeString(
+                        folder.resolve("job"),
+                        file.replace("java -cp \"app.jar:lib/*\"", String.join(" ", java()))
+                                .replace("--nproc-per-node gpu", "--nproc-per-node 2")
+                                .replace(
+                                        "com.example.Train",
+                                        RankProbe.class.getName() + " " + probe));
+        List<String> command = new ArrayList<>(List.of("sbatch", "--output=" + output));
+        command.add("--ntasks-per-node=" + tasks); // 16 JVMs would take long
+        command.addAll(List.of("--export=ALL,MASTER_ADDR=127.0.0.1", job.toString()));
+        String said = run(command.toArray(String[]::new));
+        while (!run("squeue", "--noheader").isBlank()) { // sbatch --wait looks less often
+            Thread.sleep(100);
+        }
+        said += Files.readString(output);
+        assertEquals(5, said.split("met \\[0, 1, 2, 3]", -1).length, said);
     }
 
     /** A launcher for each node knows the nodes, its rank and the port. */
