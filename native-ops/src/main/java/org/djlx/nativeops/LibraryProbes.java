@@ -112,9 +112,12 @@ public final class LibraryProbes {
         // The JVM needs its own handler of SIGSEGV. UCX reads its variable when it is loaded.
         setIfUnset("OMPI_MCA_opal_signal", "6");
         setIfUnset("UCX_ERROR_SIGNALS", "");
-        // Calls with up to 16 KB of data go through shared memory in one step: in Open MPI 4 and 5.
-        setIfUnset("OMPI_MCA_btl_vader_eager_limit", "20480");
-        setIfUnset("OMPI_MCA_btl_sm_eager_limit", "20480");
+        // Open MPI 4 and 5: up to 64 KiB with a header go through shared memory in one step, whose
+        // buffers are allocated a few at a time, because there is 4 MiB for all.
+        for (String transport : new String[] {"vader", "sm"}) {
+            setIfUnset("OMPI_MCA_btl_" + transport + "_eager_limit", "69632");
+            setIfUnset("OMPI_MCA_btl_" + transport + "_free_list_inc", "8");
+        }
         boolean mpich =
                 System.getenv("PMI_RANK") != null && System.getenv("OMPI_COMM_WORLD_RANK") == null;
         String[] names =

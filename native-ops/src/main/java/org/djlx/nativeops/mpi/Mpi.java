@@ -31,7 +31,8 @@ final class Mpi {
     static final long SUM = handle("ompi_mpi_op_sum", 0x58000003);
     static final long ERRORS_RETURN = handle("ompi_mpi_errors_return", 0x54000001);
     static final int ANY_SOURCE = OPEN_MPI ? -1 : -2;
-    static final long STATUS_IGNORE = OPEN_MPI ? 0 : 1;
+    static final long STATUS_IGNORE = OPEN_MPI ? 0 : 1; // and MPI_STATUSES_IGNORE
+    static final int HANDLE_BYTES = OPEN_MPI ? Long.BYTES : Integer.BYTES;
 
     static {
         Native.register(Mpi.class, LIBRARY);
@@ -100,6 +101,8 @@ final class Mpi {
             long address, int count, long type, int source, int tag, long comm, long request);
 
     static native int MPI_Test(long request, long flag, long status);
+
+    static native int MPI_Testall(int count, long requests, long flag, long statuses);
 
     static native int MPI_Cancel(long request);
 

@@ -7,7 +7,7 @@ import org.djlx.nativeops.host.Scratch;
 
 /**
  * A communicator of MPI: ranks that exchange messages of bytes. Any thread may call it; one at a
- * time uses a {@link MpiRequest}. Load only if {@link org.djlx.nativeops.NativeLibrary#MPI} is
+ * time uses a {@link MpiRequests}. Load only if {@link org.djlx.nativeops.NativeLibrary#MPI} is
  * available.
  */
 public final class MpiCommunicator implements AutoCloseable {
@@ -129,35 +129,35 @@ public final class MpiCommunicator implements AutoCloseable {
     /**
      * Starts to send bytes. The memory must not change until the request is done.
      *
-     * @param request a request that is not in use
+     * @param requests gets the request
      * @param bytes their number, at most {@link #MAX_BYTES}
      * @param destination the receiving rank
      */
-    public void send(MpiRequest request, long address, int bytes, int destination, int tag) {
+    public void send(MpiRequests requests, long address, int bytes, int destination, int tag) {
         started(
-                request,
+                requests,
                 "MPI_Isend",
-                Mpi.MPI_Isend(address, bytes, Mpi.BYTE, destination, tag, comm, request.start()));
+                Mpi.MPI_Isend(address, bytes, Mpi.BYTE, destination, tag, comm, requests.add()));
     }
 
     /**
      * Starts to receive a message.
      *
-     * @param request a request that is not in use
+     * @param requests gets the request
      * @param address the address for the bytes
      * @param bytes the most bytes of the message, at most {@link #MAX_BYTES}
      * @param source the sending rank, or {@link #ANY_SOURCE}
      */
-    public void receive(MpiRequest request, long address, int bytes, int source, int tag) {
+    public void receive(MpiRequests requests, long address, int bytes, int source, int tag) {
         started(
-                request,
+                requests,
                 "MPI_Irecv",
-                Mpi.MPI_Irecv(address, bytes, Mpi.BYTE, source, tag, comm, request.start()));
+                Mpi.MPI_Irecv(address, bytes, Mpi.BYTE, source, tag, comm, requests.add()));
     }
 
-    private static void started(MpiRequest request, String call, int result) {
+    private static void started(MpiRequests requests, String call, int result) {
         if (result != Mpi.SUCCESS) {
-            request.revoke();
+            requests.revoke();
             Mpi.check(call, result);
         }
     }

@@ -9,7 +9,7 @@
  * <ul>
  *   <li>{@link org.djlx.nativeops.mpi.MpiCommunicator} - ranks that exchange messages
  *   <li>{@link org.djlx.nativeops.mpi.MpiException} - a failed call
- *   <li>{@link org.djlx.nativeops.mpi.MpiRequest} - a send or receive that was started
+ *   <li>{@link org.djlx.nativeops.mpi.MpiRequests} - sends and receives that were started
  * </ul>
  */
 package org.djlx.nativeops.mpi;

@@ -10,7 +10,6 @@ import java.util.Arrays;
 import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
-import org.djlx.nativeops.mpi.MpiRequest;
 
 /**
  * A control message of a rank to another, in memory that MPI sends from and receives into.
@@ -43,8 +42,6 @@ final class LetterBuffer {
 
     private final ByteBuffer bytes;
     private final long address;
-    private MpiRequest[] requests = new MpiRequest[0]; // those of index >= used are done
-    private int used;
 
     LetterBuffer(int capacity) {
         bytes = ByteBuffer.allocateDirect(capacity).order(ByteOrder.nativeOrder());
@@ -158,28 +155,5 @@ final class LetterBuffer {
                 (int) bytes.getLong(32),
                 bytes.getLong(40),
                 signature());
-    }
-
-    /** Returns an idle request for a transfer of this buffer. */
-    MpiRequest request() {
-        if (used == requests.length) {
-            requests = Arrays.copyOf(requests, used + 1);
-            requests[used] = new MpiRequest();
-        }
-        return requests[used++];
-    }
-
-    /** Returns whether all transfers of this buffer have ended. */
-    boolean test() {
-        while (used > 0 && requests[used - 1].test()) {
-            used--;
-        }
-        return used == 0;
-    }
-
-    void cancel() {
-        for (int i = 0; i < used; i++) {
-            requests[i].cancel();
-        }
     }
 }

@@ -11,19 +11,19 @@ import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.internal.cpu.MessageChannel;
 import org.djlx.collectives.internal.cpu.Transfer;
 import org.djlx.nativeops.mpi.MpiCommunicator;
-import org.djlx.nativeops.mpi.MpiRequest;
+import org.djlx.nativeops.mpi.MpiRequests;
 
 /** Carries messages to and from one peer, from tensor to tensor. */
 final class MpiChannel implements MessageChannel {
 
     /** A transfer whose data is moving. */
-    private record Flight(Transfer transfer, List<MpiRequest> requests) {}
+    private record Flight(Transfer transfer, MpiRequests requests) {}
 
     private final MpiGroup group;
     private final int peer;
     private final boolean polls;
     private final List<Flight> flights = new ArrayList<>();
-    private final Deque<MpiRequest> idle = new ArrayDeque<>();
+    private final Deque<MpiRequests> idle = new ArrayDeque<>();
 
     /** Creates a channel; {@code polls} is true for one channel of the group. */
     MpiChannel(MpiGroup group, int peer, boolean polls) {
@@ -58,19 +58,17 @@ final class MpiChannel implements MessageChannel {
     }
 
     private void start(Transfer transfer) {
-        Flight flight = new Flight(transfer, new ArrayList<>());
-        flights.add(flight);
+        MpiRequests requests = idle.isEmpty() ? new MpiRequests() : idle.pop();
+        flights.add(new Flight(transfer, requests));
         int tags = MpiCommunicator.MAX_TAG + 1 - MpiGroup.MESSAGES;
         int tag = MpiGroup.MESSAGES + (int) (transfer.message() % tags);
         for (long offset = 0; offset < transfer.remaining(); offset += MpiCommunicator.MAX_BYTES) {
             int size = (int) Math.min(MpiCommunicator.MAX_BYTES, transfer.remaining() - offset);
-            MpiRequest request = idle.isEmpty() ? new MpiRequest() : idle.pop();
             if (transfer.sends()) {
-                group.send(request, transfer.address() + offset, size, peer, tag);
+                group.send(requests, transfer.address() + offset, size, peer, tag);
             } else {
-                group.receive(request, transfer.address() + offset, size, peer, tag);
+                group.receive(requests, transfer.address() + offset, size, peer, tag);
             }
-            flight.requests.add(request);
         }
     }
 
@@ -79,9 +77,9 @@ final class MpiChannel implements MessageChannel {
         boolean moved = false;
         for (Iterator<Flight> iterator = flights.iterator(); iterator.hasNext(); ) {
             Flight flight = iterator.next();
-            if (flight.requests.stream().allMatch(group::test)) {
+            if (group.test(flight.requests)) {
                 iterator.remove();
-                idle.addAll(flight.requests);
+                idle.add(flight.requests);
                 flight.transfer.advance(flight.transfer.remaining());
                 onMoved.accept(flight.transfer);
                 moved = true;
@@ -123,10 +121,10 @@ final class MpiChannel implements MessageChannel {
     private void abandon(Flight flight) {
         boolean ended =
                 flight.transfer.sends()
-                        ? flight.requests.stream().allMatch(group::test)
+                        ? group.test(flight.requests)
                         : group.cancel(flight.requests);
         if (ended) {
-            idle.addAll(flight.requests);
+            idle.add(flight.requests);
         } else {
             flight.transfer.leak();
         }

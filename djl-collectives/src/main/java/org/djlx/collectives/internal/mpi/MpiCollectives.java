@@ -8,6 +8,8 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.function.BooleanSupplier;
+import java.util.function.IntPredicate;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ReduceOp;
@@ -20,7 +22,7 @@ import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 import org.djlx.nativeops.mpi.MpiCommunicator;
-import org.djlx.nativeops.mpi.MpiRequest;
+import org.djlx.nativeops.mpi.MpiRequests;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -46,9 +48,8 @@ final class MpiCollectives implements HostCollectives {
     // Larger broadcasts scatter parts and gather them: the root then sends its data about once.
     private static final long SCATTERED_BROADCAST = 64 << 10;
 
-    // Up to this size, data travels in pieces that MPI sends at once, without asking the receiver.
     // Up to as many bytes to receive, each rank reduces the whole tensor: a step less than parts.
-    private static final long MAX_EAGER = 64 << 10;
+    private static final long MAX_WHOLE = 64 << 10;
 
     // Memory that MPI may access until the process ends.
     private static final Queue<Memory> ORPHANS = new ConcurrentLinkedQueue<>();
@@ -104,7 +105,8 @@ final class MpiCollectives implements HostCollectives {
     }
 
     private void awaitCalls(Operation operation) {
-        await(operation, this::hasCalled, "did not arrive", true);
+        IntPredicate missing = peer -> peer != rank && group.callOf(peer) == null;
+        await(operation, group::hasCalls, missing, "did not arrive", true);
         boolean same = true;
         for (int peer = 0; peer < worldSize; peer++) {
             same &= peer == rank || group.callOf(peer).hasSignature(operation.signature());
@@ -124,34 +126,24 @@ final class MpiCollectives implements HostCollectives {
         return words;
     }
 
-    private boolean hasCalled(int peer) {
-        return peer == rank || group.callOf(peer) != null;
-    }
-
-    /** A condition on a peer. */
-    private interface PeerCondition {
-        boolean holds(int peer);
-    }
-
     /**
-     * Waits until a condition holds for all ranks.
+     * Waits for other ranks.
      *
+     * @param over whether the wait is over
+     * @param missing whether it goes on because of a rank
      * @param omission what the missing ranks did not do
      * @param ordered whether a rank that has left cannot meet the condition any more; otherwise its
      *     data may still arrive
      */
     private void await(
-            Operation operation, PeerCondition condition, String omission, boolean ordered) {
+            Operation operation,
+            BooleanSupplier over,
+            IntPredicate missing,
+            String omission,
+            boolean ordered) {
         backoff.reset();
         long begin = 0;
-        int next = 0;
-        while (true) {
-            while (next < worldSize && condition.holds(next)) {
-                next++;
-            }
-            if (next == worldSize) {
-                return;
-            }
+        while (!over.getAsBoolean()) {
             if (group.poll()) {
                 backoff.reset();
                 continue;
@@ -163,14 +155,14 @@ final class MpiCollectives implements HostCollectives {
             begin = begin == 0 ? System.nanoTime() : begin;
             long waited = System.nanoTime() - begin;
             long left = operation.timeout().toNanos() - waited;
-            checkWait(operation, condition, omission, ordered, waited, left);
+            checkWait(operation, missing, omission, ordered, waited, left);
             backoff.pause(Math.max(left, 1));
         }
     }
 
     private void checkWait(
             Operation operation,
-            PeerCondition condition,
+            IntPredicate isMissing,
             String omission,
             boolean ordered,
             long waited,
@@ -185,7 +177,7 @@ final class MpiCollectives implements HostCollectives {
         List<Integer> missing = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
             String end = group.announcedEndOf(peer); // Before the condition: it arrives later.
-            if (condition.holds(peer)) {
+            if (!isMissing.test(peer)) {
                 continue;
             }
             if (end != null && (ordered || !end.equals(GroupErrors.left(peer)))) {
@@ -214,67 +206,48 @@ final class MpiCollectives implements HostCollectives {
      */
     private final class Transfers {
 
-        private List<MpiRequest> requests = new ArrayList<>(); // reused
+        private final MpiRequests requests = new MpiRequests();
         private int[] peers = new int[16]; // by request
-        private int started;
 
-        private MpiRequest request(int peer) {
-            if (started == requests.size()) {
-                requests.add(new MpiRequest());
+        private MpiRequests requestsFor(int peer) {
+            if (requests.count() == peers.length) {
+                peers = Arrays.copyOf(peers, 2 * peers.length);
             }
-            if (started == peers.length) {
-                peers = Arrays.copyOf(peers, 2 * started);
-            }
-            peers[started] = peer;
-            return requests.get(started++);
+            peers[requests.count()] = peer;
+            return requests;
         }
 
         void receive(int peer, long address, long size) {
-            int most = pieceSize(size);
-            for (long offset = 0; offset < size; offset += most) {
-                int piece = (int) Math.min(most, size - offset);
-                group.receive(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int part = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                group.receive(requestsFor(peer), address + offset, part, peer, MpiGroup.DATA);
             }
         }
 
         void send(int peer, long address, long size) {
-            int most = pieceSize(size);
-            for (long offset = 0; offset < size; offset += most) {
-                int piece = (int) Math.min(most, size - offset);
-                group.send(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int part = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                group.send(requestsFor(peer), address + offset, part, peer, MpiGroup.DATA);
             }
-        }
-
-        private int pieceSize(long size) {
-            return size <= MAX_EAGER ? group.maxPayload() : MpiCommunicator.MAX_BYTES;
         }
 
         void complete(Operation operation) {
-            await(operation, this::hasMoved, "did not send or receive its data", false);
-            started = 0;
+            String omission = "did not send or receive its data";
+            await(operation, () -> group.test(requests), this::isMoving, omission, false);
         }
 
-        private boolean hasMoved(int peer) {
-            for (int i = 0; i < started; i++) {
-                if (peers[i] == peer && !group.test(requests.get(i))) {
-                    return false;
-                }
-            }
-            return true;
+        private boolean isMoving(int peer) {
+            return IntStream.range(0, requests.count())
+                    .anyMatch(i -> peers[i] == peer && !group.test(requests, i));
         }
 
         /** Returns whether MPI accesses no memory any more. */
         boolean cancel() {
-            boolean ended = group.cancel(requests.subList(0, started));
-            if (!ended) {
-                requests = new ArrayList<>();
-            }
-            started = 0;
-            return ended;
+            return group.cancel(requests);
         }
     }
 
-    /** Runs what moves data. If it fails, stops the transfers. */
+    /** Runs what moves data. If it fails, stops the transfers; the group is then broken. */
     private void move(Runnable body) {
         try {
             body.run();
@@ -282,8 +255,6 @@ final class MpiCollectives implements HostCollectives {
             if (!(transfers.cancel() & next.cancel() & results.cancel())) {
                 orphaned = true;
                 ORPHANS.addAll(List.of(scratch, reduced));
-                scratch = new Memory(BLOCKS);
-                reduced = new Memory(BLOCKS);
             }
             throw e;
         }
@@ -341,7 +312,7 @@ final class MpiCollectives implements HostCollectives {
     }
 
     private boolean fitsReduced(long size) {
-        return fits(size) && size * (worldSize - 1) <= MAX_EAGER;
+        return fits(size) && size * (worldSize - 1) <= MAX_WHOLE;
     }
 
     /** Returns the address of each rank's data in its call; for this rank, {@code own}. */
@@ -425,7 +396,7 @@ final class MpiCollectives implements HostCollectives {
 
     private void allReduceParts(
             Operation operation, long address, long size, ScalarType type, ReduceOp op) {
-        boolean parts = size * (worldSize - 1) > MAX_EAGER;
+        boolean parts = size * (worldSize - 1) > MAX_WHOLE;
         List<Reduction> blocks = new ArrayList<>();
         long step = parts ? blockSize * worldSize : blockSize;
         for (long offset = 0; offset < size; offset += step) {

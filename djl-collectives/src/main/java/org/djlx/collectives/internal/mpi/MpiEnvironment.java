@@ -16,7 +16,7 @@ import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.mpi.MpiCommunicator;
-import org.djlx.nativeops.mpi.MpiRequest;
+import org.djlx.nativeops.mpi.MpiRequests;
 
 /**
  * The environment for the groups of a process that mpirun has started: rank and world size from
@@ -74,7 +74,7 @@ final class MpiEnvironment {
 
     private static String exchangeAddress(MpiCommunicator world) {
         long address = Pointer.nativeValue(TEXT);
-        MpiRequest request = new MpiRequest();
+        MpiRequests request = new MpiRequests();
         if (world.rank() > 0) {
             world.receive(request, address, BYTES, 0, TAG);
             await(request);
@@ -89,7 +89,7 @@ final class MpiEnvironment {
         return store;
     }
 
-    private static void await(MpiRequest request) {
+    private static void await(MpiRequests request) {
         Deadline deadline = Deadline.after(PATIENCE);
         while (!request.test()) {
             if (deadline.isOver()) {

@@ -4,7 +4,6 @@ package org.djlx.collectives.internal.mpi;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
-import java.util.Iterator;
 import java.util.List;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
@@ -19,7 +18,7 @@ import org.djlx.collectives.internal.host.PeerStates;
 import org.djlx.collectives.internal.host.Peers;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiException;
-import org.djlx.nativeops.mpi.MpiRequest;
+import org.djlx.nativeops.mpi.MpiRequests;
 
 /**
  * The communicator of one group, as one rank uses it: sends letters, sorts those that arrive, and
@@ -43,7 +42,7 @@ final class MpiGroup implements PeerStates, Doorbell {
     // Letters carry data of up to 16 KiB: sending larger data separately takes about as long.
     private static final int MIN_CAPACITY = LetterBuffer.HEADER + (16 << 10);
 
-    // How many sends to start before testing which have ended: each test is a call of MPI.
+    // How many letters to send before testing whether they have left: each test is a call of MPI.
     private static final int SENDING = 8;
 
     // How often to test whether a cancelled transfer has ended: takes some milliseconds.
@@ -62,15 +61,42 @@ final class MpiGroup implements PeerStates, Doorbell {
     private final ReentrantLock lock = new ReentrantLock();
     // Guarded by lock.
     private final Deque<LetterBuffer> free = new ArrayDeque<>(); // the first is in the cache
-    private final List<LetterBuffer> sending = new ArrayList<>();
+    private Outbox sending = new Outbox();
+    private Outbox sent = new Outbox();
     private final List<Deque<LetterBuffer>> calls = new ArrayList<>(); // by source
+    private int callers; // other ranks whose call has arrived
     private LetterBuffer posted;
+    private final MpiRequests receive = new MpiRequests(); // into posted
     private int leavers; // ranks that have sent their last letter
     private boolean left;
     private boolean silent; // whether MPI must not be called any more
 
     private volatile CollectiveException broken;
     private volatile boolean closing;
+
+    /** Letters that leave together; tested by one call of MPI. */
+    private final class Outbox {
+
+        private final List<LetterBuffer> letters = new ArrayList<>();
+        private final MpiRequests requests = new MpiRequests();
+
+        void send(LetterBuffer letter, int peer) {
+            comm.send(requests, letter.address(), letter.byteSize(), peer, LETTERS);
+        }
+
+        /** Returns whether all letters have left, and frees them. */
+        boolean isEmpty() {
+            if (letters.isEmpty()) {
+                return true;
+            }
+            if (!requests.test()) {
+                return false;
+            }
+            letters.forEach(free::push);
+            letters.clear();
+            return true;
+        }
+    }
 
     MpiGroup(MpiCommunicator comm, String name, Peers peers) {
         GroupErrors.prepare();
@@ -112,8 +138,7 @@ final class MpiGroup implements PeerStates, Doorbell {
     }
 
     private void expectLetter() {
-        comm.receive(
-                posted.request(), posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
+        comm.receive(receive, posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
     }
 
     /** Sends a letter to all ranks; {@code put} writes it. */
@@ -125,9 +150,9 @@ final class MpiGroup implements PeerStates, Doorbell {
             }
             LetterBuffer buffer = take();
             put.accept(buffer);
-            sending.add(buffer);
+            sending.letters.add(buffer);
             for (int i = 1; i < worldSize; i++) {
-                send(buffer, (rank + i) % worldSize);
+                sending.send(buffer, (rank + i) % worldSize);
             }
         } finally {
             lock.unlock();
@@ -142,34 +167,30 @@ final class MpiGroup implements PeerStates, Doorbell {
             }
             LetterBuffer buffer = take();
             buffer.put(rank, letter);
-            sending.add(buffer);
-            send(buffer, peer);
+            sending.letters.add(buffer);
+            sending.send(buffer, peer);
         } finally {
             lock.unlock();
         }
     }
 
-    private void send(LetterBuffer buffer, int peer) {
-        comm.send(buffer.request(), buffer.address(), buffer.byteSize(), peer, LETTERS);
-    }
-
     /** Starts to send data. */
-    void send(MpiRequest request, long address, int bytes, int peer, int tag) {
+    void send(MpiRequests requests, long address, int bytes, int peer, int tag) {
         lock.lock();
         try {
             requireCalls();
-            comm.send(request, address, bytes, peer, tag);
+            comm.send(requests, address, bytes, peer, tag);
         } finally {
             lock.unlock();
         }
     }
 
     /** Starts to receive data. */
-    void receive(MpiRequest request, long address, int bytes, int peer, int tag) {
+    void receive(MpiRequests requests, long address, int bytes, int peer, int tag) {
         lock.lock();
         try {
             requireCalls();
-            comm.receive(request, address, bytes, peer, tag);
+            comm.receive(requests, address, bytes, peer, tag);
         } finally {
             lock.unlock();
         }
@@ -192,11 +213,21 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
-    /** Returns whether a transfer has ended. */
-    boolean test(MpiRequest request) {
+    /** Returns whether transfers have ended. */
+    boolean test(MpiRequests requests) {
         lock.lock();
         try {
-            return !silent && request.test();
+            return !silent && requests.test();
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Returns whether a transfer has ended: {@link MpiRequests#test(int)}. */
+    boolean test(MpiRequests requests, int index) {
+        lock.lock();
+        try {
+            return !silent && requests.test(index);
         } finally {
             lock.unlock();
         }
@@ -206,17 +237,15 @@ final class MpiGroup implements PeerStates, Doorbell {
      * Cancels transfers, and waits a moment for their end. Returns false if one goes on: MPI cannot
      * cancel what it has begun to send.
      */
-    boolean cancel(List<MpiRequest> requests) {
+    boolean cancel(MpiRequests requests) {
         lock.lock();
         try {
             if (silent) {
                 return false;
             }
-            for (MpiRequest request : requests) {
-                request.cancel();
-            }
+            requests.cancel();
             for (int i = 0; i < MAX_TESTS; i++) {
-                if (requests.stream().allMatch(MpiRequest::test)) {
+                if (requests.test()) {
                     return true;
                 }
             }
@@ -237,10 +266,10 @@ final class MpiGroup implements PeerStates, Doorbell {
             if (silent) {
                 return false;
             }
-            if (sending.size() >= SENDING || closing) {
+            if (sending.letters.size() >= SENDING || closing) {
                 freeSent();
             }
-            if (!posted.test()) {
+            if (!receive.test()) {
                 return false;
             }
             LetterBuffer letter = posted;
@@ -254,12 +283,10 @@ final class MpiGroup implements PeerStates, Doorbell {
     }
 
     private void freeSent() {
-        for (Iterator<LetterBuffer> buffers = sending.iterator(); buffers.hasNext(); ) {
-            LetterBuffer buffer = buffers.next();
-            if (buffer.test()) {
-                buffers.remove();
-                free.push(buffer);
-            }
+        if (!sending.isEmpty() && sent.isEmpty()) {
+            Outbox empty = sent;
+            sent = sending;
+            sending = empty;
         }
     }
 
@@ -267,6 +294,7 @@ final class MpiGroup implements PeerStates, Doorbell {
         int source = letter.source();
         switch (letter.kind()) {
             case LetterBuffer.CALL -> {
+                callers += calls.get(source).isEmpty() ? 1 : 0;
                 calls.get(source).add(letter);
                 return; // Freed by endCall().
             }
@@ -290,6 +318,16 @@ final class MpiGroup implements PeerStates, Doorbell {
         return letters.get(peer).poll();
     }
 
+    /** Returns whether the current calls of all other ranks have arrived. */
+    boolean hasCalls() {
+        lock.lock();
+        try {
+            return callers == worldSize - 1;
+        } finally {
+            lock.unlock();
+        }
+    }
+
     /** Returns the current call of a rank; null if it has not arrived. */
     LetterBuffer callOf(int peer) {
         lock.lock();
@@ -304,11 +342,13 @@ final class MpiGroup implements PeerStates, Doorbell {
     void endCall() {
         lock.lock();
         try {
+            callers = 0;
             for (Deque<LetterBuffer> queue : calls) {
                 LetterBuffer call = queue.poll();
                 if (call != null) {
                     free.push(call);
                 }
+                callers += queue.isEmpty() ? 0 : 1;
             }
         } finally {
             lock.unlock();
@@ -422,7 +462,7 @@ final class MpiGroup implements PeerStates, Doorbell {
             while (poll()) {
                 continue;
             }
-            if (silent || leavers < worldSize - 1 || !sending.isEmpty()) {
+            if (silent || leavers < worldSize - 1 || !sending.isEmpty() || !sent.isEmpty()) {
                 return silent;
             }
             endReceive();
@@ -435,9 +475,9 @@ final class MpiGroup implements PeerStates, Doorbell {
     }
 
     private void endReceive() {
-        posted.cancel();
+        receive.cancel();
         // A letter that is arriving cannot be cancelled, and its sender may hang.
-        for (int i = 0; i < MAX_TESTS && !posted.test(); i++) {
+        for (int i = 0; i < MAX_TESTS && !receive.test(); i++) {
             Thread.onSpinWait();
         }
     }
