@@ -296,6 +296,7 @@ class AllReduceRmsNormGpuTest {
                                             device,
                                             new KernelCompiler(KernelCache.user()),
                                             ScalarType.BFLOAT16,
+                                            16,
                                             128,
                                             1,
                                             16)) {
@@ -313,6 +314,7 @@ class AllReduceRmsNormGpuTest {
                                                 Torch.dataPointer(output),
                                                 Torch.dataPointer(x),
                                                 Torch.dataPointer(weight),
+                                                0,
                                                 0,
                                                 width,
                                                 depth,

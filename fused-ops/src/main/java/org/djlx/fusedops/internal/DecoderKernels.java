@@ -94,6 +94,7 @@ public final class DecoderKernels implements AutoCloseable {
      */
     private static final List<int[]> NORM_MATMULS = CONSTANTS.calls("NORM_MATMUL");
 
+    private static final int QUANTIZED_ROWS = 32; // of a kernel for weights of 8 or 4 bits
     private static final int MAX_HEAD = 128;
     private static final int MAX_GROUP_SIZE = 8;
     private static final int PACK = 8; // elements of 16 bytes
@@ -108,6 +109,7 @@ public final class DecoderKernels implements AutoCloseable {
 
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
+    private final int weightBits;
     private final int headSize;
     private final LaunchSize sampleSize; // of a row
     private final CudaModule module;
@@ -127,6 +129,8 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Compiles the kernels, or takes them from the cache.
      *
+     * @param weightBits the bits of the weights of matmuls: 16, or as {@link QuantizeKernels} has
+     *     them
      * @param groupSize the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      */
@@ -134,9 +138,11 @@ public final class DecoderKernels implements AutoCloseable {
             CudaDevice device,
             KernelCompiler compiler,
             ScalarType type,
+            int weightBits,
             int headSize,
             int groupSize,
             int blockTokens) {
+        this.weightBits = weightBits;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
         maxSharedBytes = maxSharedBytes(device);
@@ -147,7 +153,9 @@ public final class DecoderKernels implements AutoCloseable {
                         : LaunchSize.of(1, SAMPLE_THREADS);
         module =
                 compiler.load(
-                        device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
+                        device,
+                        SOURCE,
+                        options(device, type, weightBits, headSize, groupSize, blockTokens));
         embed = module.kernel("decode_embed");
         for (int[] matmul : MATMULS) {
             addMatmul(matmul[0], matmul[1], matmul[2], false);
@@ -169,6 +177,7 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Starts compiling the kernels on another thread.
      *
+     * @param weightBits the bits of the weights of matmuls: 16, 8 or 4
      * @param groupSize the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      * @return a future that completes when compilation has ended; the constructor reports a failure
@@ -177,17 +186,26 @@ public final class DecoderKernels implements AutoCloseable {
             CudaDevice device,
             KernelCompiler compiler,
             ScalarType type,
+            int weightBits,
             int headSize,
             int groupSize,
             int blockTokens) {
         return compiler.prepare(
-                device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
+                device,
+                SOURCE,
+                options(device, type, weightBits, headSize, groupSize, blockTokens));
     }
 
     private static String[] options(
-            CudaDevice device, ScalarType type, int headSize, int groupSize, int blockTokens) {
+            CudaDevice device,
+            ScalarType type,
+            int weightBits,
+            int headSize,
+            int groupSize,
+            int blockTokens) {
         return new String[] {
             "-DTYPE=" + TYPES.get(type),
+            "-DWEIGHT_BITS=" + weightBits,
             "-DHEAD_SIZE=" + headSize,
             "-DGROUP_SIZE=" + groupSize,
             "-DBLOCK_TOKENS=" + blockTokens,
@@ -218,23 +236,28 @@ public final class DecoderKernels implements AutoCloseable {
             long groups = groups(all);
             return Math.toIntExact(isForGroups ? Math.min(groups, multiprocessors) : groups);
         }
+    }
 
-        /**
-         * Returns the cost in rows that an SM reads: rows of weights, and for each group of tiles
-         * the rows of x. The rows of x come from L2 and count half. An SM runs one thread block at
-         * a time.
-         */
-        long cost(long all, int multiprocessors) {
-            return ceilDiv(groups(all), multiprocessors) * (TILE * tiles + rows / 2);
-        }
+    /**
+     * Returns the cost in rows of weights that an SM reads: the weights, and for each group of
+     * tiles the rows of x. The rows of x come from L2 and count half. An SM runs one thread block
+     * at a time.
+     */
+    private long cost(Matmul matmul, long tiles) {
+        return ceilDiv(matmul.groups(tiles), multiprocessors)
+                * (TILE * matmul.tiles + matmul.rows * xPacks() / 2);
     }
 
     private void addMatmul(int rows, int tiles, int maxStages, boolean isNorming) {
+        if (weightBits < 16 && rows > QUANTIZED_ROWS) {
+            return;
+        }
         int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
         int xTiles = rows / PACK;
         boolean forGroups = xTiles == 1;
         int sums = forGroups ? tiles : 0;
-        int stage = 2 * tiles + (isNorming ? 0 : xTiles);
+        int scales = weightBits == 4 ? (tiles + 1) / 2 : 0;
+        int stage = 2 * tiles + (isNorming ? 0 : xTiles * xPacks()) + scales;
         int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
             String name = isNorming ? "norm_matmul" : "matmul_" + rows;
@@ -245,6 +268,11 @@ public final class DecoderKernels implements AutoCloseable {
         }
     }
 
+    /** Returns how much larger a row of x is than a row of weights. */
+    private int xPacks() {
+        return 16 / weightBits;
+    }
+
     private static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
     }
@@ -252,14 +280,20 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Returns whether there are kernels for a GPU and a model.
      *
+     * @param weightBits the bits of the weights of matmuls: 16, 8 or 4
      * @param groupSize the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
      */
     public static boolean isSupported(
-            CudaDevice device, ScalarType type, int headSize, int groupSize, int... depths) {
+            CudaDevice device,
+            ScalarType type,
+            int weightBits,
+            int headSize,
+            int groupSize,
+            int... depths) {
         boolean packs = true;
         for (int depth : depths) {
-            packs &= depth % PACK == 0;
+            packs &= depth % (weightBits == 8 ? PACK_BYTES : PACK) == 0;
         }
         return packs
                 && TYPES.containsKey(type)
@@ -305,10 +339,12 @@ public final class DecoderKernels implements AutoCloseable {
      * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows, at most {@value #MATMUL_ROWS}
+     * @param rows the number of rows: with weights of 16 bits at most {@value #MATMUL_ROWS}, with
+     *     others any number; the weights are read again for each {@value #QUANTIZED_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
+     * @param scales the scales of quantized weights; not read with 16 bits
      * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
      * @param depth the inner dimension
      * @param stride the distance between rows of the output, in elements
@@ -321,39 +357,45 @@ public final class DecoderKernels implements AutoCloseable {
             long output,
             long x,
             long weight,
+            long scales,
             long bias,
             long width,
             long depth,
             long stride,
             Norm norm) {
-        int maxRows = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
+        int most = weightBits == 16 ? MATMUL_ROWS : QUANTIZED_ROWS;
         long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
-        Matmul matmul =
-                matmuls.stream()
-                        .filter(m -> m.rows == maxRows && m.isNorming == (norm != null))
-                        .min(Comparator.comparingLong(m -> m.cost(tiles, multiprocessors)))
-                        .orElseThrow();
         Norm normed = norm == null ? NO_NORM : norm;
-        arguments
-                .clear()
-                .addStruct(
-                        output,
-                        x,
-                        weight,
-                        bias,
-                        rows,
-                        width,
-                        depth,
-                        stride,
-                        gated ? 1 : 0,
-                        normed.weight,
-                        normed.residual,
-                        normed.newResidual,
-                        Float.floatToRawIntBits(normed.epsilon));
-        LaunchSize size =
-                LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
-                        .withShared(matmul.sharedBytes + (norm == null ? 0 : normBytes(depth)));
-        matmul.kernel.launch(stream, size.asDependent(), arguments);
+        for (int row = 0; row < rows; row += most) {
+            int count = Math.min(most, rows - row);
+            int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
+            Matmul matmul =
+                    matmuls.stream()
+                            .filter(m -> m.rows == maxRows && m.isNorming == (norm != null))
+                            .min(Comparator.comparingLong(m -> cost(m, tiles)))
+                            .orElseThrow();
+            arguments
+                    .clear()
+                    .addStruct(
+                            output + row * stride * Short.BYTES,
+                            x + row * depth * Short.BYTES,
+                            weight,
+                            scales,
+                            bias,
+                            count,
+                            width,
+                            depth,
+                            stride,
+                            gated ? 1 : 0,
+                            normed.weight,
+                            normed.residual,
+                            normed.newResidual,
+                            Float.floatToRawIntBits(normed.epsilon));
+            LaunchSize size =
+                    LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
+                            .withShared(matmul.sharedBytes + (norm == null ? 0 : normBytes(depth)));
+            matmul.kernel.launch(stream, size.asDependent(), arguments);
+        }
     }
 
     /**

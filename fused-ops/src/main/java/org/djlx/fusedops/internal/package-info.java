@@ -24,6 +24,8 @@
  *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul
  *   <li>{@link org.djlx.fusedops.internal.ProductSums} - matmuls of 16-bit matrices that add to
  *       float32 matrices
+ *   <li>{@link org.djlx.fusedops.internal.QuantizeKernels} - conversions of 16-bit rows to 8 and 4
+ *       bits
  *   <li>{@link org.djlx.fusedops.internal.RequestJson} - parses the JSON of requests strictly (RFC
  *       8259)
  *   <li>{@link org.djlx.fusedops.internal.RmsNormKernels} - all-reduce, residual and RMSNorm in one

@@ -13,7 +13,9 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Random;
+import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
+import org.djlx.fusedops.QuantizedReference;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -42,6 +44,8 @@ class DecoderKernelsGpuTest {
     private CudaDevice device;
     private CurrentStreams streams;
     private NDManager manager;
+    private int bits = 16; // of weights
+    private QuantizeKernels quantizer; // null if they are not quantized
 
     @BeforeEach
     void open() {
@@ -61,19 +65,44 @@ class DecoderKernelsGpuTest {
     }
 
     /** Widths for each variant of stripes, and depths that fill a stage only partly. */
-    @ParameterizedTest(name = "{0}, gated: {1}")
-    @CsvSource({"FLOAT16, false", "FLOAT16, true", "BFLOAT16, false", "BFLOAT16, true"})
-    void productsAreRightAndTheSameWhateverTheNumberOfRows(ScalarType type, boolean gated) {
+    @ParameterizedTest(name = "{0}, gated: {1}, weights of {2} bits")
+    @CsvSource({
+        "FLOAT16, false, 16",
+        "FLOAT16, true, 16",
+        "BFLOAT16, false, 16",
+        "BFLOAT16, true, 16",
+        "FLOAT16, false, 8",
+        "BFLOAT16, false, 8",
+        "BFLOAT16, true, 8",
+        "FLOAT16, false, 4",
+        "BFLOAT16, false, 4",
+        "BFLOAT16, true, 4"
+    })
+    void productsAreRightAndTheSameWhateverTheNumberOfRows(
+            ScalarType type, boolean gated, int weightBits) {
+        bits = weightBits;
         int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * (gated ? 8 : 16);
-        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        try (DecoderKernels kernels = new DecoderKernels(device, compiler, type, 128, 4, 16)) {
-            check(kernels, type, gated, 40, 2056);
-            check(kernels, type, gated, 2 * wave - 5, 520);
-            check(kernels, type, gated, 3 * wave - 5, 520);
-            check(kernels, type, gated, 4 * wave - 5, 72);
-            check(kernels, type, gated, 7 * wave - 5, 72);
-            check(kernels, type, gated, 14 * wave - 5, 72); // Blocks have two groups of stripes.
+        try (DecoderKernels kernels = kernels(type);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+            quantizer = quantize;
+            check(kernels, type, gated, 40, bits == 8 ? 2064 : 2056);
+            int shallow = bits == 8 ? 80 : 72;
+            check(kernels, type, gated, 2 * wave - 5, 528);
+            check(kernels, type, gated, 3 * wave - 5, 528);
+            check(kernels, type, gated, 4 * wave - 5, shallow);
+            check(kernels, type, gated, 7 * wave - 5, shallow);
+            check(
+                    kernels,
+                    type,
+                    gated,
+                    14 * wave - 5,
+                    shallow); // Blocks have two groups of stripes.
         }
+    }
+
+    private DecoderKernels kernels(ScalarType type) {
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        return new DecoderKernels(device, compiler, type, bits, 128, 4, 16);
     }
 
     private void check(
@@ -84,7 +113,14 @@ class DecoderKernelsGpuTest {
                 NDArray weight = random(random, gated ? 2 * width : width, depth, type);
                 NDArray bias = random(random, 1, gated ? 2 * width : width, type)) {
             float[] all = multiply(kernels, gated, most, x, weight, bias, width, null);
-            requireNear(floats(x), floats(weight), floats(bias), all, gated, width, depth, type);
+            double[] values = doubles(weight);
+            values =
+                    switch (bits) {
+                        case 8 -> QuantizedReference.fp8(values, depth);
+                        case 4 -> QuantizedReference.int4(values, depth);
+                        default -> values;
+                    };
+            requireNear(doubles(x), values, floats(bias), all, gated, width, depth, type);
             for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50}) {
                 float[] expected = all.clone();
                 Arrays.fill(expected, rows * (width + GAP), expected.length, UNTOUCHED);
@@ -100,22 +136,31 @@ class DecoderKernelsGpuTest {
      */
     @ParameterizedTest
     @CsvSource({
-        "FLOAT16, 0, 72",
-        "BFLOAT16, 2, 72",
-        "BFLOAT16, 3, 72",
-        "BFLOAT16, 4, 72",
-        "BFLOAT16, 7, 72",
-        "BFLOAT16, 14, 1032",
-        "BFLOAT16, 0, 2056",
-        "BFLOAT16, 0, 4096",
-        "FLOAT16, 0, 8192"
+        "FLOAT16, 0, 72, 16",
+        "BFLOAT16, 2, 72, 16",
+        "BFLOAT16, 3, 72, 16",
+        "BFLOAT16, 4, 72, 16",
+        "BFLOAT16, 7, 72, 16",
+        "BFLOAT16, 14, 1032, 16",
+        "BFLOAT16, 0, 2056, 16",
+        "BFLOAT16, 0, 4096, 16",
+        "FLOAT16, 0, 8192, 16",
+        "BFLOAT16, 3, 1040, 8",
+        "BFLOAT16, 14, 80, 8",
+        "BFLOAT16, 0, 4096, 4",
+        "FLOAT16, 7, 1032, 4",
+        "BFLOAT16, 2, 72, 4"
     })
-    void productsNormAsTheKernelForNormsDoes(ScalarType type, int waves, int depth) {
+    void productsNormAsTheKernelForNormsDoes(
+            ScalarType type, int waves, int depth, int weightBits) {
+        bits = weightBits;
         int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * 16;
         int width = waves == 0 ? 40 : waves * wave - 5;
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        try (DecoderKernels kernels = new DecoderKernels(device, compiler, type, 128, 4, 16);
+        try (DecoderKernels kernels = kernels(type);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type);
                 RmsNormKernels norms = new RmsNormKernels(device, streams, compiler, 1)) {
+            quantizer = quantize;
             assertFalse(kernels.canNorm(2, depth));
             assumeTrue(kernels.canNorm(1, depth), "no room for a row of " + depth);
             for (boolean gated : new boolean[] {false, true}) {
@@ -181,6 +226,31 @@ class DecoderKernelsGpuTest {
         }
     }
 
+    private static double[] doubles(NDArray array) {
+        float[] values = floats(array);
+        return IntStream.range(0, values.length).mapToDouble(i -> values[i]).toArray();
+    }
+
+    /** Returns the weight, quantized if {@link #bits} says so, and its scales. */
+    private QuantizeKernels.Matrix stored(NDArray weight, NDManager buffers) {
+        long rows = weight.getShape().get(0);
+        long depth = weight.getShape().get(1);
+        if (bits == 16) {
+            return new QuantizeKernels.Matrix(bits, Torch.dataPointer(weight), 0, rows, depth);
+        }
+        Shape bytes = new Shape(rows, QuantizeKernels.rowBytes(bits, depth));
+        Shape scales = new Shape(rows, QuantizeKernels.rowScales(bits, depth));
+        QuantizeKernels.Matrix matrix =
+                new QuantizeKernels.Matrix(
+                        bits,
+                        Torch.dataPointer(Torch.empty(buffers, bytes, ScalarType.UINT8)),
+                        Torch.dataPointer(Torch.empty(buffers, scales, ScalarType.FLOAT32)),
+                        rows,
+                        depth);
+        quantizer.quantize(Torch.dataPointer(weight), matrix);
+        return matrix;
+    }
+
     private float[] multiply(
             DecoderKernels kernels,
             boolean gated,
@@ -192,14 +262,17 @@ class DecoderKernelsGpuTest {
             DecoderKernels.Norm norm) {
         Shape shape = new Shape(DecoderKernels.MATMUL_ROWS, width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
-                NDArray output = Torch.cast(floats, Torch.scalarType(x))) {
+                NDArray output = Torch.cast(floats, Torch.scalarType(x));
+                NDManager buffers = manager.newSubManager()) {
+            QuantizeKernels.Matrix stored = stored(weight, buffers);
             kernels.matmul(
                     streams.get(),
                     gated,
                     rows,
                     Torch.dataPointer(output),
                     Torch.dataPointer(x),
-                    Torch.dataPointer(weight),
+                    stored.elements(),
+                    stored.scales(),
                     bias == null ? 0 : Torch.dataPointer(bias),
                     width,
                     x.getShape().get(1),
@@ -210,8 +283,8 @@ class DecoderKernelsGpuTest {
     }
 
     private static void requireNear(
-            float[] x,
-            float[] weight,
+            double[] x,
+            double[] weight,
             float[] bias,
             float[] actual,
             boolean gated,
@@ -245,11 +318,11 @@ class DecoderKernelsGpuTest {
     }
 
     /** Returns the sum of products, and the sum of their absolute values. */
-    private static double[] dot(float[] a, int beginA, float[] b, int beginB, int count) {
+    private static double[] dot(double[] a, int beginA, double[] b, int beginB, int count) {
         double sum = 0;
         double most = 0;
         for (int i = 0; i < count; i++) {
-            double product = (double) a[beginA + i] * b[beginB + i];
+            double product = a[beginA + i] * b[beginB + i];
             sum += product;
             most += Math.abs(product);
         }

@@ -32,12 +32,17 @@ const int SAMPLED = -2;
 
 // Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: weights; also fetches neighbouring bytes into L2.
 template <bool ONCE>
-__device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
+__device__ __forceinline__ void copy_pack_async(u32 to, const void* from, bool there) {
   if (ONCE) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
   } else {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
   }
+}
+
+// Copies 4 bytes to shared memory, or zeros.
+__device__ __forceinline__ void copy_word_async(u32 to, const float* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -13,6 +13,7 @@
 //   GROUP_SIZE    query heads that share a KV head, up to 8
 //   BLOCK_TOKENS  tokens of a KV cache block; a multiple of 16
 //   SHARED_BYTES  shared memory that a block may use
+//   WEIGHT_BITS   16, 8 or 4: the weights of matmuls (weights.cuh)
 // Needs compute capability 8.0.
 #include "decoder/attention.cuh"
 #include "decoder/sampling.cuh"

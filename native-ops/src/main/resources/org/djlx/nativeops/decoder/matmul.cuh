@@ -1,9 +1,10 @@
 // Matmul of few rows, for decode steps: output[b][n] = bias[n] + sum over k of x[b][k] * weight[n][k], in float32, rounded once.
 //
 // Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads
-// 16 bytes that are contiguous in k, for both operands alike. mma takes them for other values of k; as the order is the same in
-// both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds loads in flight,
-// and threads synchronise only for the sums.
+// 16 bytes of a weight row, and the X_PACKS packs of x for them (weights.cuh). mma takes them for other values of k; as the order
+// is the same in both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds
+// loads in flight, and threads synchronise only for the sums. Weights of 8 bits are scaled in the sum, of 4 bits in the sum of a
+// group, which is one load of four lanes.
 //
 // Blocks: the warps of a block divide k; their sums are added in warp order.
 //   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums;
@@ -11,15 +12,15 @@
 //   more x tiles   a block computes one group, because shared memory has no room for separate sums
 //
 // Shared memory
-//   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then for each x tile; 16 bytes
-//                     per lane each
+//   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then the packs of each x tile;
+//                     16 bytes per lane each; then with 4 bits two scales per lane for each weight tile
 //   sums              for each warp: 16 bytes per lane for each weight tile and x tile; after the stages, or in their place
 //   NORM: normed x    one row, then the norm's weight, then NORM_THREADS / WARP floats
 //
 // Invariant: the result of a row of x depends neither on the other rows nor on their number.
 // Synchronisation: none between blocks.
 #pragma once
-#include "decoder/common.cuh"
+#include "decoder/weights.cuh"
 #include "rms_norm.cuh"
 #include "silu.cuh"
 
@@ -28,11 +29,12 @@
 struct Matmul {
   Bits* output;        // (batch, width), rows `stride` elements apart
   const Bits* x;       // (batch, depth)
-  const Bits* weight;  // (width, depth); gated: (2 width, depth), gates then values
+  const char* weight;  // (width, depth); gated: (2 width, depth), gates then values
+  const float* scales; // of the weight: (rows) or (rows, groups); not read with 16 bits
   const Bits* bias;    // (width); gated: (2 width); may be null
   u64 batch;
   u64 width;
-  u64 depth;  // a multiple of 8
+  u64 depth;  // a multiple of 8; of 16 for weights of 8 bits
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
   // NORM: every block first computes x = norm(residual + x) of one row.
@@ -44,15 +46,21 @@ struct Matmul {
 
 const int MATMUL_WARPS = 8;
 const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two loads each, a cache line of L2
+const int LOAD_BYTES = 64;                // of a weight row, by 4 lanes
 
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
-// The number of stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes
-// the same, and skips kernels for which not even 2 stages fit.
-__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int max_stages) {
+// The packs of a lane in a stage. NORM: x is not copied.
+__host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles, bool norm) {
+  return 2 * weight_tiles + (norm ? 0 : x_tiles * 16 / WEIGHT_BITS) + (WEIGHT_BITS == 4 ? (weight_tiles + 1) / 2 : 0);
+}
+
+// The number of stages that fit into shared memory, 2 to max_stages. Java computes the same, and skips kernels for which not even
+// 2 stages fit.
+__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, bool norm, int max_stages) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
-  int fit = room / (2 * weight_tiles + copied);
+  int fit = room / stage_packs(x_tiles, weight_tiles, norm);
   return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
 }
 
@@ -93,52 +101,64 @@ __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uin
 template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
 __device__ __forceinline__ void matmul(const Matmul& args) {
   const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // then a block computes several groups
-  const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // packs of a lane in a stage
-  const int STAGE = PACKS * WARP;
+  const int STAGE = stage_packs(X_TILES, WEIGHT_TILES, NORM) * WARP;
+  const int SCALES = (2 * WEIGHT_TILES + (NORM ? 0 : X_TILES * X_PACKS)) * WARP;  // where they begin in a stage
   const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
   static_assert(SUMS <= STAGES * STAGE, "sums fit in place of the stages");
   extern __shared__ __align__(16) uint4 staged[];
   launch_dependents();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 row = lane / 4;            // of both operands
-  u32 within = lane % 4 * PACK;  // of a load
-  u32 batch = args.batch, width = args.width, depth = args.depth;
+  u32 batch = args.batch, width = args.width, depth = args.depth, bytes = row_bytes(depth);
   bool gated = args.gated;
   u32 columns = gated ? 8 : 16;  // of a weight tile
   u32 lower = gated ? 0 : 8;     // column of a weight tile's lower half
-  u64 to_lower = (u64)(gated ? width : 8) * depth, to_next = (u64)columns * depth;
+  u32 to_lower_row = gated ? width : 8;
+  u64 to_lower = (u64)to_lower_row * bytes, to_next = (u64)columns * bytes;
   u32 group_columns = WEIGHT_TILES * columns, to_next_group = gridDim.x * group_columns;
   const Bits* x = args.x + (u64)row * depth;
   u32 own = warp * STAGES * STAGE + lane;
-  u32 address = (u32)__cvta_generic_to_shared(staged + own);
-  u32 loads = (depth + TURN_LOADS * STEP - 1) / (TURN_LOADS * STEP) * 2;  // of a group
-  auto k_of = [&](u32 load) { return (load / 2 * TURN_LOADS + warp * 2 + load % 2) * STEP + within; };
+  u32 address = (u32)__cvta_generic_to_shared(staged + own), scale_address = address - lane * 8;
+  u32 loads = (bytes + TURN_LOADS * LOAD_BYTES - 1) / (TURN_LOADS * LOAD_BYTES) * 2;  // of a group
+  auto byte_of = [&](u32 load) { return (load / 2 * TURN_LOADS + warp * 2 + load % 2) * LOAD_BYTES + lane % 4 * 16; };
   // The next load to copy, and its group.
   u32 next_load = 0, next_group = blockIdx.x * group_columns;
-  const Bits* next_weight = args.weight + (u64)(next_group + row) * depth;
+  const char* next_weight = args.weight + (u64)(next_group + row) * bytes;
   auto copy_weights = [&](u32 stage) {
-    u32 k = k_of(next_load);
-    const Bits* from = next_weight + k;
+    u32 byte = byte_of(next_load);
+    const char* from = next_weight + byte;
 #pragma unroll
     for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
       u32 c = next_group + weight_tile * columns + row, to = address + (stage + weight_tile * 2 * WARP) * 16;
-      copy_pack_async<true>(to, from, k < depth && c < width);
-      copy_pack_async<true>(to + WARP * 16, from + to_lower, k < depth && c + lower < width);
+      bool is_upper = byte < bytes && c < width, is_lower = byte < bytes && c + lower < width;
+      copy_pack_async<true>(to, from, is_upper);
+      copy_pack_async<true>(to + WARP * 16, from + to_lower, is_lower);
       from += to_next;
+      if (WEIGHT_BITS == 4) {
+        u32 groups = bytes / LOAD_BYTES;
+        const float* scale = args.scales + (u64)c * groups + byte / LOAD_BYTES;
+        to = scale_address + (stage + SCALES) * 16 + weight_tile * WARP * 8;
+        copy_word_async(to, scale, is_upper);
+        copy_word_async(to + 4, scale + (u64)to_lower_row * groups, is_lower);
+      }
     }
     if (++next_load < loads || !SEPARATE_SUMS) return;
     next_load = 0;
     next_group += to_next_group;
-    next_weight += (u64)to_next_group * depth;
+    next_weight += (u64)to_next_group * bytes;
   };
   auto has_next = [&] { return SEPARATE_SUMS ? next_group < width : next_load < loads; };
+  auto x_of = [&](int x_tile, int i) { return (2 * WEIGHT_TILES + x_tile * X_PACKS + i) * WARP; };  // in a stage
   auto is_x = [&](int x_tile, u32 k) { return x_tile * 8 + row < batch && k < depth; };
   auto copy_x = [&](u32 stage, u32 load) {
-    u32 k = k_of(load);
+    u32 byte = byte_of(load);
 #pragma unroll
-    for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
-      copy_pack_async<false>(address + (stage + (2 * WEIGHT_TILES + x_tile) * WARP) * 16, x + (x_tile * 8 * depth + k), is_x(x_tile, k));
-    }
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+      for (int i = 0; i < X_PACKS; i++) {
+        u32 k = element_of(byte, i);
+        copy_pack_async<false>(address + (stage + x_of(x_tile, i)) * 16, x + (x_tile * 8 * depth + k), is_x(x_tile, k));
+      }
   };
 
   // Step 1: copy the weights of the first STAGES loads, one copy group per load; the norm's weight is in the first copy group.
@@ -159,16 +179,18 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
   // Step 2: norm x, or copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the
   // copy groups after its weights.
   wait_for_primary();
-  uint4 first[X_TILES];
+  uint4 first[X_TILES][X_PACKS];
   if (NORM) {
     wait_copies<STAGES - 1>();
     norm_x(args, normed, norm_weight, (float*)(norm_weight + depth / PACK));
   } else {
 #pragma unroll
-    for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
-      u32 k = k_of(0);
-      first[x_tile] = is_x(x_tile, k) ? *(const uint4*)(x + (x_tile * 8 * depth + k)) : zeros();
-    }
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+      for (int i = 0; i < X_PACKS; i++) {
+        u32 k = element_of(byte_of(0), i);
+        first[x_tile][i] = is_x(x_tile, k) ? *(const uint4*)(x + (x_tile * 8 * depth + k)) : zeros();
+      }
     u32 load = 1;  // of a group
 #pragma unroll
     for (int stage = 1; stage < STAGES; stage++) {
@@ -177,7 +199,9 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       if (++load == loads && SEPARATE_SUMS) load = 0;
     }
 #pragma unroll
-    for (int x_tile = 0; x_tile < X_TILES; x_tile++) staged[own + (2 * WEIGHT_TILES + x_tile) * WARP] = first[x_tile];
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+      for (int i = 0; i < X_PACKS; i++) staged[own + x_of(x_tile, i)] = first[x_tile][i];
     wait_copies<2 * STAGES - 2>();
   }
 
@@ -191,27 +215,41 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     for (u32 load = 0; load < loads; load++) {
       if (!is_first || load > 0) wait_copies<STAGES - 1>();
       const uint4* from = staged + own + stage;
-      uint4 right[X_TILES];
+      uint4 right[X_TILES][X_PACKS];
 #pragma unroll
-      for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
-        if (NORM) {
-          u32 k = k_of(load);
-          right[x_tile] = is_x(x_tile, k) ? normed[k / PACK] : zeros();
-        } else {
-          right[x_tile] = from[(2 * WEIGHT_TILES + x_tile) * WARP];
+      for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+        for (int i = 0; i < X_PACKS; i++) {
+          if (NORM) {
+            u32 k = element_of(byte_of(load), i);
+            right[x_tile][i] = is_x(x_tile, k) ? normed[k / PACK] : zeros();
+          } else {
+            right[x_tile][i] = from[x_of(x_tile, i)];
+          }
         }
-      }
 #pragma unroll
       for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
-        uint4 upper = from[weight_tile * 2 * WARP], lower = from[(weight_tile * 2 + 1) * WARP];
+        uint4 upper_bytes = from[weight_tile * 2 * WARP], lower_bytes = from[(weight_tile * 2 + 1) * WARP];
+        float of_group[X_TILES][4] = {};  // before they are scaled, with 4 bits
+        float(&part)[X_TILES][4] = WEIGHT_BITS == 4 ? of_group : sums[weight_tile];
 #pragma unroll
-        for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
-          mma(sums[weight_tile][x_tile], upper.x, lower.x, upper.y, lower.y, right[x_tile].x, right[x_tile].y);
-        }
+        for (int i = 0; i < X_PACKS; i++) {
+          uint4 upper = weights_of(upper_bytes, i), lower = weights_of(lower_bytes, i);
 #pragma unroll
-        for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
-          mma(sums[weight_tile][x_tile], upper.z, lower.z, upper.w, lower.w, right[x_tile].z, right[x_tile].w);
+          for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+            mma(part[x_tile], upper.x, lower.x, upper.y, lower.y, right[x_tile][i].x, right[x_tile][i].y);
+          }
+#pragma unroll
+          for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+            mma(part[x_tile], upper.z, lower.z, upper.w, lower.w, right[x_tile][i].z, right[x_tile][i].w);
+          }
         }
+        if (WEIGHT_BITS != 4) continue;
+        float2 scales = ((const float2*)(from - lane + SCALES))[weight_tile * WARP + lane];
+#pragma unroll
+        for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) sums[weight_tile][x_tile][e] += part[x_tile][e] * (e < 2 ? scales.x : scales.y);
       }
       // The stage has been read: refill it.
       if (has_next()) {
@@ -246,12 +284,19 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
         sum[3] += part_sums.w;
       }
       u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
+      if (WEIGHT_BITS == 8 && n < width) {
+        float upper = args.scales[n], lower = gated || n + 8 < width ? args.scales[n + to_lower_row] : 0;
+        sum[0] *= upper;
+        sum[1] *= upper;
+        sum[2] *= lower;
+        sum[3] *= lower;
+      }
       if (args.bias && n < width) {
         float upper = T::load(args.bias[n]);
         sum[0] += upper;
         sum[1] += upper;
         if (gated || n + 8 < width) {
-          float lower = T::load(args.bias[n + (gated ? width : 8)]);
+          float lower = T::load(args.bias[n + to_lower_row]);
           sum[2] += lower;
           sum[3] += lower;
         }
@@ -275,17 +320,18 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 #define MATMUL(rows, weight_tiles, max_stages)                                                            \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                          \
       decode_matmul_##rows##_##weight_tiles(const __grid_constant__ Matmul args) {                   \
-    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, rows / 8, max_stages), false>(args);           \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, false, max_stages), false>(args);           \
   }
 
 #define NORM_MATMUL(weight_tiles, max_stages)                                        \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)     \
       decode_norm_matmul_##weight_tiles(const __grid_constant__ Matmul args) {  \
-    matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
+    matmul<1, weight_tiles, stages(1, weight_tiles, true, max_stages), true>(args);            \
   }
 
 // Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. DecoderKernels.MATMULS of Java
-// reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
+// reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit, nor does x
+// with weights of less than 16 bits.
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)
 MATMUL(8, 2, 10)
@@ -302,8 +348,10 @@ MATMUL(32, 7, 3)
 MATMUL(32, 3, 5)
 MATMUL(32, 2, 5)
 MATMUL(32, 1, 5)
+#if WEIGHT_BITS == 16
 MATMUL(64, 4, 3)
 MATMUL(64, 2, 4)
 MATMUL(64, 1, 4)
+#endif
 
 #endif

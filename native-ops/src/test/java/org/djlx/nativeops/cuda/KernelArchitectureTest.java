@@ -91,6 +91,10 @@ class KernelArchitectureTest {
         Set<String> all = new TreeSet<>(expected(bfloat16).get(ALL_REDUCE));
         all.addAll(names(List.of("mesh"), types(bfloat16)));
         assertEquals(all, kernels(compiler, architecture, ALL_REDUCE, "-DRANKS=8"));
+        Set<String> quantized = bfloat16 ? decoderKernels(false) : Set.of();
+        String decoder = "decoder/decoder.cu";
+        assertEquals(quantized, kernels(compiler, architecture, decoder, "-DWEIGHT_BITS=8"));
+        assertEquals(quantized, kernels(compiler, architecture, decoder, "-DWEIGHT_BITS=4"));
     }
 
     private static List<String> types(boolean bfloat16) {
@@ -126,15 +130,20 @@ class KernelArchitectureTest {
                         types);
         block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
-        sources.put("decoder/decoder.cu", bfloat16 ? decoderKernels() : Set.of());
+        sources.put("decoder/decoder.cu", bfloat16 ? decoderKernels(true) : Set.of());
+        List<String> quantizing =
+                List.of("quantize_fp8", "activate_fp8", "quantize_int4", "dequantize_int4");
+        sources.put(
+                "quantize/quantize.cu",
+                bfloat16 ? names(quantizing, types.subList(1, types.size())) : Set.of());
         sources.put("signals/signals.cu", Set.of("enter", "meet", "signal_peer", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }
 
-    private static Set<String> decoderKernels() {
+    private static Set<String> decoderKernels(boolean of64Rows) {
         Set<String> names = new TreeSet<>();
-        for (String rows : List.of("8", "16", "32", "64")) {
+        for (String rows : List.of("8", "16", "32", "64").subList(0, of64Rows ? 4 : 3)) {
             List<String> stripes =
                     rows.equals("64") ? List.of("4", "2", "1") : List.of("7", "3", "2", "1");
             for (String of : stripes) {

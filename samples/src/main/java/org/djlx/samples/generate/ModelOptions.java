@@ -87,8 +87,8 @@ public final class ModelOptions {
             names = "--quantize",
             paramLabel = "WAY",
             description =
-                    "How weights are stored on CPUs, one of ${COMPLETION-CANDIDATES}; none, in the"
-                            + " model's type, if not given.")
+                    "How weights are stored, one of ${COMPLETION-CANDIDATES}; fp8 is for GPUs, int8"
+                            + " for CPUs; none, in the model's type, if not given.")
     private Quantization quantization = Quantization.NONE;
 
     @Option(

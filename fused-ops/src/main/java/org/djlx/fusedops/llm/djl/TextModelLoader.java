@@ -86,7 +86,7 @@ import org.slf4j.LoggerFactory;
  *   <li>{@code max_queue_size}: see {@link TextEngine.Builder#optMaxQueued}.
  *   <li>{@code kv_cache_bytes}: see {@link TextEngine.Builder#optCacheBytes}.
  *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
- *   <li>{@code quantize}: {@code int8} or {@code int4}, on CPUs; see {@link
+ *   <li>{@code quantize}: {@code fp8} on GPUs, {@code int8} on CPUs, or {@code int4}; see {@link
  *       TextEngine.Builder#optQuantization}.
  *   <li>{@code enable_prefix_caching}: see {@link TextEngine.Builder#optPrefixCaching}.
  *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
@@ -197,7 +197,7 @@ public final class TextModelLoader implements ParallelModelLoader {
         set(
                 left,
                 "quantize",
-                "none, int8 or int4",
+                "none, fp8, int8 or int4",
                 value -> Quantization.valueOf(value.toUpperCase(Locale.ROOT)),
                 builder::optQuantization);
         set(

@@ -12,8 +12,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelKernels;
 import org.djlx.fusedops.llm.model.Quantization;
-import org.djlx.nativeops.NativeLibrary;
 
 /**
  * The checked options of a {@link TextEngine}; its builder describes them.
@@ -108,24 +108,15 @@ record GeneratorSettings(
                         builder.prefillTokens,
                         builder.timeout,
                         builder.progress);
-        settings.checkQuantization();
+        settings.checkQuantization(config);
         return settings;
     }
 
-    private void checkQuantization() {
+    private void checkQuantization(ModelConfig config) {
         if (quantization == null) {
             throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
         }
-        if (quantization != Quantization.NONE) {
-            if (isGpu()) {
-                throw new IllegalArgumentException(
-                        quantization
-                                + " weights are supported on CPUs only, not on "
-                                + device()
-                                + "; remove the option, or use CPU ranks");
-            }
-            NativeLibrary.CPU_KERNELS.ensureAvailability();
-        }
+        ModelKernels.check(config, device(), ranks(), quantization);
     }
 
     /**

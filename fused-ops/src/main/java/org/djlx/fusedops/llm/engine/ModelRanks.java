@@ -83,7 +83,7 @@ record ModelRanks(
                     };
             RankPool<StepRequest, List<Sampler.SampledToken>> pool;
             Optional<ModelKernels.Compilations> compiling =
-                    ModelKernels.compile(config, settings.device(), ranks);
+                    ModelKernels.compile(config, settings.device(), ranks, settings.quantization());
             try {
                 pool =
                         settings.group() == null

@@ -22,6 +22,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelKernels;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
@@ -406,8 +407,9 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets how the weights of projections are stored: in fewer bits they take less memory, and
-         * decode steps are faster. For CPUs with {@linkplain NativeLibrary#CPU_KERNELS kernels}
-         * only: on GPUs {@link #build} refuses all but NONE.
+         * decode steps are faster. CPUs need {@linkplain NativeLibrary#CPU_KERNELS kernels}, GPUs
+         * those of {@link ModelKernels}; {@link #build} refuses what the device or the model does
+         * not have.
          *
          * @param quantization the way, the same on all ranks; default {@link Quantization#NONE}
          * @return this builder

@@ -341,15 +341,21 @@ final class Attention {
     /** Returns the key and value columns of a layer's query, key and value projection. */
     ModelWeights.Linear keysAndValues(NDManager manager, ModelWeights.Linear all) {
         long first = (long) queryHeads * config.headSize();
-        long end = all.weight().getShape().get(1);
-        NDArray weight = all.weight().get(new NDIndex().addAllDim().addSliceDim(first, end));
-        weight.attach(manager);
+        long end = first + 2L * kvHeads * config.headSize();
+        NDArray weight = null;
+        QuantizedMatrix quantized = null;
+        if (all.quantized() == null) {
+            weight = all.weight().get(new NDIndex().addAllDim().addSliceDim(first, end));
+            weight.attach(manager);
+        } else {
+            quantized = all.quantized().slice(first, end);
+        }
         NDArray bias = null;
         if (all.bias() != null) {
             bias = all.bias().get(new NDIndex().addSliceDim(first, end));
             bias.attach(manager);
         }
-        return new ModelWeights.Linear(weight, bias);
+        return new ModelWeights.Linear(weight, bias, quantized);
     }
 
     /** Divides the query tokens of a span into blocks, to bound the memory of their scores. */

@@ -143,7 +143,7 @@ final class CpuDecoder implements AutoCloseable {
                     quantized.inputs(),
                     quantized.outputs(),
                     0,
-                    quantized.memory().address(),
+                    quantized.weights(),
                     bias);
         }
         NDArray weight = linear.weight(); // a transposed view: (inputs, outputs)

@@ -22,9 +22,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.DecoderKernels;
-import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -35,7 +34,6 @@ import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
-import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.CudaStreamGuard;
@@ -103,6 +101,8 @@ final class Decoder implements AutoCloseable {
     private final NDArray attended;
     private final NDArray gateUp; // before activation; for cuBLASLt
     private final NDArray activated;
+    private final NDArray rounded; // rows of a product in e4m3; for cuBLASLt
+    private final NDArray roundedScales;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
     private final NDArray inputs;
@@ -119,8 +119,6 @@ final class Decoder implements AutoCloseable {
     private final CudaEvent before;
     private final DecoderKernels kernels;
     private final CurrentStreams currentStreams;
-    private final Compute compute;
-    private final Map<List<Integer>, Product> products = new HashMap<>(); // by their sizes
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
@@ -263,7 +261,6 @@ final class Decoder implements AutoCloseable {
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
-            compute = keep(new Compute(group.device(), ranks, manager));
             int head = config.headSize();
             for (int i = 0; i < residuals.length; i++) {
                 residuals[i] = rows(config.hiddenSize());
@@ -274,6 +271,9 @@ final class Decoder implements AutoCloseable {
             attended = rows(queryHeads * head);
             gateUp = rows(2 * inner);
             activated = rows(inner);
+            int deepest = Math.max(Math.max(config.hiddenSize(), inner), queryHeads * head);
+            rounded = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
+            roundedScales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
             logits = rows(ranks * tokens);
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
@@ -595,7 +595,6 @@ final class Decoder implements AutoCloseable {
 
     /** Launches the kernels of a step, mostly during graph capture. */
     private void record(Key key) {
-        compute.begin();
         int rows = key.rows;
         int hidden = config.hiddenSize();
         long sampledIndices = sampledIndices(key);
@@ -639,8 +638,7 @@ final class Decoder implements AutoCloseable {
         }
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
-        ModelWeights.Linear head = new ModelWeights.Linear(weights.head(), null);
-        residual.multiply(false, logits, firstToken, weights.norm(), head, tokens);
+        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
         kernels.top(
                 stream,
                 rows,
@@ -676,8 +674,7 @@ final class Decoder implements AutoCloseable {
     private void multiplyToPartial(
             Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
         // The bias is added once by all ranks together.
-        ModelWeights.Linear own =
-                group.rank() == 0 ? linear : new ModelWeights.Linear(linear.weight(), null);
+        ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withoutBias();
         multiply(
                 false,
                 residual.rows,
@@ -691,7 +688,9 @@ final class Decoder implements AutoCloseable {
     }
 
     private boolean isWide(int rows) {
-        return rows > OWN_ROWS && !batchInvariant;
+        // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
+        boolean own = batchInvariant || weights.quantization() == Quantization.INT4;
+        return rows > OWN_ROWS && !own;
     }
 
     /**
@@ -709,7 +708,8 @@ final class Decoder implements AutoCloseable {
             int depth,
             DecoderKernels.Norm norm) {
         long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
-        long weight = Torch.dataPointer(linear.weight());
+        QuantizedMatrix quantized = linear.quantized();
+        long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
         int stride = (int) out.getShape().get(1);
         if (!isWide(rows)) {
             kernels.matmul(
@@ -719,6 +719,7 @@ final class Decoder implements AutoCloseable {
                     to,
                     Torch.dataPointer(x),
                     weight,
+                    quantized == null ? 0 : quantized.scales(),
                     linear.bias() == null ? 0 : Torch.dataPointer(linear.bias()),
                     width,
                     depth,
@@ -728,25 +729,33 @@ final class Decoder implements AutoCloseable {
         }
         if (gated) {
             multiply(false, rows, gateUp, 0, x, linear, 2 * width, depth, null);
-            kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
+            if (quantized == null) {
+                kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
+            } else {
+                gpu.quantize().activate(Torch.dataPointer(gateUp), rounded(rows, width));
+            }
             return;
         }
-        products.computeIfAbsent(
-                        List.of(rows, width, depth, stride),
-                        key ->
-                                keep(
-                                        compute.product(
-                                                config.type(),
-                                                new MatrixLayout(rows, width, stride, 1),
-                                                MatrixLayout.contiguous(rows, depth),
-                                                MatrixLayout.contiguous(width, depth)
-                                                        .transposed())))
-                .run(to, Torch.dataPointer(x), weight, null);
+        if (quantized == null) {
+            gpu.product(config.type(), rows, width, depth, stride)
+                    .run(to, Torch.dataPointer(x), weight, null);
+        } else {
+            if (x != activated) { // The activation has been rounded already.
+                gpu.quantize().quantize(Torch.dataPointer(x), rounded(rows, depth));
+            }
+            gpu.multiply(rounded(rows, depth), quantized, to, stride);
+        }
         if (linear.bias() != null) {
             try (NDArray product = first(out, rows)) {
                 product.addi(linear.bias());
             }
         }
+    }
+
+    /** Returns the buffer for rows in e4m3. */
+    private QuantizeKernels.Matrix rounded(int rows, int depth) {
+        return new QuantizeKernels.Matrix(
+                8, Torch.dataPointer(rounded), Torch.dataPointer(roundedScales), rows, depth);
     }
 
     /** The residual stream, and the partial sum not yet added to it. */

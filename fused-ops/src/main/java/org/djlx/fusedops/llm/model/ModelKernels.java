@@ -6,19 +6,27 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -28,6 +36,11 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class ModelKernels implements AutoCloseable {
 
+    private static final int FP8_CAPABILITY = 9; // as a major number, for products by cuBLASLt
+    private static final String NO_KERNELS =
+            "%s weights need kernels, which this model or these GPUs do not have: docs/support.md"
+                    + " says which have them; use no quantization";
+
     private final ModelConfig config;
     private final ProcessGroup group;
     private final int kvHeads;
@@ -35,8 +48,12 @@ public final class ModelKernels implements AutoCloseable {
     private final CurrentStreams currentStreams;
     private final DecoderKernels kernels;
     private final RmsNormKernels norms;
+    private final QuantizeKernels quantize; // null if weights are not quantized
+    private final NDManager manager;
+    private final Compute compute;
+    private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
 
-    private ModelKernels(ModelConfig config, ProcessGroup group) {
+    private ModelKernels(ModelConfig config, ProcessGroup group, Quantization quantization) {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
@@ -49,9 +66,16 @@ public final class ModelKernels implements AutoCloseable {
                         device,
                         compiler,
                         config.type(),
+                        quantization.gpuBits(),
                         config.headSize(),
                         groupSize(config, ranks),
                         KvCache.BLOCK_TOKENS);
+        quantize =
+                quantization == Quantization.NONE
+                        ? null
+                        : new QuantizeKernels(group.device(), config.type());
+        manager = NDManager.newBaseManager(group.device());
+        compute = new Compute(group.device(), ranks, manager);
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
     }
 
@@ -88,16 +112,18 @@ public final class ModelKernels implements AutoCloseable {
      * @param config the model's configuration
      * @param device a GPU of the same kind as those of all ranks
      * @param ranks the number of ranks
+     * @param quantization how weights are stored
      * @return the compilations, to be closed after all ranks have created their kernels; empty if
      *     there are no kernels for the model
      */
-    public static Optional<Compilations> compile(ModelConfig config, Device device, int ranks) {
+    public static Optional<Compilations> compile(
+            ModelConfig config, Device device, int ranks, Quantization quantization) {
         // A GPU that does not exist is reported when the group is created.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
         }
         CudaDevice gpu = CudaDevice.open(device);
-        if (!isSupported(config, gpu, ranks)) {
+        if (!isSupported(config, gpu, ranks, quantization)) {
             gpu.close();
             return Optional.empty();
         }
@@ -107,6 +133,7 @@ public final class ModelKernels implements AutoCloseable {
                         gpu,
                         compiler,
                         config.type(),
+                        quantization.gpuBits(),
                         config.headSize(),
                         groupSize(config, ranks),
                         KvCache.BLOCK_TOKENS);
@@ -129,22 +156,82 @@ public final class ModelKernels implements AutoCloseable {
      *           multiple of 8
      *       <li>no peer access between the ranks
      *     </ul>
+     *
+     * @throws IllegalArgumentException if there are no kernels, but weights are quantized on a GPU
      */
-    static Optional<ModelKernels> create(ModelConfig config, ProcessGroup group) {
+    static Optional<ModelKernels> create(
+            ModelConfig config, ProcessGroup group, Quantization quantization) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
             return Optional.empty();
         }
         try (NDManager manager = NDManager.newBaseManager(group.device());
-                NDArray possible = manager.create(isPossible(config, group) ? 1f : 0f)) {
-            group.allReduce(possible, ReduceOp.MIN).await();
-            if (possible.getFloat() == 0) {
+                NDArray possible =
+                        manager.create(isPossible(config, group, quantization) ? 1f : 0f)) {
+            // A sum, as ranks that share a GPU have no other reduction.
+            group.allReduce(possible, ReduceOp.SUM).await();
+            if (possible.getFloat() < group.worldSize()) {
+                require(quantization == Quantization.NONE, NO_KERNELS, quantization);
                 return Optional.empty();
             }
         }
-        return Optional.of(new ModelKernels(config, group));
+        return Optional.of(new ModelKernels(config, group, quantization));
     }
 
-    private static boolean isPossible(ModelConfig config, ProcessGroup group) {
+    /**
+     * Checks that a device can compute with quantized weights. That all ranks have peer access is
+     * checked later.
+     *
+     * @param config the model's configuration
+     * @param device a device of the same kind as those of all ranks
+     * @param ranks the number of ranks
+     * @param quantization how weights are stored
+     * @throws IllegalArgumentException if the device, or the kernels for this model, cannot
+     * @throws UnsatisfiedLinkError if the CPU lacks the kernels
+     */
+    public static void check(
+            ModelConfig config, Device device, int ranks, Quantization quantization) {
+        if (quantization == Quantization.NONE) {
+            return;
+        }
+        if (!device.isGpu()) {
+            require(quantization != Quantization.FP8, "%s weights are for GPUs; use int8", "fp8");
+            NativeLibrary.CPU_KERNELS.ensureAvailability();
+            return;
+        }
+        boolean fp8 = quantization == Quantization.FP8;
+        require(
+                quantization != Quantization.INT8,
+                "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
+                device);
+        require(
+                !fp8 || config.type() == ScalarType.BFLOAT16,
+                "fp8 weights need a model in bfloat16, not in %s; set the data type bfloat16",
+                config.type());
+        if (device.getDeviceId() >= CudaDevice.count()) {
+            return; // It is reported when the group is created.
+        }
+        try (CudaDevice gpu = CudaDevice.open(device)) {
+            int major = gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
+            require(
+                    !fp8 || major >= FP8_CAPABILITY,
+                    "fp8 weights need a GPU of compute capability %d.0 or later, and %s has"
+                            + " %d.%d; use int4, or no quantization",
+                    FP8_CAPABILITY,
+                    device,
+                    major,
+                    gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MINOR));
+            require(isSupported(config, gpu, ranks, quantization), NO_KERNELS, quantization);
+        }
+    }
+
+    private static void require(boolean condition, String message, Object... arguments) {
+        if (!condition) {
+            throw new IllegalArgumentException(String.format(message, arguments));
+        }
+    }
+
+    private static boolean isPossible(
+            ModelConfig config, ProcessGroup group, Quantization quantization) {
         int ranks = group.worldSize();
         // Called also for one rank: it loads the kernels, which cannot be done during graph
         // capture.
@@ -156,16 +243,18 @@ public final class ModelKernels implements AutoCloseable {
                                 group)
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
-            return fused && isSupported(config, device, ranks);
+            return fused && isSupported(config, device, ranks, quantization);
         }
     }
 
-    private static boolean isSupported(ModelConfig config, CudaDevice device, int ranks) {
+    private static boolean isSupported(
+            ModelConfig config, CudaDevice device, int ranks, Quantization quantization) {
         return computes(config)
                 && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
                 && DecoderKernels.isSupported(
                         device,
                         config.type(),
+                        quantization.gpuBits(),
                         config.headSize(),
                         groupSize(config, ranks),
                         config.hiddenSize(),
@@ -198,6 +287,71 @@ public final class ModelKernels implements AutoCloseable {
 
     DecoderKernels kernels() {
         return kernels;
+    }
+
+    /** Returns the kernels that quantize; null if weights are not quantized. */
+    QuantizeKernels quantize() {
+        return quantize;
+    }
+
+    /**
+     * Returns {@code out = x weight^T}, to be run on the current stream.
+     *
+     * @param type the type of x and of the weight
+     * @param stride the distance between rows of the output, in elements
+     */
+    Product product(ScalarType type, long rows, long width, long depth, long stride) {
+        compute.begin();
+        return products.computeIfAbsent(
+                List.of(type, rows, width, depth, stride),
+                key ->
+                        compute.product(
+                                type,
+                                new MatrixLayout(rows, width, stride, 1),
+                                MatrixLayout.contiguous(rows, depth),
+                                MatrixLayout.contiguous(width, depth).transposed()));
+    }
+
+    /** Multiplies contiguous rows, without the bias. */
+    NDArray multiply(NDArray x, ModelWeights.Linear linear) {
+        QuantizedMatrix weights = linear.quantized();
+        if (weights == null) {
+            return x.matMul(linear.weight());
+        }
+        NDManager step = x.getManager();
+        long rows = x.getShape().get(0);
+        long depth = weights.inputs();
+        long width = weights.outputs();
+        if (weights.quantization() == Quantization.INT4) {
+            try (NDArray wide = Torch.empty(step, new Shape(width, depth), config.type());
+                    NDArray transposed = wide.transpose()) {
+                quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));
+                return x.matMul(transposed);
+            }
+        }
+        NDArray product = Torch.empty(step, new Shape(rows, width), config.type());
+        try (NDArray rounded = Torch.empty(step, x.getShape(), ScalarType.UINT8);
+                NDArray scales = Torch.empty(step, new Shape(rows), ScalarType.FLOAT32)) {
+            QuantizeKernels.Matrix of =
+                    new QuantizeKernels.Matrix(
+                            8, Torch.dataPointer(rounded), Torch.dataPointer(scales), rows, depth);
+            quantize.quantize(Torch.dataPointer(x), of);
+            multiply(of, weights, Torch.dataPointer(product), width);
+        }
+        return product;
+    }
+
+    /**
+     * Multiplies rows in e4m3 by weights in e4m3, into rows {@code stride} elements apart at {@code
+     * out}.
+     */
+    void multiply(QuantizeKernels.Matrix x, QuantizedMatrix weights, long out, long stride) {
+        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride)
+                .run(
+                        out,
+                        x.elements(),
+                        weights.weights(),
+                        new Product.Scales(x.scales(), weights.scales(), true));
     }
 
     /**
@@ -348,6 +502,12 @@ public final class ModelKernels implements AutoCloseable {
 
     @Override
     public void close() {
+        products.values().forEach(Product::close);
+        compute.close();
+        manager.close();
+        if (quantize != null) {
+            quantize.close();
+        }
         norms.close();
         kernels.close();
         currentStreams.close();

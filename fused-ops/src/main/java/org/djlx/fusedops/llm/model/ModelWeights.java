@@ -16,6 +16,7 @@ import java.util.Set;
 import java.util.function.LongConsumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.llm.model.TensorPart.Division;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
@@ -67,7 +68,11 @@ public final class ModelWeights implements AutoCloseable {
             this(weight, bias, null);
         }
 
-        /** Multiplies rows, without the bias. */
+        Linear withoutBias() {
+            return new Linear(weight, null, quantized);
+        }
+
+        /** Multiplies rows, without the bias; on a GPU only if it is not quantized. */
         NDArray multiply(NDArray x) {
             return quantized == null ? x.matMul(weight) : quantized.multiply(x);
         }
@@ -221,6 +226,7 @@ public final class ModelWeights implements AutoCloseable {
     private final int ranks;
     private final Quantization quantization;
     private final List<QuantizedMatrix> quantized = new ArrayList<>();
+    private final QuantizeKernels quantizeKernels; // null on the CPU, or if not quantized
     private final Safetensors files;
     private final LongConsumer progress;
     private final NDManager manager;
@@ -246,6 +252,10 @@ public final class ModelWeights implements AutoCloseable {
         this.files = files;
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
+        quantizeKernels =
+                device.isGpu() && quantization != Quantization.NONE
+                        ? new QuantizeKernels(device, config.type())
+                        : null;
         if (!device.isGpu() && quantization == Quantization.NONE) {
             long padding = ALIGNMENT * (shapes(config).size() + 2L);
             memory = NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true);
@@ -448,7 +458,7 @@ public final class ModelWeights implements AutoCloseable {
         if (quantization == Quantization.NONE) {
             return new Linear(weight.transpose(), bias);
         }
-        QuantizedMatrix matrix = QuantizedMatrix.of(weight, quantization);
+        QuantizedMatrix matrix = QuantizedMatrix.of(weight, quantization, quantizeKernels);
         quantized.add(matrix);
         if (closes) {
             weight.close();
@@ -577,9 +587,8 @@ public final class ModelWeights implements AutoCloseable {
         return norm;
     }
 
-    /** Returns the output matrix, of shape (hidden size, tokens), if it is not quantized. */
-    NDArray head() {
-        return output.weight;
+    Quantization quantization() {
+        return quantization;
     }
 
     /** Returns the projection to this rank's part of the vocabulary. */
@@ -591,6 +600,9 @@ public final class ModelWeights implements AutoCloseable {
     public void close() {
         manager.close();
         quantized.forEach(QuantizedMatrix::close);
+        if (quantizeKernels != null) {
+            quantizeKernels.close();
+        }
         if (memory != null) {
             memory.close();
         }

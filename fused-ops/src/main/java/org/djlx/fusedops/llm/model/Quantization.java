@@ -5,17 +5,34 @@ import java.util.Locale;
 
 /**
  * How the weights of projections are stored. They are rounded to the nearest number while they are
- * read; activations are rounded to 8 bits, in groups of 128, for each product. Sums of a group are
- * exact. The embedding, routers, norms, biases and the KV cache keep the model's type; an embedding
- * that is also the output matrix is stored twice. CPUs only.
+ * read. The embedding, routers, norms, biases and the KV cache keep the model's type; an embedding
+ * that is also the output matrix is stored twice. Activations are rounded, too:
+ *
+ * <ul>
+ *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact
+ *   <li>on GPUs to e4m3 with a scale for each token, for products of FP8 weights in prefills and in
+ *       steps of more than 32 rows; otherwise not
+ * </ul>
+ *
+ * <p>On GPUs the model needs {@linkplain ModelKernels kernels}.
  */
 public enum Quantization {
     /** In the model's type. */
     NONE,
-    /** 8 bits, with a scale for each output. */
+    /**
+     * Float8 (e4m3), with a scale for each output. For GPUs of compute capability 9.0 or later, and
+     * models in bfloat16.
+     */
+    FP8,
+    /** 8-bit integers, with a scale for each output. For CPUs. */
     INT8,
-    /** 4 bits, with a scale for each 128 inputs of an output: 4.25 bits a weight. */
+    /** 4-bit integers, with a scale for each 128 inputs of an output: 4.25 bits a weight. */
     INT4;
+
+    /** {@return the bits of a weight on GPUs, without scales} */
+    int gpuBits() {
+        return this == NONE ? 16 : this == FP8 ? 8 : 4;
+    }
 
     @Override
     public String toString() {

@@ -4,43 +4,93 @@ package org.djlx.fusedops.llm.model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
+import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Quantized weights of a projection on the CPU.
+ * Quantized weights of a projection: the inputs of each output, then scales in float32.
  *
- * @param memory the weights and their scales; owned
- * @param type {@link CpuKernels#INT8} or {@link CpuKernels#INT4}
+ * @param memory the weights and their scales; owned, except by {@link #slice}
+ * @param weights the address of the weights
+ * @param scales the address of the scales; 0 on the CPU, where they follow the weights
  */
-record QuantizedMatrix(NativeMemory memory, int type, long inputs, long outputs)
+record QuantizedMatrix(
+        NativeMemory memory,
+        Quantization quantization,
+        long inputs,
+        long outputs,
+        long weights,
+        long scales)
         implements AutoCloseable {
+
+    private static final int ALIGNMENT = 16; // of scales, for cuBLASLt
 
     /**
      * Quantizes weights.
      *
      * @param weights of shape (outputs, inputs), contiguous
+     * @param gpu the kernels, for the type of the weights; null on the CPU
      */
-    static QuantizedMatrix of(NDArray weights, Quantization quantization) {
-        int type = quantization == Quantization.INT8 ? CpuKernels.INT8 : CpuKernels.INT4;
+    static QuantizedMatrix of(NDArray weights, Quantization quantization, QuantizeKernels gpu) {
         long outputs = weights.getShape().get(0);
         long inputs = weights.getShape().get(1);
-        long bytes = CpuKernels.quantizedBytes(type, outputs, inputs);
-        NativeMemory memory = NativeMemory.allocateZeros(bytes, true);
-        CpuKernels.djlx_cpu_quantize(
-                JniUtils.getNumThreads(),
-                type,
-                Torch.scalarType(weights).code(),
-                outputs,
-                inputs,
-                Torch.dataPointer(weights),
-                memory.address());
-        return new QuantizedMatrix(memory, type, inputs, outputs);
+        if (gpu == null) {
+            int type = type(quantization);
+            long bytes = CpuKernels.quantizedBytes(type, outputs, inputs);
+            NativeMemory memory = NativeMemory.allocateZeros(bytes, true);
+            CpuKernels.djlx_cpu_quantize(
+                    JniUtils.getNumThreads(),
+                    type,
+                    Torch.scalarType(weights).code(),
+                    outputs,
+                    inputs,
+                    Torch.dataPointer(weights),
+                    memory.address());
+            return new QuantizedMatrix(memory, quantization, inputs, outputs, memory.address(), 0);
+        }
+        int bits = quantization.gpuBits();
+        long weightBytes = outputs * QuantizeKernels.rowBytes(bits, inputs);
+        long firstScale = (weightBytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        long scales = outputs * QuantizeKernels.rowScales(bits, inputs);
+        NativeMemory memory = gpu.allocate(firstScale + scales * Float.BYTES);
+        long address = memory.address();
+        QuantizedMatrix matrix =
+                new QuantizedMatrix(
+                        memory, quantization, inputs, outputs, address, address + firstScale);
+        gpu.quantize(Torch.dataPointer(weights), matrix.onGpu());
+        return matrix;
     }
 
-    /** Returns {@code x weights^T} in the type and manager of x; see {@link Quantization}. */
+    /** Returns the matrix as kernels take it. */
+    QuantizeKernels.Matrix onGpu() {
+        return new QuantizeKernels.Matrix(quantization.gpuBits(), weights, scales, outputs, inputs);
+    }
+
+    /** Returns outputs of a matrix on a GPU. */
+    QuantizedMatrix slice(long from, long to) {
+        int bits = quantization.gpuBits();
+        return new QuantizedMatrix(
+                memory,
+                quantization,
+                inputs,
+                to - from,
+                weights + from * QuantizeKernels.rowBytes(bits, inputs),
+                scales + from * QuantizeKernels.rowScales(bits, inputs) * Float.BYTES);
+    }
+
+    /** Returns the type on the CPU: {@link CpuKernels#INT8} or {@link CpuKernels#INT4}. */
+    int type() {
+        return type(quantization);
+    }
+
+    private static int type(Quantization quantization) {
+        return quantization == Quantization.INT8 ? CpuKernels.INT8 : CpuKernels.INT4;
+    }
+
+    /** Returns {@code x weights^T} on the CPU, in the type and manager of x. */
     NDArray multiply(NDArray x) {
         long rows = x.getShape().get(0);
         try (NDArray wide = Torch.empty(x.getManager(), x.getShape(), ScalarType.FLOAT32);
@@ -49,13 +99,13 @@ record QuantizedMatrix(NativeMemory memory, int type, long inputs, long outputs)
             Torch.copy(wide, x);
             CpuKernels.djlx_cpu_product(
                     JniUtils.getNumThreads(),
-                    type,
+                    type(),
                     rows,
                     inputs,
                     outputs,
                     0,
                     Torch.dataPointer(wide),
-                    memory.address(),
+                    weights,
                     0,
                     0,
                     Torch.dataPointer(product));

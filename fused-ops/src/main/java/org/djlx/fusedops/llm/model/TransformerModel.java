@@ -78,7 +78,7 @@ public final class TransformerModel implements AutoCloseable {
         boolean done = false;
         ModelKernels kernels = null;
         try {
-            kernels = ModelKernels.create(config, group).orElse(null);
+            kernels = ModelKernels.create(config, group, weights.quantization()).orElse(null);
             gpu = kernels;
             attention = new Attention(config, group.worldSize(), cache, gpu, manager, maxLength);
             decoder =
@@ -367,7 +367,7 @@ public final class TransformerModel implements AutoCloseable {
         NDArray sum =
                 divided && linear.quantized() == null
                         ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
-                        : divided ? sum(linear.multiply(x), true) : linear.multiply(x);
+                        : divided ? sum(multiply(x, linear), true) : multiply(x, linear);
         boolean biased = linear.bias() != null && (divided || group.rank() == 0);
         return biased ? sum.addi(linear.bias()) : sum;
     }
@@ -460,6 +460,10 @@ public final class TransformerModel implements AutoCloseable {
         return tokens.mul(Torch.cast(scale, config.type()));
     }
 
+    private NDArray multiply(NDArray x, ModelWeights.Linear linear) {
+        return gpu == null ? linear.multiply(x) : gpu.multiply(x, linear);
+    }
+
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
         NDArray product =
@@ -467,7 +471,7 @@ public final class TransformerModel implements AutoCloseable {
                         ? FusedOps.allGatherMatmul(x, List.of(linear.weight()), 0, group, false)
                                 .outputs()
                                 .get(0)
-                        : linear.multiply(divided ? gather(x) : x);
+                        : multiply(divided ? gather(x) : x, linear);
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
@@ -526,7 +530,7 @@ public final class TransformerModel implements AutoCloseable {
     /** Returns {@code activation(gate) · up} of all tokens. */
     private NDArray activated(
             NDArray x, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp, boolean divided) {
-        if (gpu != null && divided && gateUp.bias() == null) {
+        if (gpu != null && divided && gateUp.bias() == null && gateUp.quantized() == null) {
             Optional<NDArray> gated = FusedOps.allGatherGated(x, gateUp.weight(), group);
             if (gated.isPresent()) {
                 return gated.get();

@@ -12,7 +12,7 @@
  * Mistral        Mistral
  * Mixtral        Mixtral
  * Phi3           Phi 3
- * QuantizedMatrix  weights of 8 or 4 bits on the CPU
+ * QuantizedMatrix  weights of a projection in 8 or 4 bits
  * Qwen2          Qwen 2 and 2.5
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts

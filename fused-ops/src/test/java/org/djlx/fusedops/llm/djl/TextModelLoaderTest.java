@@ -416,7 +416,8 @@ class TextModelLoaderTest {
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
         refuse("option no_such_option=1 is not supported: remove it", "no_such_option", "1");
-        refuse("option quantize must be none, int8 or int4, not fp8", "quantize", "fp8");
+        refuse("option quantize must be none, fp8, int8 or int4, not q4", "quantize", "q4");
+        refuse("fp8 weights are for GPUs", "quantize", "fp8");
         refuse(
                 "option pipeline_parallel_degree=2 is not supported: it must be 1",
                 "pipeline_parallel_degree",
@@ -521,7 +522,7 @@ class TextModelLoaderTest {
                         case "gpu_memory_utilization" -> "a number";
                         case "enable_prefix_caching" -> "true or false";
                         case "dtype" -> "auto, fp32, fp16 or bf16";
-                        case "quantize" -> "none, int8 or int4";
+                        case "quantize" -> "none, fp8, int8 or int4";
                         case "kv_cache_bytes" -> "a whole number";
                         default -> "a whole number, 1 or more";
                     };

@@ -233,7 +233,7 @@ public class LlamaModelTest {
      * then four times as far off; twice that allows for what is larger than 1 on the way. In
      * float32 most comes of the sums within products, whose order is the library's.
      */
-    private static double tolerance(ModelConfig config) {
+    static double tolerance(ModelConfig config) {
         int bits =
                 switch (config.type()) {
                     case FLOAT16 -> 11;

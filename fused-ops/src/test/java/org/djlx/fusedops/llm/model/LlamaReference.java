@@ -11,6 +11,7 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.function.BiFunction;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
@@ -24,6 +25,12 @@ public final class LlamaReference {
     private final Map<String, double[]> weights = new HashMap<>();
 
     public LlamaReference(Path directory) throws IOException {
+        this(directory, (spec, values) -> values);
+    }
+
+    /** Reads a model, and changes its tensors; a tied embedding also as the output matrix. */
+    LlamaReference(Path directory, BiFunction<TensorSpec, double[], double[]> change)
+            throws IOException {
         config = ModelConfig.read(directory);
         String json = Files.readString(directory.resolve("config.json"));
         frequencies =
@@ -33,7 +40,12 @@ public final class LlamaReference {
             for (TensorSpec spec : files.specs()) {
                 NDArray array = Torch.empty(manager, spec.shape(), ScalarType.FLOAT64);
                 files.read(spec.name(), array);
-                weights.put(spec.name(), array.toDoubleArray());
+                double[] values = array.toDoubleArray();
+                weights.put(spec.name(), change.apply(spec, values));
+                if (config.tied() && spec.name().equals("model.embed_tokens.weight")) {
+                    TensorSpec head = TensorSpec.of("lm_head.weight", spec.type(), spec.shape());
+                    weights.put(head.name(), change.apply(head, values));
+                }
             }
         }
     }
@@ -49,7 +61,7 @@ public final class LlamaReference {
         for (int layer = 0; layer < config.layers(); layer++) {
             layer(x, "model.layers." + layer + ".");
         }
-        double[] head = config.tied() ? embedding : weights.get("lm_head.weight");
+        double[] head = weights.get("lm_head.weight");
         double[][] logits = new double[tokens.length][];
         for (int t = 0; t < tokens.length; t++) {
             logits[t] = product(head, normalized(x[t], "model.norm.weight"));

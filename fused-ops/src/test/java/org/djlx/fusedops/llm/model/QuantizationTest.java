@@ -96,6 +96,30 @@ class QuantizationTest {
     }
 
     /**
+     * A trained model predicts about as well. Perplexities, the exponentials of the losses, rise by
+     * as many percent as the losses by hundredths.
+     */
+    @Test
+    void theLossOfATrainedModelRisesLittle() throws Exception {
+        TrainedLlama trained = TrainedLlama.write(directory);
+        ModelConfig config = ModelConfig.read(directory);
+        double exact =
+                trained.loss(
+                        logits(config, Quantization.NONE, 1, trained.tokens(), trained.chunks()));
+        double int8 =
+                trained.loss(
+                        logits(config, Quantization.INT8, 1, trained.tokens(), trained.chunks()));
+        double int4 =
+                trained.loss(
+                        logits(config, Quantization.INT4, 1, trained.tokens(), trained.chunks()));
+        String losses = String.format("losses %.4f, int8 %.4f, int4 %.4f", exact, int8, int4);
+        System.out.println(losses);
+        assertTrue(exact < TrainedLlama.ENTROPY + 0.3, losses);
+        assertTrue(Math.abs(int8 - exact) < 0.01, losses);
+        assertTrue(int4 - exact < 0.03, losses);
+    }
+
+    /**
      * Returns the logits after all tokens.
      *
      * @param promptTokens the tokens of the prompt; the others are decoded one by one
@@ -104,56 +128,74 @@ class QuantizationTest {
             ModelConfig config, Quantization quantization, int ranks, int promptTokens)
             throws Exception {
         int[] tokens = IntStream.range(0, TOKENS + STEPS).map(i -> (37 * i + 11) % 203).toArray();
-        int[] slots = LlamaModelTest.slots(0, tokens.length);
-        List<float[]> all;
+        int[] chunks = new int[1 + tokens.length - promptTokens];
+        Arrays.fill(chunks, 1);
+        chunks[0] = promptTokens;
+        return logits(config, quantization, ranks, tokens, chunks)[chunks.length - 1];
+    }
+
+    /** Returns the logits after each chunk of a sequence, of rank 0. */
+    private float[][] logits(
+            ModelConfig config, Quantization quantization, int ranks, int[] tokens, int... chunks)
+            throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local(ranks);
         try (Safetensors files = Safetensors.open(directory)) {
-            all =
+            List<float[][]> all =
                     ProcessGroups.run(
                             groups,
-                            group -> {
-                                ModelWeights weights =
-                                        ModelWeights.read(
-                                                config,
-                                                group.rank(),
-                                                ranks,
-                                                Device.cpu(),
-                                                quantization,
-                                                files,
-                                                bytes -> {});
-                                KvCache cache = new KvCache(config, ranks, 96, Device.cpu());
-                                float[] last = null;
-                                try (TransformerModel model =
-                                                new TransformerModel(
-                                                        config, group, weights, cache, 96, false);
-                                        NDManager manager = NDManager.newBaseManager()) {
-                                    int done = 0;
-                                    while (done < tokens.length) {
-                                        int end = done == 0 ? promptTokens : done + 1;
-                                        TokenBatch.Chunk chunk =
-                                                new TokenBatch.Chunk(
-                                                        0,
-                                                        Arrays.copyOfRange(tokens, done, end),
-                                                        done,
-                                                        slots,
-                                                        true,
-                                                        SamplingParameters.GREEDY);
-                                        TokenBatch batch = new TokenBatch(List.of(chunk));
-                                        last = model.forward(batch, manager).toArray(0);
-                                        done = end;
-                                    }
-                                }
-                                return last;
-                            });
+                            group -> read(group, config, quantization, files, tokens, chunks));
+            assertEquals(ranks, all.size());
+            return all.get(0);
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
-        assertEquals(ranks, new ArrayList<>(all).size());
-        return all.get(0);
+    }
+
+    /** Returns the logits after each chunk of a sequence. All ranks call this. */
+    static float[][] read(
+            ProcessGroup group,
+            ModelConfig config,
+            Quantization quantization,
+            Safetensors files,
+            int[] tokens,
+            int... chunks) {
+        int ranks = group.worldSize();
+        ModelWeights weights =
+                ModelWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        quantization,
+                        files,
+                        bytes -> {});
+        int[] slots = LlamaModelTest.slots(0, tokens.length);
+        KvCache cache = new KvCache(config, ranks, slots.length, group.device());
+        float[][] logits = new float[chunks.length][];
+        try (TransformerModel model =
+                        new TransformerModel(config, group, weights, cache, slots.length, false);
+                NDManager manager = NDManager.newBaseManager(group.device())) {
+            assertEquals(group.device().isGpu(), model.hasDecoder());
+            model.keepLogits();
+            int start = 0;
+            for (int i = 0; i < chunks.length; i++) {
+                TokenBatch.Chunk chunk =
+                        new TokenBatch.Chunk(
+                                0,
+                                Arrays.copyOfRange(tokens, start, start + chunks[i]),
+                                start,
+                                slots,
+                                true,
+                                SamplingParameters.GREEDY);
+                logits[i] = model.forward(new TokenBatch(List.of(chunk)), manager).toArray(0);
+                start += chunks[i];
+            }
+        }
+        return logits;
     }
 
     /** Returns the root mean square of the difference, relative to that of the expected. */
-    private static double error(float[] expected, float[] actual) {
+    static double error(float[] expected, float[] actual) {
         double difference = 0;
         double size = 0;
         for (int i = 0; i < expected.length; i++) {
@@ -163,15 +205,22 @@ class QuantizationTest {
         return Math.sqrt(difference / size);
     }
 
-    @Test
-    void isForCpus() throws Exception {
-        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, true), 1);
+    @ParameterizedTest
+    @CsvSource({
+        "INT8, BFLOAT16, gpu, int8 weights are supported on CPUs only",
+        "FP8, FLOAT16, gpu, fp8 weights need a model in bfloat16",
+        "FP8, BFLOAT16, cpu, fp8 weights are for GPUs; use int8"
+    })
+    void devicesRefuseWhatTheyCannotCompute(
+            Quantization quantization, ScalarType type, String device, String message)
+            throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
         TextEngine.Builder builder =
-                TextEngine.builder()
-                        .setDirectory(directory)
-                        .optQuantization(Quantization.INT4)
-                        .optDevices(List.of(Device.gpu(0)));
+                TextEngine.builder().setDirectory(directory).optQuantization(quantization);
+        if (device.equals("gpu")) {
+            builder.optDevices(List.of(Device.gpu(0)));
+        }
         Exception e = assertThrows(IllegalArgumentException.class, builder::build);
-        assertTrue(e.getMessage().contains("int4 weights are supported on CPUs only"), e::toString);
+        assertTrue(e.getMessage().contains(message), e::toString);
     }
 }

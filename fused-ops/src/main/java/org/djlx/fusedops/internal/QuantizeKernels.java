@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal;
+
+import ai.djl.Device;
+import java.util.Map;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Launches the kernels of {@code quantize.cu} on the current stream of one GPU, for elements of one
+ * 16-bit type. They round to the nearest number. Not thread-safe.
+ */
+public final class QuantizeKernels implements AutoCloseable {
+
+    /** The elements of a group with 4 bits, which has a scale. */
+    public static final int GROUP;
+
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "quantize/quantize.cu");
+    private static final int STATIC_BYTES = 1024; // at least the kernels' static shared memory
+    private static final int THREADS;
+    private static final int WARP;
+
+    static {
+        KernelConstants constants = new KernelConstants(SOURCE);
+        GROUP = constants.value("GROUP");
+        THREADS = constants.value("ROW_THREADS");
+        WARP = constants.value("WARP");
+    }
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final Map<Integer, CudaKernel> quantize; // by the bits
+    private final CudaKernel activate;
+    private final CudaKernel dequantize;
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param type float16 or bfloat16
+     */
+    public QuantizeKernels(Device gpu, ScalarType type) {
+        device = CudaDevice.open(gpu);
+        streams = new CurrentStreams(device);
+        module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
+        quantize =
+                Map.of(
+                        8,
+                        module.kernels("quantize_fp8").get(type),
+                        4,
+                        module.kernels("quantize_int4").get(type));
+        activate = module.kernels("activate_fp8").get(type);
+        dequantize = module.kernels("dequantize_int4").get(type);
+        int most = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK) - STATIC_BYTES;
+        quantize.get(8).allowSharedMemory(most);
+        activate.allowSharedMemory(most);
+    }
+
+    /**
+     * A quantized matrix, by address.
+     *
+     * @param bits 8 for e4m3 with a scale for each row; 4 for groups of {@link #GROUP} with a scale
+     *     each
+     * @param elements the rows: {@link #rowBytes} each
+     * @param scales float32, {@link #rowScales} for each row
+     * @param rows the number of rows
+     * @param depth the elements of a row, a multiple of 8
+     */
+    public record Matrix(int bits, long elements, long scales, long rows, long depth) {}
+
+    /** {@return new memory of the GPU, to be closed} */
+    public NativeMemory allocate(long byteSize) {
+        return CudaMemory.allocate(device, byteSize);
+    }
+
+    /** {@return the bytes of the elements of a quantized row} */
+    public static long rowBytes(int bits, long depth) {
+        return bits == 8 ? depth : rowScales(bits, depth) * GROUP / 2;
+    }
+
+    /** {@return the number of scales of a quantized row} */
+    public static long rowScales(int bits, long depth) {
+        return bits == 8 ? 1 : (depth + GROUP - 1) / GROUP;
+    }
+
+    /**
+     * Quantizes rows.
+     *
+     * @param from the address of the rows, contiguous and aligned to 16 bytes
+     */
+    public void quantize(long from, Matrix to) {
+        if (to.bits == 8) {
+            launchRows(quantize.get(8), from, to);
+        } else {
+            long warps = to.rows * rowScales(to.bits, to.depth);
+            launch(quantize.get(4), warps * WARP, from, to);
+        }
+    }
+
+    /**
+     * Computes {@code silu(gates) * values} of rows, rounds to 16 bits, and quantizes to e4m3.
+     *
+     * @param both the address of the gates and then the values of each row
+     */
+    public void activate(long both, Matrix to) {
+        launchRows(activate, both, to);
+    }
+
+    /**
+     * Converts a matrix of 4 bits to 16 bits.
+     *
+     * @param to the address of contiguous rows
+     */
+    public void dequantize(Matrix from, long to) {
+        launch(dequantize, from.rows * from.depth / 8, to, from);
+    }
+
+    private void launchRows(CudaKernel kernel, long from, Matrix of) {
+        LaunchSize size =
+                LaunchSize.of(Math.toIntExact(of.rows), THREADS)
+                        .withShared(Math.toIntExact(of.depth * Short.BYTES));
+        launch(kernel, size.asDependent(), from, of);
+    }
+
+    private void launch(CudaKernel kernel, long threads, long elements, Matrix of) {
+        int blocks = Math.toIntExact((threads + THREADS - 1) / THREADS);
+        launch(kernel, LaunchSize.of(blocks, THREADS), elements, of);
+    }
+
+    private void launch(CudaKernel kernel, LaunchSize size, long elements, Matrix of) {
+        arguments.clear().addStruct(elements, of.elements, of.scales, of.rows, of.depth);
+        kernel.launch(streams.get(), size, arguments);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+        streams.close();
+        device.close();
+    }
+}

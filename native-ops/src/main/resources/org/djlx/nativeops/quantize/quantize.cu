@@ -1,0 +1,146 @@
+// Conversions between 16-bit elements and the weights of 8 and 4 bits that decoder/weights.cuh describes.
+//
+//   quantize_fp8        rows of weights, or of activations, to e4m3 with a scale for each row
+//   activate_fp8        silu(gates) * values, rounded to 16 bits, then as quantize_fp8
+//   quantize_int4       rows of weights to groups of 4 bits with a scale for each group, bit for bit as on the CPU
+//   dequantize_int4     back to 16 bits
+//
+// A number is rounded to the nearest, ties to even. If a number is NaN or infinite, so is its scale.
+// Synchronisation: none between blocks. Kernels of activations wait for the primary kernel.
+#include "block_sum.cuh"
+#include "element.cuh"
+#include "silu.cuh"
+
+#ifdef HAS_BFLOAT16
+
+const int ROW_THREADS = 256;
+const int GROUP = 128;
+
+// `rows` rows of `depth` elements, a multiple of 8.
+struct Quantized {
+  void* elements;   // of 16 bits; gates, then values, of each row for activate_fp8
+  void* quantized;
+  float* scales;
+  u64 rows;
+  u64 depth;
+};
+
+// The bits of the largest magnitude of a block's threads; NaN is larger than all numbers.
+__device__ __forceinline__ u32 block_most(u32 most) {
+  __shared__ u32 of_warps[ROW_THREADS / WARP];
+  for (int distance = WARP / 2; distance > 0; distance /= 2) most = max(most, __shfl_xor_sync(~0u, most, distance));
+  if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = most;
+  __syncthreads();
+  for (int warp = 0; warp < ROW_THREADS / WARP; warp++) most = max(most, of_warps[warp]);
+  return most;
+}
+
+__device__ __forceinline__ u32 magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffff; }
+
+// Rounds to e4m3; 448 and -448 for what is larger. A sum with 2^20 times the number's power of two rounds to 4 significant bits.
+__device__ __forceinline__ u32 to_e4m3(float x) {
+  float magnitude = fminf(fabsf(x), 448);
+  float large = __uint_as_float(max(__float_as_uint(magnitude) & 0x7f800000, 121u << 23) + (20 << 23));
+  float rounded = magnitude + large - large;
+  bool is_normal = rounded >= 0.015625f;
+  u32 bits = is_normal ? (__float_as_uint(rounded) >> 20) - (120 << 3) : (u32)(rounded * 512);
+  return bits | (__float_as_uint(x) >> 24 & 0x80);
+}
+
+// One block per row.
+template <typename T, bool GATED>
+__device__ __forceinline__ void quantize_fp8(const Quantized& args) {
+  extern __shared__ uint4 row[];
+  launch_dependents();
+  wait_for_primary();
+  u32 packs = args.depth / Pack<T>::COUNT;
+  const uint4* from = (const uint4*)args.elements + (u64)blockIdx.x * (GATED ? 2 : 1) * packs;
+  u32 most = 0;
+  for (u32 i = threadIdx.x; i < packs; i += ROW_THREADS) {
+    Pack<T> x, values;
+    x.vector = from[i];
+    if (GATED) values.vector = from[packs + i];
+#pragma unroll
+    for (int e = 0; e < Pack<T>::COUNT; e++) {
+      if (GATED) x.elements[e] = T::store(silu_fast(T::load(x.elements[e])) * T::load(values.elements[e]));
+      most = max(most, magnitude_bits(T::load(x.elements[e])));
+    }
+    row[i] = x.vector;
+  }
+  float largest = __uint_as_float(block_most(most)), inverse = largest > 0 ? 448 / largest : 0;
+  if (threadIdx.x == 0) args.scales[blockIdx.x] = largest / 448;
+  for (u32 i = threadIdx.x; i < packs; i += ROW_THREADS) {
+    FloatPack<T> x;
+    x.set(row[i]);
+    u32 words[2] = {};
+#pragma unroll
+    for (int e = 0; e < Pack<T>::COUNT; e++) words[e / 4] |= to_e4m3(x.values[e] * inverse) << e % 4 * 8;
+    ((uint2*)args.quantized)[(u64)blockIdx.x * packs + i] = make_uint2(words[0], words[1]);
+  }
+}
+
+// One warp per group; a lane has elements 2 lane and 2 lane + 1 of both halves.
+template <typename T>
+__device__ __forceinline__ void quantize_int4(const Quantized& args) {
+  u32 lane = threadIdx.x % WARP;
+  u64 groups = (args.depth + GROUP - 1) / GROUP, group = (u64)blockIdx.x * (ROW_THREADS / WARP) + threadIdx.x / WARP;
+  if (group >= args.rows * groups) return;
+  u64 row = group / groups, first = group % groups * GROUP;
+  const typename T::Bits* from = (const typename T::Bits*)args.elements + row * args.depth + first;
+  float x[4];
+  u64 most = 0;  // magnitude, then the first position with it, then the sign
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    u32 k = lane * 2 + i % 2 + i / 2 * (GROUP / 2);
+    x[i] = first + k < args.depth ? T::load(from[k]) : 0;
+    most = max(most, (u64)magnitude_bits(x[i]) << 8 | (GROUP - 1 - k) << 1 | (x[i] < 0));
+  }
+  for (int distance = WARP / 2; distance > 0; distance /= 2) most = max(most, __shfl_xor_sync(~0u, most, distance));
+  float scale = __uint_as_float((u32)(most >> 8) | (u32)most << 31) / -8;  // the largest is -8, which has no opposite
+  u32 q[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float quotient = x[i] / scale;
+    q[i] = min(fabsf(quotient) < GROUP ? __float2int_rn(quotient) : 0, 7) + 8;
+  }
+  ((u16*)args.quantized)[group * WARP + lane] = q[0] | q[2] << 4 | q[1] << 8 | q[3] << 12;
+  if (lane == 0) args.scales[group] = scale;
+}
+
+// One thread per pack of elements.
+template <typename T>
+__device__ __forceinline__ void dequantize_int4(const Quantized& args) {
+  u64 packs = args.depth / Pack<T>::COUNT, groups = (args.depth + GROUP - 1) / GROUP;
+  u64 i = (u64)blockIdx.x * ROW_THREADS + threadIdx.x;
+  if (i >= args.rows * packs) return;
+  u32 k = i % packs * Pack<T>::COUNT;
+  u64 group = i / packs * groups + k / GROUP;
+  const unsigned char* bytes = (const unsigned char*)args.quantized + group * (GROUP / 2) + k % (GROUP / 2);
+  float scale = args.scales[group];
+  Pack<T> pack;
+#pragma unroll
+  for (int e = 0; e < Pack<T>::COUNT; e++) {
+    u32 q = k % GROUP < GROUP / 2 ? bytes[e] & 15 : bytes[e] >> 4;
+    pack.elements[e] = T::store(((int)q - 8) * scale);
+  }
+  ((uint4*)args.elements)[i] = pack.vector;
+}
+
+#define QUANTIZE(name, T)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS) quantize_fp8_##name(const __grid_constant__ Quantized args) {    \
+    quantize_fp8<T, false>(args);                                                                            \
+  }                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS) activate_fp8_##name(const __grid_constant__ Quantized args) {    \
+    quantize_fp8<T, true>(args);                                                                             \
+  }                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS) quantize_int4_##name(const __grid_constant__ Quantized args) {   \
+    quantize_int4<T>(args);                                                                                  \
+  }                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS) dequantize_int4_##name(const __grid_constant__ Quantized args) { \
+    dequantize_int4<T>(args);                                                                                \
+  }
+
+QUANTIZE(float16, Float16)
+QUANTIZE(bfloat16, Bfloat16)
+
+#endif
