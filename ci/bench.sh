@@ -16,7 +16,8 @@
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
-#     the host, a model of 8B's sizes beside PyTorch if python3 has it; without GPUs, a tiny model on 2 CPU ranks, then
+#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it, then without PyTorch with
+#     fp8 and int4 weights, into FILE-fp8.json and FILE-int4.json; without GPUs, a tiny model on 2 CPU ranks, then
 #     `ci/bench.sh llama-cpp` if npm is installed
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
@@ -142,21 +143,30 @@ bench_block() {
 }
 
 bench_decode() {
-  local -a args=() defaults
-  local file=decode.json option gpus
-  gpus=$(gpus)
-  if ((gpus > 0)) && [[ " $*" != *" --device cpu"* && " $*" != *" --device=cpu"* ]]; then
-    defaults=(--device=gpu "--ranks=$gpus" --model=8b --torch=python3 --batches=1,8,16,32,64,128,256 --clients=1,64,256)
+  local json='' ranks='' commit count option way
+  local -a args=() defaults torch=()
+  commit=$(commit)
+  count=$(gpus)
+  common_options "$@"
+  [[ " ${args[*]}" != *" --device cpu"* && " ${args[*]}" != *" --device=cpu"* ]] || count=0
+  if ((count > 0)); then
+    defaults=(--device=gpu --model=8b --batches=1,8,16,32,64,128,256 --clients=1,64,256)
+    json=${json:-$root/ci/results/decode.json}
+    [[ " ${args[*]}" == *" --torch"* ]] || torch=(--torch=python3)
   else
-    defaults=(--ranks=2 --long-prompt=512)
-    file=decode-cpu.json
+    defaults=(--long-prompt=512)
+    json=${json:-$root/ci/results/decode-cpu.json}
   fi
-  for option in "${defaults[@]}" "--json=$root/ci/results/$file" "--commit=$(commit)"; do
-    [[ " $*" == *" ${option%%=*}"* ]] || args+=("$option")
+  for option in "${defaults[@]}"; do
+    [[ " ${args[*]}" == *" ${option%%=*}"* ]] || args+=("$option")
   done
-  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "$@"
-  if [[ $file != decode-cpu.json ]]; then
-    return
+  args+=(--ranks="${ranks:-$((count > 0 ? count : 2))}" --commit="$commit")
+  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "${torch[@]}" --json="$json"
+  if ((count > 0)); then
+    [[ " ${args[*]}" != *" --quantize"* ]] || return 0
+    for way in fp8 int4; do
+      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize=$way --json="${json%.json}-$way.json"
+    done
   elif command -v npm >/dev/null; then
     bench_llama_cpp
   else

@@ -26,6 +26,7 @@ import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -220,7 +221,9 @@ final class DecodeBenchCommand extends ReportCommand {
      */
     private Double limit(ModelConfig config, int ranks, int batch) {
         long cached = batch * (promptTokens + tokens / 2L); // on average
-        long bytes = stepBytes(config, ranks) + KvCache.byteSize(config, ranks, cached);
+        long bytes =
+                stepBytes(config, ranks, model.quantization())
+                        + KvCache.byteSize(config, ranks, cached);
         return rates == null ? null : bytes / rates.gigabytesPerSecond() / 1e3;
     }
 
@@ -258,14 +261,21 @@ final class DecodeBenchCommand extends ReportCommand {
     /**
      * Returns the bytes of weights that a rank reads in a decode step: all except the embedding.
      */
-    private static long stepBytes(ModelConfig config, int ranks) {
+    static long stepBytes(ModelConfig config, int ranks, Quantization quantization) {
         long hidden = config.hiddenSize();
         long heads = config.heads() / ranks + Math.max(1, config.kvHeads() / ranks);
         long layer =
                 hidden * (2 * heads * config.headSize() + 3 * config.intermediateSize() / ranks);
         long output = hidden * ((config.vocabularySize() + ranks - 1) / ranks);
         long norms = hidden * (2L * config.layers() + 1);
-        return (layer * config.layers() + output + norms) * config.type().itemSize();
+        double bits =
+                switch (quantization) {
+                    case NONE -> 8 * config.type().itemSize();
+                    case FP8, INT8 -> 8;
+                    case INT4 -> 4.25;
+                };
+        double weights = (layer * config.layers() + output) * bits / 8;
+        return (long) weights + norms * config.type().itemSize();
     }
 
     private void report(ModelConfig config, Loading loading) {
@@ -276,6 +286,7 @@ final class DecodeBenchCommand extends ReportCommand {
         }
         put("config", config);
         put("ranks", model.placement());
+        put("quantization", model.quantization());
         put("loading", loading);
         print(
                 "%s%n%d bytes loaded in %.2f s, %.2f GB/s; read in %.2f s, %.2f GB/s: %.2f of that"

@@ -97,7 +97,7 @@ final class LlamaCppCommand extends ReportCommand {
         String weights =
                 switch (model.quantization()) {
                     case NONE -> config.type().name().toLowerCase(Locale.ROOT);
-                    case INT8 -> "q8_0";
+                    case INT8, FP8 -> "q8_0"; // CPUs refuse fp8 when the model is loaded.
                     case INT4 -> "q4_0";
                 };
         List<Row> rows = new ArrayList<>();

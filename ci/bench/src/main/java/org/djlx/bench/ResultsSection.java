@@ -278,7 +278,8 @@ final class ResultsSection {
                         "sampled, µs",
                         "tokens/s",
                         "reading the weights, µs",
-                        "PyTorch, CUDA graph, µs");
+                        "PyTorch, CUDA graph, µs",
+                        "torch.compile, CUDA graph, µs");
         for (StepRow step : read("steps", StepRow[].class)) {
             Map<String, Double> torch = step.torchMicros();
             steps.add(
@@ -288,7 +289,8 @@ final class ResultsSection {
                     whole(step.drawnMedianMicros()),
                     whole(step.tokensPerSecond()),
                     whole(step.limitMicros()),
-                    whole(torch == null ? null : torch.get("nccl")));
+                    whole(torch == null ? null : torch.getOrDefault("nccl", torch.get("alone"))),
+                    whole(torch == null ? null : torch.get("compiled")));
         }
         TextTable clients = new TextTable("clients", "requests", "errors", "tokens/s");
         for (DecodeBench.Row served : read("served", DecodeBench.Row[].class)) {
@@ -300,16 +302,19 @@ final class ResultsSection {
         }
         FirstToken first = read("firstToken", FirstToken.class);
         Loading loading = read("loading", Loading.class);
+        String quantization =
+                report.has("quantization") ? text("quantization").toLowerCase(Locale.ROOT) : "none";
         return String.format(
                 Locale.ROOT,
-                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s.%n%n%s%n%s%nFirst"
+                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s%s.%n%n%s%n%s%nFirst"
                         + " token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain reading"
                         + " of the files: %.1f s.%n",
                 config.get("layers"),
                 config.get("hiddenSize"),
                 config.get("vocabularySize"),
                 config.get("type").getAsString().toLowerCase(Locale.ROOT),
-                steps.markdown(),
+                quantization.equals("none") ? "" : ", weights in " + quantization,
+                steps.markdownOfFilledColumns(),
                 clients.markdown(),
                 first.promptTokens(),
                 first.medianMicros() / 1000,

@@ -15,8 +15,14 @@ import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -102,6 +108,31 @@ class DecodeBenchTest {
             double first = row.get("firstTextMillis").getAsDouble();
             assertTrue(first > 0 && first < row.get("answerMillis").getAsDouble(), table);
         }
+    }
+
+    /** The limit of a step: 7,504,658,432 weights of Llama 3 8B, and norms of 532,480 bytes. */
+    @ParameterizedTest
+    @CsvSource({"NONE, 15009849344", "FP8, 7505190912", "INT4, 3987382272"})
+    void countsTheBytesOfQuantizedWeights(Quantization quantization, long bytes) {
+        LayerConfig layer = LayerConfig.llama(Rope.of(500_000, 64), 128, 14_336);
+        ModelConfig config =
+                new ModelConfig(
+                        "llama",
+                        128_256,
+                        4096,
+                        32,
+                        8,
+                        128,
+                        8192,
+                        1e-5,
+                        false,
+                        List.of(),
+                        ScalarType.BFLOAT16,
+                        Collections.nCopies(32, layer),
+                        1,
+                        0,
+                        false);
+        assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization));
     }
 
     @Test

@@ -5,6 +5,8 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.FileVisitResult;
@@ -77,6 +79,19 @@ class ResultsPagesTest {
                                 "\"commit\": \"[^\"]*\"", "\"commit\": \"0123456789ab-dirty\""));
         String page = ResultsPages.render(dir).get(Path.of("docs/performance.md"));
         assertTrue(page.contains(" · commit 0123456-dirty · "), page);
+    }
+
+    @Test
+    void showsTheCompiledPeerAndHowWeightsAreStored() throws Exception {
+        String json = Files.readString(ROOT.resolve("ci/results/decode.json"));
+        JsonObject report = JsonParser.parseString(json).getAsJsonObject();
+        report.addProperty("quantization", "FP8");
+        JsonObject step = report.getAsJsonArray("steps").get(0).getAsJsonObject();
+        step.getAsJsonObject("torchMicros").addProperty("compiled", 4321.0);
+        String page = new ResultsSection("decode.json", report).markdown();
+        assertTrue(page.contains("bfloat16, weights in fp8."), page);
+        assertTrue(page.contains("| torch.compile, CUDA graph, µs |"), page);
+        assertTrue(page.contains(" | 4,321 |"), page);
     }
 
     @Test
