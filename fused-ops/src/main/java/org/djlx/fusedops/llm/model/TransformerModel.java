@@ -161,11 +161,15 @@ public final class TransformerModel implements AutoCloseable {
      * the last token of long ones, run on the decode kernels.
      *
      * @param batch the tokens
-     * @param manager the manager of returned arrays
-     * @return the logits of the chunks that need logits, in the order of the batch
+     * @param manager the manager of returned arrays, of any device
+     * @return the logits of the chunks that need logits, on the model's device, in the order of the
+     *     batch
      * @throws IllegalArgumentException if a sequence is longer than the maximum length
      */
     public Logits forward(TokenBatch batch, NDManager manager) {
+        if (!manager.getDevice().equals(group.device())) {
+            return forward(batch, manager.newSubManager(group.device()));
+        }
         for (TokenBatch.Chunk chunk : batch.chunks()) {
             if (chunk.length() > attention.maxLength()) {
                 throw new IllegalArgumentException(
