@@ -9,9 +9,10 @@ import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Binds MPI's functions and constants, of the MPI that started this process. Handles are addresses
- * in Open MPI and 32-bit integers in MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH). Here
- * both are longs: Linux passes either in one register or one slot of the stack.
+ * Binds MPI's functions, but those of {@link MpiMessages}, and its constants, of the MPI that
+ * started this process. Handles are addresses in Open MPI and 32-bit integers in MPICH and its
+ * relatives (Intel MPI, Cray MPICH, MVAPICH). Here both are longs: Linux passes either in one
+ * register or one slot of the stack.
  */
 final class Mpi {
 
@@ -21,7 +22,7 @@ final class Mpi {
     /** What any MPI accepts as a tag, by the standard. */
     static final int MAX_TAG = 32767;
 
-    private static final NativeLibrary LIBRARY = LibraryProbes.openMpi();
+    static final NativeLibrary LIBRARY = LibraryProbes.openMpi();
     private static final boolean OPEN_MPI = isOpenMpi();
 
     static final long COMM_WORLD = handle("ompi_mpi_comm_world", 0x44000000);
@@ -94,19 +95,7 @@ final class Mpi {
 
     static native int MPI_Comm_free(long comm);
 
-    static native int MPI_Isend(
-            long address, int count, long type, int destination, int tag, long comm, long request);
-
-    static native int MPI_Irecv(
-            long address, int count, long type, int source, int tag, long comm, long request);
-
-    static native int MPI_Test(long request, long flag, long status);
-
-    static native int MPI_Testall(int count, long requests, long flag, long statuses);
-
     static native int MPI_Cancel(long request);
-
-    static native int MPI_Reduce_local(long term, long sum, int count, long type, long op);
 
     static native int MPI_Error_string(int error, long text, long length);
 

@@ -137,7 +137,8 @@ public final class MpiCommunicator implements AutoCloseable {
         started(
                 requests,
                 "MPI_Isend",
-                Mpi.MPI_Isend(address, bytes, Mpi.BYTE, destination, tag, comm, requests.add()));
+                MpiMessages.MPI_Isend(
+                        address, bytes, Mpi.BYTE, destination, tag, comm, requests.add()));
     }
 
     /**
@@ -152,7 +153,7 @@ public final class MpiCommunicator implements AutoCloseable {
         started(
                 requests,
                 "MPI_Irecv",
-                Mpi.MPI_Irecv(address, bytes, Mpi.BYTE, source, tag, comm, requests.add()));
+                MpiMessages.MPI_Irecv(address, bytes, Mpi.BYTE, source, tag, comm, requests.add()));
     }
 
     private static void started(MpiRequests requests, String call, int result) {
@@ -171,7 +172,8 @@ public final class MpiCommunicator implements AutoCloseable {
      */
     public static void add(long sum, long term, int count, boolean isDouble) {
         long type = isDouble ? Mpi.DOUBLE : Mpi.FLOAT;
-        Mpi.check("MPI_Reduce_local", Mpi.MPI_Reduce_local(term, sum, count, type, Mpi.SUM));
+        Mpi.check(
+                "MPI_Reduce_local", MpiMessages.MPI_Reduce_local(term, sum, count, type, Mpi.SUM));
     }
 
     /** Frees the communicator. No request may be in use, and no rank may send any more. */

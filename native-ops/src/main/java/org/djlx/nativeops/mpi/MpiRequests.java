@@ -77,7 +77,7 @@ public final class MpiRequests {
     }
 
     private int testAll() {
-        return Mpi.MPI_Testall(count, handle(0), address, Mpi.STATUS_IGNORE);
+        return MpiMessages.MPI_Testall(count, handle(0), address, Mpi.STATUS_IGNORE);
     }
 
     /**
@@ -88,7 +88,7 @@ public final class MpiRequests {
      * @throws MpiException if it failed; it has then ended
      */
     public boolean test(int index) {
-        return isSet("MPI_Test", Mpi.MPI_Test(handle(index), address, Mpi.STATUS_IGNORE));
+        return isSet("MPI_Test", MpiMessages.MPI_Test(handle(index), address, Mpi.STATUS_IGNORE));
     }
 
     private boolean isSet(String call, int result) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * Mpi  binds MPI's functions, with the handles of Open MPI or of MPICH
+ * Mpi          binds MPI's functions, with the handles of Open MPI or of MPICH
+ * MpiMessages  binds those that move and add messages
  */
 /**
  * MPI: communicators and messages of bytes. Start with {@link
