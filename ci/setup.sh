@@ -93,18 +93,21 @@ jdk_package() {
   die "apt offers no JDK of version $MIN_JAVA or newer; install one and set JAVA_HOME"
 }
 
-# setup: makes sure of a JDK and Maven. Changes nothing on a machine that has them.
+# setup: makes sure of a JDK, Maven and g++. Changes nothing on a machine that has them.
 setup() {
   local -a missing=() packages=()
   local jdk
   use_java || missing+=("a JDK $MIN_JAVA or newer")
   command -v mvn >/dev/null || missing+=(Maven)
+  command -v g++ >/dev/null || missing+=(g++)
   if ((${#missing[@]} == 0)); then
     say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
     return 0
   fi
 
-  local what="${missing[0]}${missing[1]:+ and ${missing[1]}}"
+  local what
+  printf -v what '%s, ' "${missing[@]}"
+  what=${what%, }
   command -v apt-get >/dev/null || die "$what missing and there is no apt-get to install with; install by hand and run this again"
   if ((EUID != 0)) && ! command -v sudo >/dev/null; then
     die "$what missing; run this as root or with sudo, or install by hand"
@@ -116,6 +119,7 @@ setup() {
     packages+=("$jdk")
   fi
   command -v mvn >/dev/null || packages+=(maven)
+  command -v g++ >/dev/null || packages+=(g++)
   # Slim images leave this directory out, and the JDK's package cannot be configured without it.
   as_root mkdir -p /usr/share/man/man1
   apt install -y --no-install-recommends "${packages[@]}"

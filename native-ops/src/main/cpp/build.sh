@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
-# build.sh FILE: compiles the CPU's kernels into a shared library that needs only libc, unless FILE is newer than they are.
+# build.sh FILE: compiles tensors.cpp and the CPU's kernels into a shared library that needs only libc, unless FILE is newer than they are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 [[ -z $(find . -newer "$1" 2>&1) ]] && exit
 version=$(g++ -dumpversion 2>/dev/null || echo 0)
-if [[ $(uname -sm) != "Linux x86_64" ]] || ((${version%%.*} < 12)); then
-  echo "the CPU's kernels are not compiled: they need g++ 12 or newer on Linux x86-64" >&2
+if [[ $(uname -sm) != "Linux x86_64" ]] || ((${version%%.*} == 0)); then
+  echo "the native part is not compiled, and the jar will not work: it needs g++ on Linux x86-64" >&2
   exit
+fi
+sources=(tensors.cpp cpu_kernels.cpp)
+if ((${version%%.*} < 12)); then
+  echo "the CPU's kernels are not compiled: they need g++ 12 or newer" >&2
+  sources=(tensors.cpp)
 fi
 mkdir -p "$(dirname "$1")"
 # GCC reports the headers of its own intrinsics as uninitialised (PR 105593).
 g++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -Wall -Wextra -Werror \
-  -Wno-maybe-uninitialized -Wl,-z,now -nodefaultlibs cpu_kernels.cpp -lc -lgcc -o "$1.$$"
+  -Wno-maybe-uninitialized -Wl,-z,now -nodefaultlibs "${sources[@]}" -lc -lgcc -o "$1.$$"
 mv "$1.$$" "$1" # At once, whatever ends or runs beside this.

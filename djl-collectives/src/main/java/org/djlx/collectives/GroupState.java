@@ -236,7 +236,8 @@ final class GroupState {
     AutoCloseable attachment(Class<?> type, Supplier<? extends AutoCloseable> maker) {
         synchronized (attachments) {
             checkUsable();
-            return attachments.computeIfAbsent(type, absent -> maker.get());
+            AutoCloseable kept = attachments.get(type);
+            return kept != null ? kept : attachments.computeIfAbsent(type, absent -> maker.get());
         }
     }
 

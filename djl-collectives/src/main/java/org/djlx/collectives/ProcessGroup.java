@@ -968,10 +968,7 @@ public final class ProcessGroup implements AutoCloseable {
                             "execute: null argument: type %s, agreed %s, body %s",
                             type, agreed, body));
         }
-        return issue(
-                type,
-                agreed,
-                operation -> backend.execute(operation, () -> body.accept(operation)));
+        return issue(type, agreed, operation -> backend.execute(operation, body));
     }
 
     /**

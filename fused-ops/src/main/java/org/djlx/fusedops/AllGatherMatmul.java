@@ -14,6 +14,7 @@ import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
@@ -159,10 +160,18 @@ record AllGatherMatmul(
         }
         return switch (choice.path()) {
             case FUSED -> new FusedPath.Gather(this, group, operands, choice);
-            case PIPELINED ->
-                    isByRows()
-                            ? new PipelinedPath.Gather(this, group, operands, choice)
-                            : new PipelinedPath.LastGather(this, group, operands, choice);
+            case PIPELINED -> {
+                if (!isByRows()) {
+                    yield new PipelinedPath.LastGather(this, group, operands, choice);
+                }
+                boolean tiny =
+                        group.device().isGpu()
+                                && Pipeline.isTiny(
+                                        group.p2pBuffers().orElseThrow(), workload().partBytes());
+                yield tiny
+                        ? new GatheredPath.BufferGather(this, group, operands, choice)
+                        : new PipelinedPath.Gather(this, group, operands, choice);
+            }
             case GATHERED ->
                     group.device().isGpu()
                             ? new GatheredPath.Gather(this, group, operands, choice)

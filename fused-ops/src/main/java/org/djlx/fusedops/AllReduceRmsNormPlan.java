@@ -18,6 +18,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -39,6 +40,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     private final long rows;
     private final boolean[] inPlace; // for each input, whether it is contiguous
     private final NormPath path;
+    private final TensorTemplate output; // of each result
 
     /**
      * A call.
@@ -86,6 +88,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             inPlace[i] = infos[i].isContiguous();
         }
         plans = GroupPlans.of(group);
+        output = new TensorTemplate(group.device(), shape, type);
         Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
         FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
         if (reason == null) {
@@ -143,17 +146,17 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     /** Enqueues a call whose results are new arrays in the manager of the partial. */
     NormedResidual run(Call call) {
         NDManager manager = call.partial().getManager();
-        NDArray sum = Torch.empty(manager, shape, type);
-        NDArray norm = null;
+        TensorTemplate.Created sum = output.create(manager);
+        TensorTemplate.Created norm = null;
         try {
-            norm = Torch.empty(manager, shape, type);
-            NormedResidual outputs = new NormedResidual(sum, norm);
-            run(call, new Outputs(outputs, Torch.dataPointer(sum), Torch.dataPointer(norm)));
+            norm = output.create(manager);
+            NormedResidual outputs = new NormedResidual(sum.array(), norm.array());
+            run(call, new Outputs(outputs, sum.address(), norm.address()));
             return outputs;
         } catch (Throwable e) {
-            sum.close();
+            sum.array().close();
             if (norm != null) {
-                norm.close();
+                norm.array().close();
             }
             throw e;
         }

@@ -2,14 +2,13 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
-import java.util.function.Supplier;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -21,7 +20,6 @@ import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -177,20 +175,13 @@ public final class FusedOps {
         if (bs == null || bs.isEmpty()) {
             throw checks.wrong("there is no B to multiply with: pass 1 or more");
         }
-        TensorInfo[] infos = new TensorInfo[1 + bs.size()];
-        List<NDArray> arrays = new ArrayList<>(infos.length);
-        infos[0] = checks.operand("aShard", aShard);
-        arrays.add(aShard);
-        for (int i = 0; i < bs.size(); i++) {
-            infos[1 + i] = checks.operand(OperandChecks.roleOfB(i, bs.size()), bs.get(i));
-            arrays.add(bs.get(i));
-        }
+        Operands operands = checks.operands(Operands.of(aShard, bs), "aShard");
         if (checks.recording() != null) {
             return FusedGradients.allGatherMatmul(
                     checks.recording(), aShard, bs, gatherDim, group, returnGathered);
         }
         Output output = returnGathered ? Output.PRODUCTS_AND_A : Output.PRODUCTS;
-        return allGatherMatmul(checks, new Operands(arrays, infos), gatherDim, group, output);
+        return allGatherMatmul(checks, operands, gatherDim, group, output);
     }
 
     private static GatheredMatmul allGatherMatmul(
@@ -203,13 +194,16 @@ public final class FusedOps {
         OpType type = scaled ? AllGatherMatmul.SCALED : AllGatherMatmul.TYPE;
         int operator = GATHER + output.ordinal() + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, gatherDim, operands);
-        return run(
-                group,
-                operands,
-                key,
-                () -> AllGatherMatmul.of(checks, group, operands, gatherDim, output),
-                () -> rowScales(operands, group),
-                GatheredMatmul::close);
+        GroupPlans plans = GroupPlans.of(group);
+        MatmulPlan<GatheredMatmul> plan;
+        synchronized (plans) {
+            plan = plans.find(key);
+            if (plan == null) {
+                var made = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
+                plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+            }
+        }
+        return run(group, plans, plan, operands, rowScales(operands, group), GatheredMatmul::close);
     }
 
     /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
@@ -225,29 +219,21 @@ public final class FusedOps {
     }
 
     /**
-     * Runs a call with its plan. The first call makes the plan.
+     * Runs a call with its plan.
      *
-     * @param rowScales returns an array into which the scales of A's rows are gathered after the
-     *     operands are checked; returns null if there are none
+     * @param rowScales an array into which the scales of A's rows are gathered, and which is then
+     *     closed; null if there are none
      */
-    @SuppressWarnings({"unchecked", "try"}) // a key belongs to one operator; stream is not named
+    @SuppressWarnings("try") // stream is not named in the body
     private static <R> R run(
             ProcessGroup group,
+            GroupPlans plans,
+            MatmulPlan<R> plan,
             Operands operands,
-            PlanKey key,
-            Supplier<MatmulPlan.Operator<R>> operator,
-            Supplier<NDArray> rowScales,
+            NDArray rowScales,
             Consumer<R> closeResult) {
-        GroupPlans plans = GroupPlans.of(group);
-        MatmulPlan<R> plan;
-        synchronized (plans) {
-            plan = plans.find(key, MatmulPlan.class);
-            if (plan == null) {
-                plan = plans.keep(key, new MatmulPlan<>(operator.get(), group, operands));
-            }
-        }
-        try (CurrentStreams.Scope stream = plans.hold();
-                NDArray scales = rowScales.get()) {
+        try (NDArray scales = rowScales;
+                CurrentStreams.Scope stream = plans.hold()) {
             Operands all = scales == null ? operands : operands.withRowScales(scales);
             if (scales != null) {
                 synchronized (plans) {
@@ -294,13 +280,10 @@ public final class FusedOps {
             NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(AllGatherMatmul.TYPE.toString());
         checks.checkNotNull("the group", group);
-        TensorInfo[] infos = {
-            checks.operand("aShard", aShard), checks.operand("B", gatesAndValues)
-        };
+        Operands operands = checks.operands(Arrays.asList(aShard, gatesAndValues), "aShard");
         if (checks.recording() != null) {
             return Optional.empty();
         }
-        Operands operands = new Operands(List.of(aShard, gatesAndValues), infos);
         return allGatherMatmul(checks, operands, 0, group, Output.GATED_PRODUCT).outputs().stream()
                 .findFirst();
     }
@@ -326,14 +309,13 @@ public final class FusedOps {
             NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(MatmulReduceScatter.TYPE.toString());
         checks.checkNotNull("the group", group);
-        TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
+        Operands operands = checks.operands(Arrays.asList(a, b), "A");
         checks.checkSum(op);
         if (checks.recording() != null) {
             return FusedGradients.matmulReduceScatter(
                     checks.recording(), a, b, op, scatterDim, group);
         }
-        return matmulReduceScatter(
-                checks, new Operands(List.of(a, b), infos), op, scatterDim, group);
+        return matmulReduceScatter(checks, operands, op, scatterDim, group);
     }
 
     private static NDArray matmulReduceScatter(
@@ -346,13 +328,16 @@ public final class FusedOps {
         OpType type = scaled ? MatmulReduceScatter.SCALED : MatmulReduceScatter.TYPE;
         int operator = (op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM) + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, scatterDim, operands);
-        return run(
-                group,
-                operands,
-                key,
-                () -> MatmulReduceScatter.of(checks, group, operands, op, scatterDim),
-                () -> null,
-                NDArray::close);
+        GroupPlans plans = GroupPlans.of(group);
+        MatmulPlan<NDArray> plan;
+        synchronized (plans) {
+            plan = plans.find(key);
+            if (plan == null) {
+                var made = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
+                plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+            }
+        }
+        return run(group, plans, plan, operands, null, NDArray::close);
     }
 
     /**
@@ -379,9 +364,8 @@ public final class FusedOps {
     public static NDArray matmulAllReduce(NDArray a, NDArray b, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(MatmulAllReduce.TYPE.toString());
         checks.checkNotNull("the group", group);
-        TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
-        MatmulAllReduce operator =
-                MatmulAllReduce.of(checks, group, new Operands(List.of(a, b), infos));
+        Operands operands = checks.operands(Arrays.asList(a, b), "A");
+        MatmulAllReduce operator = MatmulAllReduce.of(checks, group, operands);
         return checks.recording() == null
                 ? operator.run(group, a, b)
                 : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
@@ -559,19 +543,14 @@ public final class FusedOps {
         if (bs == null || bs.isEmpty() || bScales == null || bScales.size() != bs.size()) {
             throw checks.wrong("pass 1 or more B, and as many scales of B");
         }
-        List<NDArray> arrays = new ArrayList<>();
-        List<NDArray> scales = new ArrayList<>();
-        arrays.add(a);
-        arrays.addAll(bs);
-        scales.add(aScale);
-        scales.addAll(bScales);
-        TensorInfo[] infos = new TensorInfo[arrays.size()];
-        for (int i = 0; i < infos.length; i++) {
-            String role = i == 0 ? roleOfA : OperandChecks.roleOfB(i - 1, bs.size());
-            infos[i] = checks.operand(role, arrays.get(i));
-            checks.checkNotNull(i == 0 ? "aScale" : "the scale of " + role, scales.get(i));
+        Operands matrices = checks.operands(Operands.of(a, bs), roleOfA);
+        List<NDArray> scales = Operands.of(aScale, bScales);
+        for (int i = 0; i < scales.size(); i++) {
+            String role =
+                    i == 0 ? "aScale" : "the scale of " + OperandChecks.roleOfB(i - 1, bs.size());
+            checks.checkNotNull(role, scales.get(i));
         }
-        Operands operands = new Operands(arrays, infos, scales);
+        Operands operands = new Operands(matrices.arrays(), matrices.infos(), scales);
         checks.checkScales(operands);
         return operands;
     }
@@ -671,11 +650,9 @@ public final class FusedOps {
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(AllReduceRmsNormPlan.TYPE.toString());
         checks.checkNotNull("the group", group);
-        TensorInfo[] infos = {
-            checks.operand("partial", partial),
-            checks.operand("residual", residual),
-            checks.operand("weight", weight)
-        };
+        Operands inputs =
+                checks.operands(
+                        Arrays.asList(partial, residual, weight), "partial", "residual", "weight");
         if (checks.recording() != null) {
             throw checks.wrong(
                     "an input requires a gradient, but the operator has none: call"
@@ -684,14 +661,13 @@ public final class FusedOps {
         if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
             throw checks.wrong("epsilon is %s, but must be finite and at least 0", epsilon);
         }
-        Operands inputs = new Operands(List.of(partial, residual, weight), infos);
         return new AllReduceRmsNormPlan.Call(checks, inputs, epsilon, group);
     }
 
     /** Finds or makes the plan of an all-reduce + RMSNorm. */
     private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
         PlanKey key = key(AllReduceRmsNormPlan.TYPE, NORM, 0, call.inputs());
-        AllReduceRmsNormPlan plan = plans.find(key, AllReduceRmsNormPlan.class);
+        AllReduceRmsNormPlan plan = plans.find(key);
         return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
     }
 

@@ -2,7 +2,6 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.AllGatherMatmul.Output;
@@ -11,6 +10,7 @@ import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorTemplate;
 
 /** The path FUSED: one kernel pushes data to peers, waits for the peers' data, and multiplies. */
 final class FusedPath {
@@ -137,8 +137,8 @@ final class FusedPath {
         }
 
         @Override
-        NDArray[] staging(OperationScope scope, NDManager manager) {
-            return new NDArray[0];
+        TensorTemplate.Created[] staging(OperationScope scope) {
+            return new TensorTemplate.Created[0];
         }
 
         @Override

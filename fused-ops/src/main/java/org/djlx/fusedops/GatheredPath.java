@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
-import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.GatheredExchange;
 import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Product;
-import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TensorTemplate;
 
 /**
  * The path GATHERED: one matmul, with all communication before or after it. Kernels move the data
@@ -43,8 +42,8 @@ final class GatheredPath {
         }
 
         @Override
-        NDArray workspace(OperationScope scope, NDArray shard) {
-            return scope.empty(gatheredShape, operator.type());
+        TensorTemplate.Created workspace(OperationScope scope, TensorTemplate.Created none) {
+            return scope.create(gathered);
         }
 
         @Override
@@ -77,7 +76,10 @@ final class GatheredPath {
         }
     }
 
-    /** All-gather into this rank's P2P buffer, then matmul from there. */
+    /**
+     * All-gather into this rank's P2P buffer, then matmul from there: on the CPU, and on GPUs for
+     * the path PIPELINED with small shards.
+     */
     static final class BufferGather extends P2pGatherPath {
 
         private final Compute compute;
@@ -96,6 +98,7 @@ final class GatheredPath {
         @Override
         void enqueue(Operation operation, Call call) {
             compute.begin();
+            loadOnce(call);
             pipeline.gatherThenConsume(
                     operation,
                     slots,
@@ -110,6 +113,14 @@ final class GatheredPath {
                     call.used());
         }
 
+        /** On a GPU, multiplies what is in the buffer. */
+        @Override
+        void multiplyOnce(Call call) {
+            if (choice.path() == Path.PIPELINED) {
+                products.multiply(call, slots.buffers().address(slots.buffers().rank(), 0));
+            }
+        }
+
         @Override
         public void close() {
             products.close();
@@ -121,7 +132,7 @@ final class GatheredPath {
 
         final Compute compute;
         private final Product product;
-        private final Shape stagingShape;
+        private final TensorTemplate staging;
 
         StagedScatter(
                 MatmulReduceScatter operator,
@@ -132,14 +143,16 @@ final class GatheredPath {
             compute = GroupPlans.of(group).compute();
             long columns = operator.partColumns();
             product = inPlace.product(operator, compute, operator.rows(), columns);
-            stagingShape = new Shape(operator.rows() * columns);
+            staging =
+                    new TensorTemplate(
+                            group.device(),
+                            new Shape(operator.rows() * columns),
+                            operator.typeOfProduct());
         }
 
         @Override
-        final NDArray[] staging(OperationScope scope, NDManager manager) {
-            return new NDArray[] {
-                scope.add(Torch.empty(manager, stagingShape, operator.typeOfProduct()))
-            };
+        final TensorTemplate.Created[] staging(OperationScope scope) {
+            return new TensorTemplate.Created[] {scope.create(staging)};
         }
 
         @Override

@@ -48,8 +48,9 @@ final class GroupPlans implements AutoCloseable {
     /**
      * Returns the plan of a call; null if there is none yet. The caller holds this object's lock.
      */
-    <P extends FusedPlan> P find(PlanKey key, Class<P> type) {
-        return type.cast(plans.get(key));
+    @SuppressWarnings("unchecked") // A key belongs to one operator.
+    <P extends FusedPlan> P find(PlanKey key) {
+        return (P) plans.get(key);
     }
 
     /**

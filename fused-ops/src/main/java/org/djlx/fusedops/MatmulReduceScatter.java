@@ -10,8 +10,10 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
@@ -136,7 +138,15 @@ record MatmulReduceScatter(
 
     @Override
     public MatmulPath<NDArray> prepare(ProcessGroup group, Operands operands, Choice choice) {
-        return switch (choice.path()) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        boolean tiny = // With them, the kernels of GATHERED run PIPELINED; the same on all ranks.
+                choice.path() == Path.PIPELINED
+                        && isByRows()
+                        && Pipeline.isTiny(buffers, partBytes())
+                        && GroupPlans.of(group)
+                                .compute()
+                                .canExchange(buffers, typeOfProduct(), partBytes());
+        return switch (tiny ? Path.GATHERED : choice.path()) {
             case FUSED -> new FusedPath.Scatter(this, group, operands, choice);
             case PIPELINED -> new PipelinedPath.Scatter(this, group, operands, choice);
             case GATHERED ->

@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.EnumSet;
+import java.util.List;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
@@ -57,7 +58,29 @@ final class OperandChecks {
         }
     }
 
-    /** Returns the type, shape and address of an operand. Finding a plan needs no more. */
+    /**
+     * Returns operands with their types, shapes and addresses. Finding a plan needs no more.
+     *
+     * @param arrays the operands, which may be null
+     * @param roles the roles of the first operands; the others are Bs, from the second operand on
+     */
+    Operands operands(List<NDArray> arrays, String... roles) {
+        TensorInfo[] infos = null;
+        try {
+            infos = Torch.infos(arrays);
+        } catch (IllegalArgumentException e) {
+            // operand() names the operand.
+        }
+        for (int i = 0; i < arrays.size(); i++) {
+            String role = i < roles.length ? roles[i] : roleOfB(i - 1, arrays.size() - 1);
+            if (infos == null || infos[i].requiresGradient()) {
+                operand(role, arrays.get(i));
+            }
+        }
+        return new Operands(arrays, infos);
+    }
+
+    /** As {@link #operands}, for one operand. */
     TensorInfo operand(String role, NDArray array) {
         checkNotNull(role, array);
         TensorInfo info;

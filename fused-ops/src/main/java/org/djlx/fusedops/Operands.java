@@ -21,6 +21,14 @@ record Operands(List<NDArray> arrays, TensorInfo[] infos, List<NDArray> scales) 
         this(arrays, infos, List.of());
     }
 
+    /** Returns A and the Bs, or their scales. */
+    static List<NDArray> of(NDArray a, List<NDArray> bs) {
+        List<NDArray> all = new ArrayList<>(1 + bs.size());
+        all.add(a);
+        all.addAll(bs);
+        return all;
+    }
+
     /** Returns the operands with scales for the rows of the gathered A. */
     Operands withRowScales(NDArray ofRows) {
         List<NDArray> all = new ArrayList<>(scales);

@@ -11,6 +11,7 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorHold;
+import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -54,13 +55,20 @@ final class OperationScope {
         return add(Torch.empty(manager, shape, type));
     }
 
+    /** As {@link #empty}, from a template. */
+    TensorTemplate.Created create(TensorTemplate template) {
+        TensorTemplate.Created created = template.create(manager);
+        add(created.array());
+        return created;
+    }
+
     /**
      * Returns a new array for a result. It belongs to the caller unless {@link #abandon} is called.
      */
-    NDArray result(NDManager ofResult, Shape shape, ScalarType type) {
-        NDArray array = Torch.empty(ofResult, shape, type);
-        results.add(array);
-        return array;
+    TensorTemplate.Created result(NDManager ofResult, TensorTemplate template) {
+        TensorTemplate.Created created = template.create(ofResult);
+        results.add(created.array());
+        return created;
     }
 
     /** Returns a contiguous copy of an array, or the array if it is contiguous. */

@@ -3,7 +3,6 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -17,6 +16,7 @@ import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Product.Scales;
 import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
 /** An all-gather + matmul over P2P buffers. */
@@ -24,8 +24,8 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
 
     final AllGatherMatmul operator;
     final InPlace inPlace;
-    final Shape gatheredShape; // of the gathered A, the front dimension in front
-    private final List<Shape> productShapes; // likewise
+    final TensorTemplate gathered; // the gathered A, the front dimension in front
+    private final List<TensorTemplate> productsOfBs; // likewise
     // Whether rows are scaled, of products whose kernels a library has loaded.
     private final Set<Boolean> loaded = new HashSet<>();
 
@@ -107,9 +107,16 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
                 operator.workload().partBytes());
         this.operator = operator;
         this.inPlace = inPlace;
-        gatheredShape = operator.gatheredFront();
-        productShapes =
-                IntStream.range(0, inPlace.bs.length).mapToObj(operator::productFront).toList();
+        gathered = new TensorTemplate(group.device(), operator.gatheredFront(), operator.type());
+        productsOfBs =
+                IntStream.range(0, inPlace.bs.length)
+                        .mapToObj(
+                                b ->
+                                        new TensorTemplate(
+                                                group.device(),
+                                                operator.productFront(b),
+                                                operator.typeOfProduct()))
+                        .toList();
     }
 
     @Override
@@ -128,25 +135,25 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray given = operands.array(1 + i);
             NDArray b = inPlace.bs[i] ? given : copyOfB(scope, given);
             bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
-            NDArray out = scope.result(manager, productShapes.get(i), operator.typeOfProduct());
-            outs[i] = Torch.dataPointer(out);
-            products.add(out);
+            TensorTemplate.Created out = scope.result(manager, productsOfBs.get(i));
+            outs[i] = out.address();
+            products.add(out.array());
             scales[i] = operands.scales(i);
             used[2 * i] = b;
-            used[2 * i + 1] = out;
+            used[2 * i + 1] = out.array();
         }
-        NDArray gathered =
+        TensorTemplate.Created whole =
                 returnsA()
-                        ? scope.result(manager, gatheredShape, operator.type())
-                        : workspace(scope, shard);
-        long whole = gathered == shard ? 0 : Torch.dataPointer(gathered);
+                        ? scope.result(manager, gathered)
+                        : workspace(scope, new TensorTemplate.Created(shard, 0));
         used[2 * count] = shard;
-        used[2 * count + 1] = gathered;
+        used[2 * count + 1] = whole.array();
         for (int i = 0; i < operands.scales().size(); i++) {
             used[2 * count + 2 + i] = operands.scales().get(i);
         }
         scope.hold(used);
-        return new Call(shardAddress, bs, outs, whole, products, gathered, scales, used);
+        return new Call(
+                shardAddress, bs, outs, whole.address(), products, whole.array(), scales, used);
     }
 
     /** Multiplies once by the path's library, on arbitrary data; no-op if it has none. */
@@ -182,11 +189,12 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     }
 
     /**
-     * Returns the array to gather A into if the caller does not ask for A; the shard if A is not
-     * gathered.
+     * Returns the array to gather A into if the caller does not ask for A.
+     *
+     * @param none the shard at address 0, returned if A is not gathered
      */
-    NDArray workspace(OperationScope scope, NDArray shard) {
-        return shard;
+    TensorTemplate.Created workspace(OperationScope scope, TensorTemplate.Created none) {
+        return none;
     }
 
     @Override

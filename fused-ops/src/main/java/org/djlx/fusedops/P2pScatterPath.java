@@ -2,8 +2,6 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Choice;
@@ -12,6 +10,7 @@ import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Product.Scales;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
 /** A matmul + reduce-scatter over P2P buffers. */
@@ -19,7 +18,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
 
     final MatmulReduceScatter operator;
     final InPlace inPlace;
-    private final Shape partFront; // this rank's part, the scatter dimension in front
+    private final TensorTemplate partFront; // this rank's part, the scatter dimension in front
 
     /**
      * The arrays of a call.
@@ -90,7 +89,11 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
                 operator.partBytes());
         this.operator = operator;
         this.inPlace = inPlace;
-        partFront = Axes.move(operator.part(), operator.frontDim(), 0);
+        partFront =
+                new TensorTemplate(
+                        group.device(),
+                        Axes.move(operator.part(), operator.frontDim(), 0),
+                        operator.typeOfProduct());
     }
 
     /** Copies A to row-major memory, with {@code frontDim} moved to the front. */
@@ -104,36 +107,35 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
     }
 
     /** Allocates arrays that hold products until they are sent. */
-    abstract NDArray[] staging(OperationScope scope, NDManager manager);
+    abstract TensorTemplate.Created[] staging(OperationScope scope);
 
     @Override
     final Call arrays(OperationScope scope, Operands operands) {
         NDArray a = operands.array(0);
-        NDManager manager = a.getManager();
         NDArray left = inPlace.a ? a : copyOfA(scope, a);
         NDArray right = inPlace.b ? operands.array(1) : copyOfB(scope, operands.array(1));
-        NDArray part = scope.result(manager, partFront, operator.typeOfProduct());
-        NDArray[] staging = staging(scope, manager);
+        TensorTemplate.Created part = scope.result(a.getManager(), partFront);
+        TensorTemplate.Created[] staging = staging(scope);
         NDArray[] used = new NDArray[3 + staging.length + operands.scales().size()];
         used[0] = left;
         used[1] = right;
-        used[2] = part;
+        used[2] = part.array();
         long[] addresses = new long[staging.length];
         for (int i = 0; i < staging.length; i++) {
-            addresses[i] = Torch.dataPointer(staging[i]);
-            used[3 + i] = staging[i];
+            addresses[i] = staging[i].address();
+            used[3 + i] = staging[i].array();
         }
         for (int i = 0; i < operands.scales().size(); i++) {
             used[3 + staging.length + i] = operands.scales().get(i);
             scope.hold(operands.scales().get(i));
         }
-        scope.hold(left, right, part);
+        scope.hold(left, right, part.array());
         return new Call(
                 inPlace.a ? operands.address(0) : Torch.dataPointer(left),
                 inPlace.b ? operands.address(1) : Torch.dataPointer(right),
-                Torch.dataPointer(part),
+                part.address(),
                 addresses,
-                part,
+                part.array(),
                 operands.scales(0),
                 used);
     }

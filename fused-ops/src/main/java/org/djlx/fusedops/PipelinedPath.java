@@ -2,7 +2,6 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import org.djlx.collectives.ProcessGroup;
@@ -17,6 +16,7 @@ import org.djlx.fusedops.internal.Slots;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
 /** The path PIPELINED: matmuls of parts, overlapped with copies to and from other ranks. */
@@ -39,10 +39,8 @@ final class PipelinedPath {
         }
 
         @Override
-        NDArray workspace(OperationScope scope, NDArray shard) {
-            return slots.hasRounds() && operator.worldSize() > 1
-                    ? scope.empty(gatheredShape, operator.type())
-                    : shard;
+        TensorTemplate.Created workspace(OperationScope scope, TensorTemplate.Created none) {
+            return slots.hasRounds() && operator.worldSize() > 1 ? scope.create(gathered) : none;
         }
 
         @Override
@@ -194,7 +192,7 @@ final class PipelinedPath {
         private final Compute.Reduction reduction;
         private final long blockBytes; // from one rank's block of A or B to the next
         private final long rows; // of a part
-        private final Shape stagingShape;
+        private final TensorTemplate[] staging;
 
         Scatter(
                 MatmulReduceScatter operator,
@@ -218,23 +216,26 @@ final class PipelinedPath {
                             ? rows * inPlace.left().rowStride()
                             : columns * inPlace.right().columnStride();
             blockBytes = elements * operator.type().itemSize();
-            stagingShape = new Shape(rows * columns);
+            staging = staging(group, new Shape(rows * columns));
+        }
+
+        private TensorTemplate[] staging(ProcessGroup group, Shape part) {
+            int count = Pipeline.stagingBuffers(operator.worldSize());
+            TensorTemplate[] templates =
+                    new TensorTemplate[count > 0 && slots.hasRounds() ? count + 1 : count];
+            for (int i = 0; i < templates.length; i++) {
+                templates[i] =
+                        i < count
+                                ? new TensorTemplate(group.device(), part, operator.typeOfProduct())
+                                : new TensorTemplate(
+                                        group.device(), slots.receivedShape(), ScalarType.UINT8);
+            }
+            return templates;
         }
 
         @Override
-        NDArray[] staging(OperationScope scope, NDManager manager) {
-            int count = Pipeline.stagingBuffers(operator.worldSize());
-            if (count == 0) {
-                return new NDArray[0];
-            }
-            NDArray[] arrays = new NDArray[slots.hasRounds() ? count + 1 : count];
-            for (int i = 0; i < arrays.length; i++) {
-                arrays[i] =
-                        i < count
-                                ? scope.empty(stagingShape, operator.typeOfProduct())
-                                : scope.empty(slots.receivedShape(), ScalarType.UINT8);
-            }
-            return arrays;
+        TensorTemplate.Created[] staging(OperationScope scope) {
+            return Arrays.stream(staging).map(scope::create).toArray(TensorTemplate.Created[]::new);
         }
 
         @Override

@@ -14,6 +14,7 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -282,11 +283,11 @@ final class ThreadsBackend extends Backend {
     }
 
     @Override
-    public Work execute(Operation operation, Runnable body) {
+    public Work execute(Operation operation, Consumer<Operation> body) {
         RuntimeException failure = null;
         operation.started();
         try {
-            body.run();
+            body.accept(operation);
         } catch (RuntimeException e) {
             failure = e;
         }

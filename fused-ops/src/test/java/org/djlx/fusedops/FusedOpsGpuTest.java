@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -62,6 +63,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 class FusedOpsGpuTest {
 
     private static final long HEAP = 32 << 20;
+    private static final int INTEGER_CALLS = 20;
 
     private int worldSize;
 
@@ -357,6 +359,84 @@ class FusedOpsGpuTest {
                     (2L * (gathers.size() + scatters.size()) + 100) * worldSize,
                     usage.calls() - usage.calls(Path.NCCL));
             assertTrue(usage.calls(path) >= 100L * worldSize, () -> usage.choices().toString());
+        }
+    }
+
+    /**
+     * Parts of up to 4 KiB are exchanged by one kernel, also between operations with copies: the
+     * last cases have larger parts, or parts with gaps.
+     */
+    @ParameterizedTest
+    @EnumSource(names = {"FLOAT32", "BFLOAT16"})
+    void smallPartsArePipelinedByOneKernel(ScalarType type) {
+        List<Consumer<ProcessGroup>> checks = new ArrayList<>();
+        for (long[] shape : new long[][] {{16, 32}, {4, 64}, {8, 128}, {64, 128}, {5, 8}}) {
+            FusedCase gather =
+                    new FusedCase(type, new Shape(shape), List.of(16, 5), 0, false, shape[0]);
+            Shape rows = new Shape(shape[0] * worldSize, shape[1]);
+            FusedCase scatter = new FusedCase(type, rows, List.of(32), 0, false, shape[0]);
+            checks.add(group -> gather.checkAllGatherMatmul(group, 2));
+            checks.add(group -> scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
+        }
+        int turns = 20;
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(
+                    Path.PIPELINED,
+                    () ->
+                            run(
+                                    8 << 20,
+                                    group -> {
+                                        for (int turn = 0; turn < turns; turn++) {
+                                            checks.forEach(check -> check.accept(group));
+                                        }
+                                    }));
+            assertEquals(2L * turns * checks.size() * worldSize, usage.calls(Path.PIPELINED));
+        }
+    }
+
+    /**
+     * FUSED is not possible for 5 columns, so ranks with them exchange the small shards by a kernel
+     * beside the fused kernel of rank 0. Before, all ranks run each of both, as loading a kernel on
+     * a shared GPU waits for running kernels. Products of small integers are exact.
+     */
+    @Test
+    void fusedBesideSmallPartsThatArePipelined() {
+        assumeTrue(isHopper(), "the GPU is not a Hopper");
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(
+                    Path.FUSED,
+                    () ->
+                            run(
+                                    8 << 20,
+                                    group -> {
+                                        checkIntegers(group, 16);
+                                        checkIntegers(group, 5);
+                                        checkIntegers(group, group.rank() == 0 ? 16 : 5);
+                                    }));
+            assertEquals(INTEGER_CALLS * (worldSize + 1L), usage.calls(Path.FUSED));
+            assertEquals(INTEGER_CALLS * (2L * worldSize - 1), usage.calls(Path.PIPELINED));
+        }
+    }
+
+    private static void checkIntegers(ProcessGroup group, int columns) {
+        int rows = 16;
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDManager host = manager.newSubManager(Device.cpu());
+            NDArray b = numbers(host, 100 + group.rank(), 32, columns);
+            NDArray weight = manager.create(b.toFloatArray(), b.getShape());
+            weight = Torch.cast(weight, ScalarType.BFLOAT16);
+            for (int call = 0; call < INTEGER_CALLS; call++) {
+                NDArray a = numbers(host, call, rows * group.worldSize(), 32);
+                int first = rows * group.rank();
+                NDArray own = a.get(new NDIndex().addSliceDim(first, first + rows));
+                NDArray shard = manager.create(own.toFloatArray(), own.getShape());
+                shard = Torch.cast(shard, ScalarType.BFLOAT16);
+                GatheredMatmul result =
+                        FusedOps.allGatherMatmul(shard, List.of(weight), 0, group, false);
+                NDArray product = Torch.cast(result.outputs().get(0), ScalarType.FLOAT32);
+                assertArrayEquals(
+                        a.matMul(b).toFloatArray(), TestArrays.awaited(product).toFloatArray());
+            }
         }
     }
 

@@ -74,15 +74,15 @@ class HostCallsGpuTest {
         assertEquals(
                 Map.of(
                         "all-reduce",
-                        new NativeCalls(4, 10),
+                        new NativeCalls(4, 5),
                         "norm",
-                        new NativeCalls(4, 31),
+                        new NativeCalls(4, 7),
                         Path.FUSED.toString(),
-                        new NativeCalls(4, 20),
+                        new NativeCalls(4, 5),
                         Path.GATHERED.toString(),
-                        new NativeCalls(4, 24),
+                        new NativeCalls(4, 7),
                         Path.PIPELINED.toString(),
-                        new NativeCalls(12, 22)),
+                        new NativeCalls(4, 6)),
                 counts);
     }
 

@@ -26,6 +26,15 @@ public final class LibraryProbes {
                     e);
         }
         try {
+            LoadedLibraries.own();
+        } catch (UnsatisfiedLinkError e) {
+            throw LoadedLibraries.linkError(
+                    "the native part of native-ops does not load ("
+                            + e.getMessage()
+                            + "); it needs Linux x86-64, and a jar built where g++ is",
+                    e);
+        }
+        try {
             // By name, because the package torch depends on this one.
             Class.forName("org.djlx.nativeops.torch.AotiTorch");
         } catch (LinkageError | ClassNotFoundException e) {
@@ -46,7 +55,7 @@ public final class LibraryProbes {
             throw LoadedLibraries.linkError(
                     "the kernels for CPUs do not load ("
                             + e.getMessage()
-                            + "); they need Linux x86-64 with AVX2, and a jar built where g++ is",
+                            + "); they need AVX2, and a jar built with g++ 12 or newer",
                     e);
         }
     }

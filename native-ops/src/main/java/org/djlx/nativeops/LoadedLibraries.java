@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops;
 
+import com.sun.jna.Library;
 import java.io.BufferedReader;
 import java.io.FileReader;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Collectors;
 
 /** Finds libraries that this process has loaded by any means. */
@@ -45,6 +47,13 @@ public final class LoadedLibraries {
         }
         String path = paths.get(0);
         return new String(path.getBytes(StandardCharsets.ISO_8859_1), StandardCharsets.UTF_8);
+    }
+
+    /** {@return the library of {@code src/main/cpp}} Fails if the jar was built without g++. */
+    public static com.sun.jna.NativeLibrary own() {
+        ClassLoader loader = LoadedLibraries.class.getClassLoader();
+        return com.sun.jna.NativeLibrary.getInstance(
+                "djlx_cpu", Map.of(Library.OPTION_CLASSLOADER, loader));
     }
 
     static UnsatisfiedLinkError linkError(String message, Throwable cause) {

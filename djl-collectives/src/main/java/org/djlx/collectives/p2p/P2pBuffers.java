@@ -289,6 +289,22 @@ public abstract class P2pBuffers {
     public abstract int epoch(Operation operation);
 
     /**
+     * Sends a part of some KiB to the same place on all ranks, this one included, and lets the
+     * current stream wait for the parts of all ranks, by one kernel. Other ranks may do the same
+     * with {@link #epoch}, {@linkplain P2pStream#put puts} and signals on channel 0.
+     *
+     * @param operation the running operation; it calls neither this method again nor {@link #epoch}
+     * @param offset the offset of the place in the buffer
+     * @param part the address of the part
+     * @param byteSize its size in bytes
+     * @return false if there is no such kernel, as on the CPU; nothing was done
+     */
+    public boolean exchange(Operation operation, long offset, long part, long byteSize) {
+        Required.argument("exchange: operation", operation);
+        return false;
+    }
+
+    /**
      * {@return the signal addresses for custom kernels that signal and wait on the device; empty on
      * all ranks if not supported} Use them in an operation that does not call {@link #epoch}.
      */

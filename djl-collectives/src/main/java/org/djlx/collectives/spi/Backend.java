@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -353,7 +354,7 @@ public abstract class Backend implements AutoCloseable {
      * @param body the code to run, in the order of the calls
      * @return the work
      */
-    public Work execute(Operation operation, Runnable body) {
+    public Work execute(Operation operation, Consumer<Operation> body) {
         throw unsupported(operation.type());
     }
 

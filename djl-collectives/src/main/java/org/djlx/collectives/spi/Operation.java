@@ -32,7 +32,7 @@ import org.djlx.nativeops.torch.TensorInfo;
  *   0 to 3    the name, in ASCII, padded with zeros
  *   4         bits 0-7 element type, 8-15 reduce op + 1, 16-23 dimensions, 24 point-to-point,
  *             32-63 root, dimension or peer
- *   5         the reduce op's factor, or the tag of a point-to-point operation
+ *   5         the factor of PREMUL_SUM, or the tag of a point-to-point operation
  *   6 to 15   the shape; with more dimensions than fit, the last word is a hash of the rest
  * </pre>
  */
@@ -149,7 +149,8 @@ public final class Operation {
                         | (long) reduce << 8
                         | (long) Math.min(shape.length, 0xff) << 16
                         | (long) agreed.index() << 32;
-        words[DETAIL] = agreed.op() == null ? 0 : Double.doubleToRawLongBits(agreed.op().factor());
+        boolean hasFactor = agreed.op() != null && agreed.op().kind() == ReduceOp.Kind.PREMUL_SUM;
+        words[DETAIL] = hasFactor ? Double.doubleToRawLongBits(agreed.op().factor()) : 0;
         if (shape.length <= MAX_DIMENSIONS) {
             System.arraycopy(shape, 0, words, SHAPE, shape.length);
         } else {

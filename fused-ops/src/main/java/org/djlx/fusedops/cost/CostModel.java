@@ -223,7 +223,9 @@ public final class CostModel {
      */
     public static Workload agreed(Workload work) {
         requireNotNull("the operator", work);
-        long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
+        // The inner dimension of a transformer's products is at most 4 times the model's width.
+        long inner = Math.min(USUAL_INNER, 4 * work.allColumns());
+        long usual = work.isGather() ? USUAL_COLUMNS : inner;
         // FUSED needs whole units: without rounding up, 3 ranks could never take FUSED.
         long unit = FusedMatmulModel.UNIT;
         return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);

@@ -35,6 +35,8 @@ public final class Pipeline {
     // Up to this many bytes a part, pipelining does not pay: smaller matmuls do not get faster.
     private static final long SMALL = 1 << 20;
 
+    private static final long TINY = 4096;
+
     private final P2pBuffers buffers;
     private final int rank;
     private final int worldSize;
@@ -236,6 +238,17 @@ public final class Pipeline {
     }
 
     /**
+     * Returns whether parts are so small that, on a GPU, the host takes longer to enqueue copies
+     * than the GPU to exchange the parts by a kernel.
+     */
+    public static boolean isTiny(P2pBuffers buffers, long byteSize) {
+        return buffers.worldSize() > 1
+                && byteSize <= TINY
+                && isWithoutGaps(byteSize)
+                && Slots.fit(buffers, byteSize);
+    }
+
+    /**
      * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
      * leave no gaps}.
      *
@@ -251,6 +264,13 @@ public final class Pipeline {
             long byteSize,
             WholeConsumer consumer,
             NDArray... used) {
+        if (buffers.exchange(operation, slots.offset(1, rank), shard, byteSize)) {
+            try (P2pStream current = buffers.currentStream(operation)) {
+                consumer.consume(current, slot(slots, 1, 0));
+                current.keepAlive(used);
+            }
+            return;
+        }
         run(
                 operation,
                 used,

@@ -25,6 +25,8 @@ public final class KernelArguments {
 
     private final Memory memory = new Memory(VALUES + MAX_BYTES);
     private final long address = Pointer.nativeValue(memory);
+    // The words of the memory. A write is a native call: launches mostly repeat the words.
+    private final long[] words = new long[(VALUES + MAX_BYTES) / Long.BYTES];
     private final int[] sizes = new int[MAX_COUNT];
 
     /**
@@ -37,7 +39,16 @@ public final class KernelArguments {
     private int end = VALUES;
 
     /** Creates an empty list. */
-    public KernelArguments() {}
+    public KernelArguments() {
+        memory.clear();
+    }
+
+    private void put(int offset, long word) {
+        if (words[offset / Long.BYTES] != word) {
+            words[offset / Long.BYTES] = word;
+            memory.setLong(offset, word);
+        }
+    }
 
     /**
      * Removes all arguments.
@@ -58,7 +69,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(int value) {
-        memory.setInt(next(Integer.BYTES), value);
+        put(next(Integer.BYTES), value);
         return this;
     }
 
@@ -70,7 +81,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(long value) {
-        memory.setLong(next(Long.BYTES), value);
+        put(next(Long.BYTES), value);
         return this;
     }
 
@@ -82,7 +93,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(float value) {
-        memory.setFloat(next(Float.BYTES), value);
+        put(next(Float.BYTES), Float.floatToRawIntBits(value));
         return this;
     }
 
@@ -94,7 +105,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(double value) {
-        memory.setDouble(next(Double.BYTES), value);
+        put(next(Double.BYTES), Double.doubleToRawLongBits(value));
         return this;
     }
 
@@ -110,7 +121,7 @@ public final class KernelArguments {
         }
         int offset = next(members.length * Long.BYTES);
         for (int i = 0; i < members.length; i++) {
-            memory.setLong(offset + (long) i * Long.BYTES, members[i]);
+            put(offset + i * Long.BYTES, members[i]);
         }
         return this;
     }
@@ -126,7 +137,7 @@ public final class KernelArguments {
         if (count == MAX_COUNT) {
             throw tooMany();
         }
-        memory.setLong((long) count * Long.BYTES, struct.address(0, struct.byteSize()));
+        put(count * Long.BYTES, struct.address(0, struct.byteSize()));
         sizes[count] = struct.byteSize();
         count++;
         return this;
@@ -145,7 +156,7 @@ public final class KernelArguments {
         if (count == MAX_COUNT || next > VALUES + MAX_BYTES) {
             throw tooMany();
         }
-        memory.setLong((long) count * Long.BYTES, address + offset);
+        put(count * Long.BYTES, address + offset);
         sizes[count] = size;
         count++;
         end = next;

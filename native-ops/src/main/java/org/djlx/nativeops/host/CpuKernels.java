@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.host;
 
-import com.sun.jna.Library;
 import com.sun.jna.Native;
 import com.sun.jna.NativeLibrary;
 import com.sun.jna.Pointer;
-import java.util.Map;
 import org.djlx.nativeops.LoadedLibraries;
 
 /**
@@ -31,11 +29,7 @@ public final class CpuKernels {
     private static final int LANES;
 
     static {
-        NativeLibrary library =
-                NativeLibrary.getInstance(
-                        "djlx_cpu",
-                        Map.of(Library.OPTION_CLASSLOADER, CpuKernels.class.getClassLoader()));
-        Native.register(CpuKernels.class, library);
+        Native.register(CpuKernels.class, LoadedLibraries.own());
         LANES = useAvx512(true);
         if (LANES == 0) {
             throw new UnsatisfiedLinkError("the CPU has not all of AVX2, FMA and F16C");

@@ -4,15 +4,16 @@ package org.djlx.nativeops.torch;
 import com.sun.jna.Native;
 
 /**
- * Binds the functions of libtorch's stable C ABI that every operation calls, with the conventions
- * of {@link AotiTorch}. This is the class for Java 17 to 21, with JNA's direct mapping. Java 22 and
- * newer load the class of the same name from {@code META-INF/versions/22}, which calls through
- * {@code java.lang.foreign} in less time. Both have the same methods.
+ * Binds {@code src/main/cpp/tensors.cpp}: the functions of libtorch's stable C ABI that every
+ * operation calls, with the conventions of {@link AotiTorch}. This is the class for Java 17 to 21,
+ * with JNA's direct mapping. Java 22 and newer load the class of the same name from {@code
+ * META-INF/versions/22}, which calls through {@code java.lang.foreign} in less time. Both have the
+ * same methods.
  */
 final class AotiTensor {
 
     static {
-        Native.register(AotiTensor.class, AotiTorch.LIBRARY);
+        Native.register(AotiTensor.class, AotiTorch.OWN);
     }
 
     private AotiTensor() {}
@@ -22,26 +23,20 @@ final class AotiTensor {
         return false;
     }
 
-    static native int aoti_torch_get_data_ptr(long tensor, long resultAddress);
+    /** Reads tensors; returns the number of words, or -1. */
+    static native int djlx_read_tensors(long count, long handles, long words);
 
-    static native int aoti_torch_get_dim(long tensor, long resultAddress);
+    static native int djlx_empty(long arguments, long results);
 
-    static native int aoti_torch_get_sizes(long tensor, long resultAddress);
+    /** {@code aoti_torch_new_tensor_handle}. */
+    static native int djlx_new_handle(long tensor, long resultAddress);
 
-    static native int aoti_torch_get_strides(long tensor, long resultAddress);
+    /** {@code aoti_torch_delete_tensor_object}. */
+    static native int djlx_delete_handle(long tensor);
 
-    static native int aoti_torch_get_dtype(long tensor, long resultAddress);
+    /** {@code aoti_torch_get_current_cuda_stream}, by its address: it is not in libtorch_cpu.so. */
+    static native int djlx_current_stream(long function, long deviceIndex, long resultAddress);
 
-    static native int aoti_torch_get_device_type(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_device_index(long tensor, long resultAddress);
-
-    static native int aoti_torch_new_tensor_handle(long tensor, long resultAddress);
-
-    static native int aoti_torch_delete_tensor_object(long tensor);
-
-    /** {@code bool c10::TensorImpl::requires_grad() const}, of libc10.so. */
-    static native int _ZNK3c1010TensorImpl13requires_gradEv(long tensorImpl);
-
-    static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);
+    /** {@code aoti_torch_call_dispatcher}. */
+    static native int djlx_call_dispatcher(long operator, long overload, long stack);
 }

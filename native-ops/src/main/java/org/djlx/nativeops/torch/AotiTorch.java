@@ -16,15 +16,39 @@ import org.djlx.nativeops.host.Scratch;
  *
  * <p>Functions return status 0, or 1 after printing the error to the standard error stream. Handles
  * passed in are borrowed. Returned handles are new; the caller deletes them. The exception is
- * {@link AotiTensor#aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
+ * {@link AotiTensor#djlx_call_dispatcher}: see {@link TorchDispatcher}.
  */
 public final class AotiTorch {
 
     static final com.sun.jna.NativeLibrary LIBRARY =
             com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
 
+    // In the order of struct Functions.
+    private static final String[] FUNCTIONS = {
+        "aoti_torch_get_dtype",
+        "aoti_torch_get_data_ptr",
+        "aoti_torch_get_dim",
+        "aoti_torch_get_sizes",
+        "aoti_torch_get_strides",
+        "aoti_torch_get_device_type",
+        "aoti_torch_get_device_index",
+        "_ZNK3c1010TensorImpl13requires_gradEv", // in libc10.so; the ABI has no such function
+        "aoti_torch_empty_strided",
+        "aoti_torch_new_tensor_handle",
+        "aoti_torch_delete_tensor_object",
+        "aoti_torch_call_dispatcher"
+    };
+
+    /** The library of {@code src/main/cpp}, which calls libtorch. */
+    static final com.sun.jna.NativeLibrary OWN = LoadedLibraries.own();
+
     static {
         Native.register(AotiTorch.class, LIBRARY);
+        long[] functions = new long[FUNCTIONS.length];
+        for (int i = 0; i < functions.length; i++) {
+            functions[i] = Pointer.nativeValue(LIBRARY.getFunction(FUNCTIONS[i]));
+        }
+        OWN.getFunction("djlx_bind").invokeVoid(new Object[] {functions});
     }
 
     private AotiTorch() {}
@@ -63,7 +87,8 @@ public final class AotiTorch {
     public static long currentCudaStream(int deviceIndex) {
         Scratch scratch = Scratch.get();
         check(
-                AotiTorchCuda.aoti_torch_get_current_cuda_stream(deviceIndex, scratch.slot(0)),
+                AotiTensor.djlx_current_stream(
+                        AotiTorchCuda.CURRENT_STREAM, deviceIndex, scratch.slot(0)),
                 "Torch.currentCudaStream");
         return scratch.getLong(0);
     }
@@ -74,15 +99,6 @@ public final class AotiTorch {
             long sizes,
             long strides,
             long storageOffset,
-            int dtype,
-            int deviceType,
-            int deviceIndex,
-            long resultAddress);
-
-    static native int aoti_torch_empty_strided(
-            long dimensions,
-            long sizes,
-            long strides,
             int dtype,
             int deviceType,
             int deviceIndex,

@@ -72,7 +72,7 @@ final class GradientSlot {
         AotiTorch.check(
                 tensor == 0
                         ? AotiTorch.aoti_torch_new_uninitialized_tensor(scratch.slot(0))
-                        : AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)),
+                        : AotiTensor.djlx_new_handle(tensor, scratch.slot(0)),
                 "Torch.setGradient");
         return scratch.getLong(0);
     }
@@ -84,8 +84,7 @@ final class GradientSlot {
         try {
             swap(of(leaf), new Pointer(handle));
         } finally {
-            AotiTorch.check(
-                    AotiTensor.aoti_torch_delete_tensor_object(handle), "Torch.setGradient");
+            AotiTorch.check(AotiTensor.djlx_delete_handle(handle), "Torch.setGradient");
         }
     }
 
@@ -131,7 +130,7 @@ final class GradientSlot {
             }
             return before;
         } finally {
-            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(none), "Torch.setGradient");
+            AotiTorch.check(AotiTensor.djlx_delete_handle(none), "Torch.setGradient");
         }
     }
 }

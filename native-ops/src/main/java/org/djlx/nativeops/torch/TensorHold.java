@@ -30,8 +30,7 @@ public final class TensorHold implements AutoCloseable {
     public TensorHold(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
         Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TensorHold");
+        AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "TensorHold");
         handle = scratch.getLong(0);
         PtNDArray original = (PtNDArray) array;
         memory = original instanceof MemoryView view ? view.retainMemory() : null;
@@ -61,7 +60,7 @@ public final class TensorHold implements AutoCloseable {
     @Override
     public synchronized void close() {
         if (handle != 0) {
-            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(handle), "TensorHold.close");
+            AotiTorch.check(AotiTensor.djlx_delete_handle(handle), "TensorHold.close");
             handle = 0;
             buffer = null;
             if (memory != null) {

@@ -10,8 +10,10 @@ package org.djlx.nativeops.torch;
  * @param strides the stride of every dimension, in elements, not to be changed
  * @param address the address of the first element, on the tensor's device; 0 if there are no
  *     elements
+ * @param requiresGradient as {@link Torch#requiresGradient}
  */
-public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long address) {
+public record TensorInfo(
+        ScalarType type, long[] sizes, long[] strides, long address, boolean requiresGradient) {
 
     /** {@return the number of elements} */
     public long count() {

@@ -4,79 +4,76 @@ package org.djlx.nativeops.torch;
 import ai.djl.Device;
 import ai.djl.pytorch.engine.PtDeviceType;
 import java.util.Arrays;
-import org.djlx.nativeops.NativeCalls;
 import org.djlx.nativeops.host.Scratch;
 
 /** Reads properties of tensors, given by their handles, and checks that tensors match. */
 final class Tensors {
 
+    // Words of a tensor, of which the element type is the first.
+    private static final int ADDRESS = 1;
+    private static final int GRADIENT = 2;
+    private static final int DEVICE = 3; // type and index
+    private static final int DIMENSIONS = 5;
+    private static final int HEADER = 6; // before sizes and strides
+
     private Tensors() {}
 
-    /** Returns the size of every dimension. */
-    static long[] sizes(long tensor) {
-        Scratch scratch = Scratch.get();
-        int dimensions = dimensions(tensor);
-        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.sizes");
-        return scratch.longsAt(scratch.getLong(0), dimensions);
-    }
-
-    private static int dimensions(long tensor) {
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(AotiTensor.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
-        return (int) scratch.getLong(0);
+    /** Returns the properties of tensors, which one native call reads for 16 tensors. */
+    static TensorInfo[] infos(long... tensors) {
+        TensorInfo[] infos = new TensorInfo[tensors.length];
+        for (int i = 0; i < infos.length; ) {
+            int end = Math.min(infos.length, i + Scratch.SLOTS);
+            long[] words = read(Arrays.copyOfRange(tensors, i, end));
+            for (int next = 0; i < end; i++) {
+                int sizes = next + HEADER;
+                int strides = sizes + (int) words[next + DIMENSIONS];
+                int first = next;
+                next = strides + (int) words[next + DIMENSIONS];
+                infos[i] =
+                        new TensorInfo(
+                                ScalarType.fromCode((int) words[first]),
+                                Arrays.copyOfRange(words, sizes, strides),
+                                Arrays.copyOfRange(words, strides, next),
+                                words[first + ADDRESS],
+                                words[first + GRADIENT] != 0);
+            }
+        }
+        return infos;
     }
 
     /**
-     * Returns whether a tensor requires a gradient. The stable ABI has no function for this, and a
-     * call of the dispatcher costs ten times as much. A handle is an {@code at::Tensor}, whose only
-     * member points to the {@code c10::TensorImpl}.
+     * Reads up to 16 tensors; see {@code djlx_read_tensors}. The next call overwrites the result.
      */
-    static boolean requiresGradient(long tensor) {
-        long implementation = Scratch.get().longsAt(tensor, 1)[0];
-        NativeCalls.countOther();
-        int result = AotiTensor._ZNK3c1010TensorImpl13requires_gradEv(implementation);
-        return (byte) result != 0; // A C++ bool is in the lowest byte.
+    private static long[] read(long... tensors) {
+        Scratch scratch = Scratch.get();
+        long handles = scratch.put(0, tensors);
+        int words =
+                AotiTensor.djlx_read_tensors(tensors.length, handles, scratch.slot(Scratch.SLOTS));
+        AotiTorch.check(words < 0 ? 1 : 0, "Torch.info");
+        return scratch.read(Scratch.SLOTS, words);
     }
 
-    /** Returns type, sizes, strides and address. */
-    static TensorInfo info(long tensor) {
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(AotiTensor.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
-        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
-        AotiTorch.check(AotiTensor.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
-        AotiTorch.check(AotiTensor.aoti_torch_get_data_ptr(tensor, scratch.slot(3)), "Torch.info");
-        AotiTorch.check(AotiTensor.aoti_torch_get_dtype(tensor, scratch.slot(4)), "Torch.info");
-        long[] results = scratch.slots();
-        int dimensions = (int) results[0];
-        return new TensorInfo(
-                ScalarType.fromCode((int) results[4]),
-                scratch.longsAt(results[1], dimensions),
-                scratch.longsAt(results[2], dimensions),
-                results[3]);
+    static long address(long tensor) {
+        return read(tensor)[ADDRESS];
+    }
+
+    static long[] sizes(long tensor) {
+        long[] words = read(tensor);
+        return Arrays.copyOfRange(words, HEADER, HEADER + (int) words[DIMENSIONS]);
+    }
+
+    static boolean requiresGradient(long tensor) {
+        return read(tensor)[GRADIENT] != 0;
     }
 
     /** Returns the element type; throws if the tensor is quantized. */
     static ScalarType scalarType(long tensor) {
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTensor.aoti_torch_get_dtype(tensor, scratch.slot(0)), "Torch.scalarType");
-        return ScalarType.fromCode(scratch.getInt(0));
+        return ScalarType.fromCode((int) read(tensor)[0]);
     }
 
-    /** Returns the device. */
     static Device device(long tensor) {
-        long code = deviceCode(tensor);
-        return Device.of(PtDeviceType.fromDeviceType((int) (code >> 32)), (int) code);
-    }
-
-    /** Returns the device: libtorch's type code in the upper half, the index in the lower half. */
-    private static long deviceCode(long tensor) {
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTensor.aoti_torch_get_device_type(tensor, scratch.slot(0)), "Torch.device");
-        AotiTorch.check(
-                AotiTensor.aoti_torch_get_device_index(tensor, scratch.slot(1)), "Torch.device");
-        return (long) scratch.getInt(0) << 32 | scratch.getInt(1) & 0xffffffffL;
+        long[] words = read(tensor);
+        return Device.of(PtDeviceType.fromDeviceType((int) words[DEVICE]), (int) words[DEVICE + 1]);
     }
 
     /** Checks the shapes of {@code out = a b}. */
@@ -105,7 +102,7 @@ final class Tensors {
 
     /** Checks that the rows of a 16-bit tensor can be read 16 bytes at a time. */
     static void requireAligned(String name, long tensor) {
-        TensorInfo info = info(tensor);
+        TensorInfo info = infos(tensor)[0];
         long[] sizes = info.sizes();
         long[] strides = info.strides();
         int last = sizes.length - 1;
@@ -175,12 +172,7 @@ final class Tensors {
     }
 
     static void requireSameShape(String name1, long tensor1, String name2, long tensor2) {
-        Scratch scratch = Scratch.get();
-        int dimensions = dimensions(tensor1);
-        boolean same = dimensions == dimensions(tensor2);
-        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor1, scratch.slot(0)), "Torch.sizes");
-        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor2, scratch.slot(1)), "Torch.sizes");
-        if (!same || !scratch.sameLongs(scratch.getLong(0), scratch.getLong(1), dimensions)) {
+        if (!Arrays.equals(sizes(tensor1), sizes(tensor2))) {
             throw new IllegalArgumentException(
                     String.format(
                             "the shapes differ: %s is %s, %s is %s",
@@ -192,7 +184,7 @@ final class Tensors {
     }
 
     static void requireSameDevice(String name1, long tensor1, String name2, long tensor2) {
-        if (deviceCode(tensor1) != deviceCode(tensor2)) {
+        if (!device(tensor1).equals(device(tensor2))) {
             throw new IllegalArgumentException(
                     String.format(
                             "the devices differ: %s is on %s, %s on %s",

@@ -11,6 +11,7 @@ import ai.djl.pytorch.engine.PtNDManager;
 import ai.djl.pytorch.jni.JniUtils;
 import java.nio.ByteBuffer;
 import java.util.Arrays;
+import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.host.NativeMemory;
@@ -49,11 +50,7 @@ public final class Torch {
      * no elements} It is valid until the array and all arrays that share its storage are closed.
      */
     public static long dataPointer(NDArray array) {
-        long tensor = TorchChecks.tensor(array, "the array");
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTensor.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "Torch.dataPointer");
-        return scratch.getLong(0);
+        return Tensors.address(TorchChecks.tensor(array, "the array"));
     }
 
     /** {@return the size of every dimension, in elements; empty for a scalar} */
@@ -76,7 +73,20 @@ public final class Torch {
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
-        return Tensors.info(TorchChecks.tensor(array, "the array"));
+        return Tensors.infos(TorchChecks.tensor(array, "the array"))[0];
+    }
+
+    /**
+     * {@return the infos of arrays} One native call reads 16 arrays.
+     *
+     * @throws IllegalArgumentException also if an array is quantized
+     */
+    public static TensorInfo[] infos(List<NDArray> arrays) {
+        long[] handles = new long[arrays.size()];
+        for (int i = 0; i < handles.length; i++) {
+            handles[i] = TorchChecks.tensor(arrays.get(i), "the array");
+        }
+        return Tensors.infos(handles);
     }
 
     /** {@return the device of an array} */
@@ -92,7 +102,7 @@ public final class Torch {
      */
     public static boolean isContiguous(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
-        return Tensors.info(tensor).isContiguous();
+        return Tensors.infos(tensor)[0].isContiguous();
     }
 
     /**
@@ -151,8 +161,8 @@ public final class Torch {
                     AotiTorch.aoti_torch_create_tensor_from_blob(
                             address,
                             sizes.length,
-                            scratch.putSizes(sizes),
-                            scratch.putStrides(strides),
+                            scratch.put(Scratch.SLOTS, sizes),
+                            scratch.put(Scratch.SLOTS + Scratch.MAX_DIMENSIONS, strides),
                             0,
                             type.code(),
                             deviceType,
@@ -194,7 +204,7 @@ public final class Torch {
         return address;
     }
 
-    private static long[] sizes(Shape shape) {
+    static long[] sizes(Shape shape) {
         if (shape == null) {
             throw new IllegalArgumentException("the shape is null");
         }
@@ -305,9 +315,7 @@ public final class Torch {
         boolean adopted = false;
         try {
             Scratch scratch = Scratch.get();
-            AotiTorch.check(
-                    AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)),
-                    "Torch.alias");
+            AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "Torch.alias");
             NDArray alias = adopt(owner, scratch.getLong(0), memory, BufferOfArray.get(original));
             adopted = true;
             return alias;
@@ -366,28 +374,8 @@ public final class Torch {
      * @throws EngineException also if memory runs out
      */
     public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
-        PtNDManager owner = TorchChecks.manager(manager);
-        return empty(owner, sizes(shape), type, owner.getDevice(), "Torch.empty");
-    }
-
-    private static NDArray empty(
-            PtNDManager owner, long[] sizes, ScalarType type, Device device, String operation) {
-        TorchChecks.type(type);
-        long[] strides = Extents.contiguousStrides(sizes);
-        Extents.byteSpan(sizes, strides, type.itemSize());
-        int deviceType = TorchChecks.usableDeviceType(device);
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorch.aoti_torch_empty_strided(
-                        sizes.length,
-                        scratch.putSizes(sizes),
-                        scratch.putStrides(strides),
-                        type.code(),
-                        deviceType,
-                        device.getDeviceId(),
-                        scratch.slot(0)),
-                operation);
-        return adopt(owner, scratch.getLong(0), null, null);
+        Device device = TorchChecks.manager(manager).getDevice();
+        return new TensorTemplate(device, shape, type).create(manager).array();
     }
 
     /**
@@ -396,14 +384,13 @@ public final class Torch {
      * @param memory the owner of the elements; null if it is libtorch or a buffer
      * @param buffer as {@link BufferOfArray#get}
      */
-    private static NDArray adopt(
-            PtNDManager owner, long tensor, NativeMemory memory, ByteBuffer buffer) {
+    static NDArray adopt(PtNDManager owner, long tensor, NativeMemory memory, ByteBuffer buffer) {
         try {
             return memory == null
                     ? new PtNDArray(owner, tensor, buffer)
                     : new MemoryView(owner, tensor, memory);
         } catch (IllegalStateException e) {
-            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
+            AotiTorch.check(AotiTensor.djlx_delete_handle(tensor), "Torch.adopt");
             throw new IllegalArgumentException(
                     "the manager cannot own the array: " + e.getMessage(), e);
         }
@@ -439,12 +426,9 @@ public final class Torch {
         long from = TorchChecks.tensor(source, "the array");
         Tensors.scalarType(from);
         NDArray result =
-                empty(
-                        source.getManager(),
-                        Tensors.sizes(from),
-                        type,
-                        Tensors.device(from),
-                        "Torch.cast");
+                new TensorTemplate(Tensors.device(from), new Shape(Tensors.sizes(from)), type)
+                        .create(source.getManager())
+                        .array();
         try {
             AotiTorch.check(
                     AotiTorch.aoti_torch_copy_(TorchChecks.tensor(result, "the result"), from, 0),

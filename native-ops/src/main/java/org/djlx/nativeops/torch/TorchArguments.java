@@ -103,8 +103,7 @@ public final class TorchArguments implements AutoCloseable {
         }
         for (int i = 0; i < values.length; i++) {
             if (schema.arguments().get(i) == TorchSchema.Type.TENSOR && arrays[i] == null) {
-                AotiTorch.check(
-                        AotiTensor.aoti_torch_delete_tensor_object(values[i]), "TorchArguments");
+                AotiTorch.check(AotiTensor.djlx_delete_handle(values[i]), "TorchArguments");
             }
         }
     }

@@ -48,7 +48,7 @@ final class TorchDispatcher {
     /** Calls an in-place operator. */
     static void inPlace(Operator operator, String operation, long... tensors) {
         long result = call(operator, operation, tensors);
-        AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(result), operation);
+        AotiTorch.check(AotiTensor.djlx_delete_handle(result), operation);
     }
 
     /**
@@ -107,8 +107,7 @@ final class TorchDispatcher {
         }
         long output = call(Operator.FLASH_ATTENTION, operation, query, key, value);
         for (int i = 1; i < 5; i++) {
-            AotiTorch.check(
-                    AotiTensor.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
+            AotiTorch.check(AotiTensor.djlx_delete_handle(scratch.getLong(i)), operation);
         }
         return output;
     }
@@ -120,12 +119,10 @@ final class TorchDispatcher {
     static long call(Operator operator, String operation, long... tensors) {
         Scratch scratch = Scratch.get();
         for (int i = 0; i < tensors.length; i++) {
-            AotiTorch.check(
-                    AotiTensor.aoti_torch_new_tensor_handle(tensors[i], scratch.slot(i)),
-                    operation);
+            AotiTorch.check(AotiTensor.djlx_new_handle(tensors[i], scratch.slot(i)), operation);
         }
         AotiTorch.check(
-                AotiTensor.aoti_torch_call_dispatcher(
+                AotiTensor.djlx_call_dispatcher(
                         Pointer.nativeValue(operator.name),
                         Pointer.nativeValue(operator.overload),
                         scratch.slot(0)),

@@ -178,7 +178,7 @@ public final class TorchInPlace {
         try {
             TorchDispatcher.inPlace(operator, operation, self, scalar);
         } finally {
-            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(scalar), operation);
+            AotiTorch.check(AotiTensor.djlx_delete_handle(scalar), operation);
         }
     }
 }

@@ -173,8 +173,7 @@ public final class TorchLibrary {
                     "the kernel's result must be in libtorch's memory; return a copy");
         }
         Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TorchLibrary");
+        AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "TorchLibrary");
         return scratch.getLong(0);
     }
 

@@ -26,6 +26,7 @@
  *   <li>{@link org.djlx.nativeops.torch.ScalarType} - the element types
  *   <li>{@link org.djlx.nativeops.torch.TensorHold} - a reference to the storage of an array
  *   <li>{@link org.djlx.nativeops.torch.TensorInfo} - type, sizes, strides and address of an array
+ *   <li>{@link org.djlx.nativeops.torch.TensorTemplate} - creates arrays with prepared arguments
  *   <li>{@link org.djlx.nativeops.torch.Torch} - properties and operators of arrays
  *   <li>{@link org.djlx.nativeops.torch.TorchArguments} - the arguments of an operator written in
  *       Java

@@ -57,7 +57,7 @@ record Downcalls(NativeLibrary library) {
     }
 
     /** Returns what to throw if a call throws; a C function throws nothing that Java sees. */
-    static RuntimeException unexpected(Throwable e) {
+    private static RuntimeException unexpected(Throwable e) {
         if (e instanceof Error error) {
             throw error; // For example a StackOverflowError.
         }

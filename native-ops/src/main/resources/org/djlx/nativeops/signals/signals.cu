@@ -56,6 +56,44 @@ extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ran
   if (!wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) hold(status);
 }
 
+// Path PIPELINED with small parts, in one kernel: enters the next operation, sends this rank's part to all ranks, and waits for the
+// parts of all peers. To the peers it is the same as `enter`, copies, `signal_peer` and `wait_signals`. One block, a thread per rank or
+// more.
+// sent:   the row of the signals
+// slot:   where the part goes on all ranks. Both are distances from row ENTERED
+extern "C" __global__ void exchange(const __grid_constant__ Entered entered, u64 sent, u64 slot, const char* part, u64 bytes,
+                                    Status* status, u64 timeout) {
+  __shared__ u32 epoch;
+  u32 rank = entered.rank, peer = threadIdx.x;
+  u64 distance = entered.distance;
+  if (peer == rank) {
+    u32* count = (u32*)(entered.words[rank] + rank * distance);
+    epoch = next_epoch(count);
+    *count = epoch;
+  }
+  __syncthreads();
+  bool waits = peer < entered.ranks && peer != rank, good = true;
+  if (waits) {
+    signal((u32*)(entered.words[peer] + rank * distance), epoch);
+    good = wait_signal((const u32*)(entered.words[rank] + peer * distance), epoch, status, timeout, peer);
+  }
+  if (__syncthreads_and(good)) {  // A peer that has not entered may still read earlier data.
+    for (u32 to = 0; to < entered.ranks; to++) {
+      char* place = entered.words[to] + slot;
+      u64 packs = ((u64)part | (u64)place) % sizeof(uint4) == 0 ? bytes / sizeof(uint4) : 0;
+      for (u64 i = threadIdx.x; i < packs; i += blockDim.x) ((uint4*)place)[i] = ((const uint4*)part)[i];
+      for (u64 i = packs * sizeof(uint4) + threadIdx.x; i < bytes; i += blockDim.x) place[i] = part[i];
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (waits) {
+      signal((u32*)(entered.words[peer] + sent + rank * distance), epoch);
+      good = wait_signal((const u32*)(entered.words[rank] + sent + peer * distance), epoch, status, timeout, peer);
+    }
+  }
+  if (!good) hold(status);
+}
+
 // Barriers between this rank and a peer. The pair counts them by itself: barriers of one rank with other peers do not disturb it.
 struct Meeting {
   u32 epoch;     // the last barrier that the peer has reached

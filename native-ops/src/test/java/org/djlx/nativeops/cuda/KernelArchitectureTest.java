@@ -136,7 +136,9 @@ class KernelArchitectureTest {
         sources.put(
                 "quantize/quantize.cu",
                 bfloat16 ? names(quantizing, types.subList(1, types.size())) : Set.of());
-        sources.put("signals/signals.cu", Set.of("enter", "meet", "signal_peer", "wait_signals"));
+        sources.put(
+                "signals/signals.cu",
+                Set.of("enter", "exchange", "meet", "signal_peer", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }

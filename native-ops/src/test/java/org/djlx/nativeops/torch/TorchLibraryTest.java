@@ -70,7 +70,7 @@ class TorchLibraryTest {
             overload.setString(0, "");
             stack.write(0, values, 0, values.length);
             AotiTorch.check(
-                    AotiTensor.aoti_torch_call_dispatcher(
+                    AotiTensor.djlx_call_dispatcher(
                             Pointer.nativeValue(operator),
                             Pointer.nativeValue(overload),
                             Pointer.nativeValue(stack)),
@@ -83,14 +83,13 @@ class TorchLibraryTest {
     private static long handle(NDArray array) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTensor.aoti_torch_new_tensor_handle(
-                        TorchChecks.tensor(array, "the array"), scratch.slot(0)),
+                AotiTensor.djlx_new_handle(TorchChecks.tensor(array, "the array"), scratch.slot(0)),
                 "handle");
         return scratch.getLong(0);
     }
 
     private static void delete(long handle) {
-        AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(handle), "delete");
+        AotiTorch.check(AotiTensor.djlx_delete_handle(handle), "delete");
     }
 
     private static void affine(NDArray x, boolean negate, long shift) {

@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -385,12 +386,12 @@ public abstract class CpuBackend extends Backend {
     }
 
     @Override
-    public Work execute(Operation operation, Runnable body) {
+    public Work execute(Operation operation, Consumer<Operation> body) {
         return submit(
                 operation,
                 () -> {
                     collectives.begin(operation);
-                    NoGradient.run(body);
+                    NoGradient.run(() -> body.accept(operation));
                 },
                 () -> {},
                 List.of());

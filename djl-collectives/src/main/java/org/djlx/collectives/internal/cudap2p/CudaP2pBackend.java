@@ -5,6 +5,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
@@ -128,7 +129,7 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
-    public Work execute(Operation operation, Runnable body) {
+    public Work execute(Operation operation, Consumer<Operation> body) {
         return p2p.isPresent()
                 ? p2p.get().execute(operation, body)
                 : super.execute(operation, body);

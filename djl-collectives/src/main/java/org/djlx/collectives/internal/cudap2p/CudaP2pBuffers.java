@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
+import java.util.function.Consumer;
 import java.util.function.IntSupplier;
 import java.util.stream.IntStream;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
@@ -201,6 +202,18 @@ final class CudaP2pBuffers extends P2pBuffers {
         return EPOCH;
     }
 
+    @Override
+    public boolean exchange(Operation operation, long offset, long part, long byteSize) {
+        requireUsable();
+        Required.argument("exchange: operation", operation);
+        requireUnderWay();
+        checkRange(rank, offset, byteSize);
+        entered = true;
+        reached = true;
+        signals.exchange(running, offset, part, byteSize, operation.timeout());
+        return true;
+    }
+
     /** Returns whether the current stream has entered the operation. */
     boolean hasEntered() {
         return entered;
@@ -264,7 +277,8 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /** Enqueues an operation, or captures it into a graph if the stream is being captured. */
-    void enqueue(Operation operation, CudaStream stream, boolean captured, Runnable body) {
+    void enqueue(
+            Operation operation, CudaStream stream, boolean captured, Consumer<Operation> body) {
         underWay = operation;
         running = stream;
         this.captured = captured;
@@ -280,7 +294,7 @@ final class CudaP2pBuffers extends P2pBuffers {
             } else {
                 number = turn.begin();
             }
-            body.run();
+            body.accept(operation);
             // Signals and waits use the device's count of operations. The next operation must not
             // count before they have run.
             sideStream.joinInto(running);
@@ -294,7 +308,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Passes the operation's turn; the work is on the stream, with its end. */
     void enqueued(StreamWork work) {
         if (fillsGpu) {
-            turn.launched(number, work::order);
+            turn.launched(number, work);
         } else {
             turn.passed(number);
         }

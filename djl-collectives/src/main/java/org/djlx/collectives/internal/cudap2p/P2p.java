@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.BooleanSupplier;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.LongFunction;
 import org.djlx.collectives.CudaP2pOptions;
@@ -393,9 +394,14 @@ final class P2p {
             // Only works of the group's stream hold tensors that late peers may write to, make
             // copies before the call is published, and wait for the helper.
             boolean here = inOrder && !direct && inPlace && group.collectives().isLaunched();
-            return here || current.isCapturing()
-                    ? queue.run(operation, current, reduction, List.of(tensor))
-                    : group.run(operation, tensor, inPlace, current, reduction);
+            if (!here && !current.isCapturing()) {
+                return group.run(operation, tensor, inPlace, current, reduction);
+            }
+            Work work = queue.run(operation, current, reduction, List.of(tensor));
+            if (inOrder && work instanceof StreamWork onCurrent) {
+                onCurrent.setOrdered();
+            }
+            return work;
         }
     }
 
@@ -481,7 +487,7 @@ final class P2p {
     }
 
     /** Runs an operator that uses the {@link #buffers()} and their streams. */
-    Work execute(Operation operation, Runnable body) {
+    Work execute(Operation operation, Consumer<Operation> body) {
         try (CurrentStreams.Scope scope = currentStreams.hold()) {
             return queue.run(
                     operation,

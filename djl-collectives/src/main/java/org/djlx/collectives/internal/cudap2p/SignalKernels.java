@@ -27,6 +27,7 @@ final class SignalKernels implements AutoCloseable {
             new KernelConstants(SOURCE).struct("Entered");
 
     private static final LaunchSize THREAD_PER_RANK = LaunchSize.of(1, RegionLayout.MAX_RANKS);
+    private static final LaunchSize EXCHANGE = LaunchSize.of(1, 256);
     private static final LaunchSize ONE_THREAD = LaunchSize.of(1, 1);
 
     private final WaitStatus status;
@@ -35,6 +36,7 @@ final class SignalKernels implements AutoCloseable {
     private final CudaKernel signal;
     private final CudaKernel await;
     private final CudaKernel meet;
+    private final CudaKernel exchange;
     private final KernelArguments arguments = new KernelArguments();
     private final KernelStruct entered;
     private final KernelStruct met;
@@ -51,6 +53,7 @@ final class SignalKernels implements AutoCloseable {
         signal = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
         meet = module.kernel("meet");
+        exchange = module.kernel("exchange");
         entered = words(RegionLayout.ENTERED);
         met = words(RegionLayout.MET);
         peers = (1 << region.ranks()) - 1 & ~(1 << rank);
@@ -108,6 +111,19 @@ final class SignalKernels implements AutoCloseable {
     void meet(CudaStream stream, int ranks, Duration timeout) {
         arguments.clear().add(met).add(ranks).add(status.address()).add(timeout.toNanos());
         meet.launch(stream, THREAD_PER_RANK, arguments);
+    }
+
+    /**
+     * Enters an operation on a stream, sends a part to the same offset in the buffers of all ranks,
+     * and lets the stream wait for the parts of the peers. Uses channel 0.
+     */
+    void exchange(CudaStream stream, long offset, long part, long byteSize, Duration timeout) {
+        RegionLayout layout = region.layout();
+        long row = layout.signal(RegionLayout.ENTERED, 0);
+        arguments.clear().add(entered).add(layout.signal(0, 0) - row);
+        arguments.add(layout.buffer() + offset - row).add(part).add(byteSize);
+        arguments.add(status.address()).add(timeout.toNanos());
+        exchange.launch(stream, EXCHANGE, arguments);
     }
 
     /** Signals a peer from a stream. */

@@ -2,7 +2,6 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
-import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.gpu.GpuWork;
@@ -15,7 +14,7 @@ final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
     private final long stream; // its handle
-    private final List<TensorHold> holds = new ArrayList<>(1);
+    private List<TensorHold> holds = List.of();
 
     /** Creates the work. */
     StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
@@ -38,8 +37,8 @@ final class StreamWork extends GpuWork {
      * Holds the memory of the outputs. The operation's code holds all other memory that it uses.
      */
     void hold() {
-        for (NDArray output : result()) {
-            holds.add(new TensorHold(output));
+        if (!result().isEmpty()) {
+            holds = TensorHold.all(result().toArray(new NDArray[0]));
         }
     }
 

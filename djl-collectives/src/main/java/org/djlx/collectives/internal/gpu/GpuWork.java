@@ -21,7 +21,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
  * An operation on a GPU. It ends when the event recorded after it has completed. The {@link
  * Watchdog} polls the event, and so does a thread that waits for the work.
  */
-public abstract class GpuWork implements Work, Watchdog.Watched {
+public abstract class GpuWork implements Work, Watchdog.Watched, GpuTurns.Launched {
 
     // A waiting host spins for this long, then sleeps between polls.
     private static final long SPIN_NANOS = 1_000_000;
@@ -33,6 +33,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     private final CurrentStreams currentStreams;
     private final boolean blockingWait;
     private final CompletableFuture<List<NDArray>> future = new CompletableFuture<>();
+    private boolean ordered; // the issuing thread's next wait has nothing to do
     private volatile long startNanos = System.nanoTime();
 
     // Guarded by this.
@@ -250,7 +251,16 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     @Override
     public final void blockCurrentStream() {
         requireWaitable();
-        orderCurrentStream();
+        boolean done = ordered;
+        ordered = false;
+        if (!done || failure != null) {
+            orderCurrentStream();
+        }
+    }
+
+    /** Tells that the next wait is that of the issuing thread, on the stream of the work. */
+    public final void setOrdered() {
+        ordered = true;
     }
 
     /**
@@ -265,6 +275,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /** Lets a stream wait for the work, whether it succeeds or fails. */
+    @Override
     public final void order(CudaStream stream) {
         CudaEvent event = isOn(stream) ? null : awaitEnqueued();
         if (event != null) {
