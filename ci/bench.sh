@@ -11,7 +11,8 @@
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Without git, --commit names the measured commit
 #   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, if python3 has it, PyTorch;
-#     then `ci/bench.sh block` with the same --ranks and --commit, into FILE-block.json
+#     `ci/bench.sh block` with the same --ranks and --commit, into FILE-block.json; then, or only, if there is no GPU, a step
+#     of 2 CPU ranks with a small model, which shows the fixed cost of a step, into FILE-cpu.json
 #   ci/bench.sh block [arguments of `ci/bench/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
@@ -118,20 +119,25 @@ bench_gpu() {
 }
 
 bench_train() {
-  local json='' ranks='' commit block status=0
+  local json=$root/ci/results/train.json block=$root/ci/results/block.json ranks='' commit option status=0
   local -a args=() both
-  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   commit=$(commit)
   common_options "$@"
-  both=(--commit "$commit")
-  [[ -z $ranks ]] || both+=(--ranks "$ranks")
-  block=${json:+${json%.json}-block.json}
-  "$root/ci/bench/run.sh" bench-train --json "${json:-$root/ci/results/train.json}" "${both[@]}" "${args[@]}" || status=$?
+  [[ $json == "$root/ci/results/train.json" ]] || block=${json%.json}-block.json
   if (($(gpus) > 0)); then
-    bench_block --json "${block:-$root/ci/results/block.json}" "${both[@]}" || status=$?
-  else
-    say "The block is not measured: its sizes need a GPU, and nvidia-smi shows none"
+    [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
+    both=(--commit "$commit")
+    [[ -z $ranks ]] || both+=(--ranks "$ranks")
+    "$root/ci/bench/run.sh" bench-train --json "$json" "${both[@]}" "${args[@]}" || status=$?
+    bench_block --json "$block" "${both[@]}" || status=$?
+    args=()
+    ranks=''
   fi
+  for option in --torch=python3 --layers=3 --width=128 --hidden=128 --rows=32 --steps=500 --rounds=4; do
+    [[ " ${args[*]}" == *" ${option%%=*}"* ]] || args+=("$option")
+  done
+  CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1 "$root/ci/bench/run.sh" bench-train --json "${json%.json}-cpu.json" \
+    --ranks "${ranks:-2}" --commit "$commit" "${args[@]}" || status=$?
   return "$status"
 }
 

@@ -26,14 +26,18 @@ LAUNCHES = 2  # of its graph, likewise
 
 
 class Rank:
-    """One rank, in a process of its own."""
+    """One rank, in a process of its own, on a GPU or, with device "cpu", on the CPU."""
 
-    def __init__(self, rank, ranks, meeting):
+    def __init__(self, rank, ranks, meeting, device="cuda"):
         import torch
         import torch.distributed as dist
         import torch.distributed._symmetric_memory as symm_mem
 
         self.torch, self.dist, self.symm_mem, self.rank, self.ranks = torch, dist, symm_mem, rank, ranks
+        if device == "cpu":
+            self.device = torch.device("cpu")
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+            return
         torch.cuda.set_device(rank)
         self.device = torch.device("cuda", rank)
         dist.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=ranks, device_id=self.device)
@@ -46,10 +50,14 @@ class Rank:
                 symm_mem.enable_symm_mem_for_group(self.group)
         self.barrier()
 
+    def synchronize(self):
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize()
+
     def barrier(self):
-        self.torch.cuda.synchronize()
+        self.synchronize()
         self.dist.barrier()
-        self.torch.cuda.synchronize()
+        self.synchronize()
 
     def random(self, *sizes):
         return self.torch.randn(*sizes, device=self.device, dtype=self.torch.bfloat16)
@@ -175,7 +183,8 @@ def serve(rank, cases, answers, start):
                 answers.put(here.measure(case))
             except RuntimeError as e:  # What PyTorch refuses, it refuses on all ranks; the next case may go well.
                 answers.put({"columns": {}, "replay": {}, "notes": {"torch": str(e)}})
-            here.torch.cuda.empty_cache()
+            if here.device.type == "cuda":
+                here.torch.cuda.empty_cache()
     except Exception as e:
         answers.put({"error": f"rank {rank}: {type(e).__name__}: {e}"})
         time.sleep(5)  # The parent is to read it, and then ends all.
@@ -216,7 +225,7 @@ def collect(queues, processes):
     return answers
 
 
-def with_ranks(ranks, run, use, *more):
+def with_ranks(ranks, run, use, *more, device="cuda"):
     """Starts the ranks' processes, calls `use` and ends the processes; prints a failure as {"error": CAUSE}.
 
     `run` is the code of a rank: (rank, ranks, meeting, cases, answers, *more). `use` gets a function that sends a case to all ranks and returns
@@ -227,7 +236,7 @@ def with_ranks(ranks, run, use, *more):
     except ImportError as e:
         say({"error": str(e)})
         return
-    if torch.cuda.device_count() < ranks:
+    if device == "cuda" and torch.cuda.device_count() < ranks:
         say({"error": f"PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs for {ranks} ranks"})
         return
     # Multicast can take a host out of service.

@@ -2,14 +2,18 @@
 """Measures PyTorch's data-parallel training step, for ci/bench/run.sh bench-train --torch.
 
 Prints {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
-  {"who": "TORCH_ALONE", "TORCH_DDP" or "TORCH_DDP_TUNED", "rows": R, "layers": L, "width": W, "hidden": H, "warmUp": U, "steps": S}
-  -> {"milliseconds": [the time of each step], "matmulError": E}
+  {"who": CONTENDER, "rows": R, "layers": L, "width": W, "hidden": H, "warmUp": U, "steps": S}
+  -> {"milliseconds": [the time of each step], "matmulError": E}, or {"refused": CAUSE} if PyTorch refuses the case
   {"forget": true} -> {}: frees models and batches
 {"error": CAUSE} is a failure. The model is L times (Linear W -> H, ReLU, Linear H -> W) in float32, without TF32. Each rank has R
-rows; SGD updates the model. TORCH_DDP is DistributedDataParallel without options. TORCH_DDP_TUNED has gradients as views of buckets
-and fused SGD. TORCH_ALONE has no DistributedDataParallel. A time is the slowest rank's, from a batch on the GPU until the GPU has
-finished the step. E is the relative error of a float32 matmul, to compare with DJL's: about 1e-7, or 1e-4 with TF32. Each rank is a
-process with one GPU. Ends with its standard input, or if a rank dies or does not answer.
+rows; SGD updates the model. The contenders:
+  TORCH_ALONE      no communication
+  TORCH_DDP        DistributedDataParallel without options
+  TORCH_DDP_TUNED  gradients as views of buckets, fused SGD
+  TORCH_FSDP2      fully_shard of each Linear and of the model; sharded parameters have no fused SGD
+A time is the slowest rank's, from a batch on the device until the device has finished the step. E is the relative error of a float32
+matmul, to compare with DJL's: about 1e-7, or 1e-4 with TF32. Each rank is a process, with one GPU and NCCL, or with --device cpu and
+Gloo. Ends with its standard input, or if a rank dies or does not answer.
 """
 
 import argparse
@@ -23,8 +27,8 @@ import torch_peer
 class Training(torch_peer.Rank):
     """A rank, with the models that it trains."""
 
-    def __init__(self, rank, ranks, meeting):
-        super().__init__(rank, ranks, meeting)
+    def __init__(self, rank, ranks, meeting, device):
+        super().__init__(rank, ranks, meeting, device)
         self.torch.backends.cuda.matmul.allow_tf32 = False
         self.torch.backends.cudnn.allow_tf32 = False
         self.models = {}
@@ -35,7 +39,10 @@ class Training(torch_peer.Rank):
             return {}
         key = tuple(case[name] for name in ("who", "layers", "width", "hidden"))
         if key not in self.models:
-            self.models[key] = self.make(*key)
+            try:
+                self.models[key] = self.make(*key)
+            except Exception as e:
+                raise RuntimeError(f"{type(e).__name__}: {e}") from e  # a refusal, see serve
         x = self.torch.randn(case["rows"], case["width"], device=self.device)
         times = [self.step(*self.models[key], x) for _ in range(case["warmUp"] + case["steps"])]
         return {"milliseconds": times[case["warmUp"] :], "matmulError": self.matmul_error()}
@@ -47,9 +54,17 @@ class Training(torch_peer.Rank):
             blocks += [linear(width, hidden, device=self.device), torch.nn.ReLU(), linear(hidden, width, device=self.device)]
         model = torch.nn.Sequential(*blocks)
         tuned = who == "TORCH_DDP_TUNED"
-        if who != "TORCH_ALONE":
+        if who == "TORCH_FSDP2":
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in model:
+                if list(layer.parameters()):
+                    fully_shard(layer)
+            fully_shard(model)
+        elif who != "TORCH_ALONE":
             parallel = torch.nn.parallel.DistributedDataParallel
-            model = parallel(model, device_ids=[self.rank], gradient_as_bucket_view=tuned)
+            device = None if self.device.type == "cpu" else [self.rank]
+            model = parallel(model, device_ids=device, gradient_as_bucket_view=tuned)
         return model, torch.optim.SGD(model.parameters(), lr=1e-3, fused=tuned)
 
     def step(self, model, optimizer, x):
@@ -58,7 +73,7 @@ class Training(torch_peer.Rank):
         optimizer.zero_grad()
         (model(x) - x).square().mean().backward()
         optimizer.step()
-        self.torch.cuda.synchronize()
+        self.synchronize()
         return (time.perf_counter_ns() - begin) / 1e6
 
     def matmul_error(self):
@@ -67,16 +82,16 @@ class Training(torch_peer.Rank):
         return (((a @ b).double() - exact).norm() / exact.norm()).item()
 
 
-def run_rank(rank, ranks, meeting, cases, answers):
+def run_rank(rank, ranks, meeting, cases, answers, device):
     """Runs a rank's process."""
-    torch_peer.serve(rank, cases, answers, lambda: Training(rank, ranks, meeting))
+    torch_peer.serve(rank, cases, answers, lambda: Training(rank, ranks, meeting, device))
 
 
 def slowest(answers):
     """Merges the ranks' answers."""
     for answer in answers:
         if "notes" in answer:
-            return {"error": "; ".join(answer["notes"].values())}
+            return {"refused": "; ".join(answer["notes"].values())}
     if not answers[0]:
         return {}
     return {
@@ -88,12 +103,14 @@ def slowest(answers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    arguments = parser.parse_args()
 
     def use(ask):
         for line in sys.stdin:
             torch_peer.say(slowest(ask(json.loads(line))))
 
-    torch_peer.with_ranks(parser.parse_args().ranks, run_rank, use)
+    torch_peer.with_ranks(arguments.ranks, run_rank, use, arguments.device, device=arguments.device)
 
 
 if __name__ == "__main__":

@@ -113,19 +113,24 @@ final class ResultsSection {
         }
         if (benchmark.startsWith(TRAINING)) {
             steps().forEach(
-                            (rows, step) ->
+                            (rows, step) -> {
+                                if (step.keySet().containsAll(List.of("DJL", "P2P", "TORCH_DDP"))) {
                                     bars.add(
                                             bar(
                                                     "step, " + rows + " rows a rank",
                                                     step.get("DJL"),
                                                     step.get("P2P"),
-                                                    step.get("TORCH_DDP"))));
+                                                    step.get("TORCH_DDP")));
+                                }
+                            });
             String title = "Speed-up over DJL's engine PyTorch (1.0×)";
             String subtitle =
                     String.format(
                             "%s, float32, SGD; PyTorch %s; ci/results/%s",
                             cards(), version("torch"), name);
-            return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
+            return bars.isEmpty()
+                    ? Optional.empty()
+                    : Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
         }
         for (GpuBenchRow row : chartRows(accepted)) {
             String text = operation(row) + "  " + size(row);
@@ -324,13 +329,17 @@ final class ResultsSection {
 
     private String training() {
         Map<String, String> names = new LinkedHashMap<>();
+        String one = report.has("gpus") ? "one GPU" : "one rank";
         names.put("P2P", "this project, engine PyTorch-P2P");
         names.put("TORCH_DDP", "PyTorch DDP");
         names.put("TORCH_DDP_TUNED", "PyTorch DDP, gradients as bucket views, fused SGD");
         names.put("DJL", "DJL's engine PyTorch");
-        names.put("P2P_ALONE", "one GPU, engine PyTorch-P2P");
-        names.put("TORCH_ALONE", "one GPU, PyTorch");
-        names.put("DJL_ALONE", "one GPU, DJL's engine PyTorch");
+        names.put("P2P_SHARDED", "this project, fully sharded");
+        names.put("TORCH_FSDP2", "PyTorch FSDP2");
+        names.put("P2P_ALONE", one + ", engine PyTorch-P2P");
+        names.put("P2P_RECOMPUTED", one + ", engine PyTorch-P2P, layers computed again");
+        names.put("TORCH_ALONE", one + ", PyTorch");
+        names.put("DJL_ALONE", one + ", DJL's engine PyTorch");
         Map<Integer, Map<String, Double>> steps = steps();
         List<String> titles = new ArrayList<>(List.of("ms a step"));
         steps.keySet().forEach(rows -> titles.add(rows + " rows a rank"));
@@ -340,8 +349,10 @@ final class ResultsSection {
         names.forEach(
                 (who, words) -> {
                     List<String> cells = new ArrayList<>(List.of(words));
-                    steps.values().forEach(row -> cells.add(format("%.1f", row.get(who))));
-                    table.add(cells.toArray());
+                    steps.values().forEach(row -> cells.add(millis(row.get(who))));
+                    if (steps.values().stream().anyMatch(row -> row.containsKey(who))) {
+                        table.add(cells.toArray());
+                    }
                 });
         return String.format(
                 "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n%s",
@@ -456,6 +467,10 @@ final class ResultsSection {
         return value == null
                 ? ""
                 : format(value < 9.95 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
+    }
+
+    private static String millis(Double value) {
+        return format(value == null || value > 4.95 ? "%.1f" : "%.2f", value);
     }
 
     private static String ratio(Double other, Double ours) {

@@ -62,10 +62,12 @@ final class TorchPeer implements AutoCloseable {
      * Starts a script with a timeout of 2 minutes.
      *
      * @param interpreter the program that runs the script, such as python3; null for none
+     * @param more further arguments of the script
      * @return the peer; null without an interpreter
      */
-    static TorchPeer start(String interpreter, String script, int ranks) {
-        List<String> arguments = List.of("--ranks", Integer.toString(ranks));
+    static TorchPeer start(String interpreter, String script, int ranks, String... more) {
+        List<String> arguments = new ArrayList<>(List.of("--ranks", Integer.toString(ranks)));
+        arguments.addAll(List.of(more));
         return interpreter == null
                 ? null
                 : start(interpreter, script(script), arguments, Duration.ofSeconds(120));

@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
+import ai.djl.nn.Block;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
@@ -22,7 +23,13 @@ import ai.djl.translate.TranslateException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.UnaryOperator;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.train.ActivationCheckpoint;
 import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.ShardingStrategy;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
@@ -40,7 +47,11 @@ final class TrainBench implements AutoCloseable {
         /** The engine PyTorch-P2P on one device. */
         P2P_ALONE("PyTorch-P2P", true),
         /** The engine PyTorch-P2P on all devices. */
-        P2P("PyTorch-P2P", false);
+        P2P("PyTorch-P2P", false),
+        /** As P2P_ALONE; the backward pass computes each layer again, as that of P2P_SHARDED. */
+        P2P_RECOMPUTED("PyTorch-P2P", true),
+        /** The engine PyTorch-P2P on all devices, fully sharded; a single rank gathers, too. */
+        P2P_SHARDED("PyTorch-P2P", false);
 
         private final String engine;
         private final boolean alone;
@@ -76,6 +87,7 @@ final class TrainBench implements AutoCloseable {
     private final Model model;
     private final Trainer trainer;
     private final List<CudaDevice> gpus = new ArrayList<>();
+    private ProcessGroup single; // of P2P_SHARDED with one rank; otherwise null
 
     /**
      * Creates a model and its trainer.
@@ -90,15 +102,26 @@ final class TrainBench implements AutoCloseable {
         Trainer started = null;
         try {
             SequentialBlock block = new SequentialBlock();
+            UnaryOperator<Block> layer =
+                    contender == Contender.P2P_RECOMPUTED
+                            ? ActivationCheckpoint::wrap
+                            : UnaryOperator.identity();
             for (int i = 0; i < size.layers; i++) {
-                block.add(Linear.builder().setUnits(size.hidden).build())
-                        .add(Activation::relu)
-                        .add(Linear.builder().setUnits(size.width).build());
+                block.add(layer.apply(Linear.builder().setUnits(size.hidden).build()))
+                        .add(layer.apply(Activation.reluBlock()))
+                        .add(layer.apply(Linear.builder().setUnits(size.width).build()));
             }
             model.setBlock(block);
             DataParallelConfig config = new DataParallelConfig(new Squares());
             if (!devices[0].isGpu()) {
-                config.optRanks(contender == Contender.P2P ? ranks : 1);
+                config.optRanks(contender.alone ? 1 : ranks);
+            }
+            if (contender == Contender.P2P_SHARDED) {
+                config.optShardingStrategy(ShardingStrategy.FULL_SHARD);
+                if (ranks == 1) {
+                    single = groupOfOne(devices[0]);
+                    config.optProcessGroup(single);
+                }
             }
             config.optDevices(own);
             Tracker rate = Tracker.fixed(1e-3f);
@@ -117,7 +140,24 @@ final class TrainBench implements AutoCloseable {
                 started.close();
             }
             model.close();
+            destroyGroup();
             throw e;
+        }
+    }
+
+    private static ProcessGroup groupOfOne(Device device) {
+        return device.isGpu()
+                ? ProcessGroups.local(
+                                "nccl",
+                                1,
+                                NcclOptions.builder().optDevices(new Device[] {device}).build())
+                        .get(0)
+                : ProcessGroups.local(1).get(0);
+    }
+
+    private void destroyGroup() {
+        if (single != null) {
+            single.destroy();
         }
     }
 
@@ -182,6 +222,7 @@ final class TrainBench implements AutoCloseable {
     public void close() {
         trainer.close();
         model.close();
+        destroyGroup();
         gpus.forEach(CudaDevice::close);
     }
 }

@@ -12,9 +12,11 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.NativeVersions;
+import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
@@ -26,9 +28,11 @@ import picocli.CommandLine.Option;
         name = "bench-train",
         description = {
             "Measures a training step of 8 x (Linear, ReLU, Linear) in float32 by SGD, in turns: on"
-                    + " one device, on all devices with DJL's engine, on all with PyTorch-P2P and,"
-                    + " where PyTorch is found, by PyTorch alone and with DistributedDataParallel.",
+                    + " one device, on all devices with DJL's engine, on all with PyTorch-P2P,"
+                    + " fully sharded and, where PyTorch is found, by PyTorch alone, with"
+                    + " DistributedDataParallel and, on GPUs, with fully_shard.",
             "On the CPU all ranks share one device, so DJL's engine has nothing to synchronize."
+                    + " A run without GPUs sets CUDA_VISIBLE_DEVICES to nothing."
         })
 final class TrainBenchCommand extends ReportCommand {
 
@@ -64,13 +68,16 @@ final class TrainBenchCommand extends ReportCommand {
 
     private static final int WARM_UP = 10; // untimed steps of each turn
     private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
+    private static final String THREADS = "OMP_NUM_THREADS"; // of each rank
     private static final String TORCH = "TORCH_DDP";
-    private static final List<String> TORCHES = List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED");
+    private static final List<String> TORCHES =
+            List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED", "TORCH_FSDP2");
 
     private final TextTable table =
             new TextTable("rows a rank", "who", "ms a step", "of " + TORCH, "ms over alone");
     private final List<Step> figures = new ArrayList<>();
     private final Map<String, Double> errors = new LinkedHashMap<>(); // of float32 matmuls
+    private final Map<String, String> notes = new LinkedHashMap<>(); // what PyTorch refuses
     private int gpus;
 
     /** Runs one turn of a contender. */
@@ -102,8 +109,13 @@ final class TrainBenchCommand extends ReportCommand {
                         ? new Device[] {Device.cpu()}
                         : IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
         begin("a data-parallel training step, SGD, float32, median", NativeVersions.query());
-        try (TorchPeer peer = TorchPeer.start(torch, "train_peer.py", count)) {
-            put("gpus", gpus);
+        String device = gpus == 0 ? "cpu" : "cuda";
+        try (TorchPeer peer = TorchPeer.start(torch, "train_peer.py", count, "--device", device)) {
+            if (gpus > 0) {
+                put("gpus", Gpus.names().subList(0, count));
+            } else {
+                put("threads", Objects.requireNonNullElse(System.getenv(THREADS), "default"));
+            }
             put("ranks", count);
             put("layers", layers);
             put("width", width);
@@ -111,6 +123,7 @@ final class TrainBenchCommand extends ReportCommand {
             errors.put("djl", TrainBench.matmulError(devices[0]));
             put("float32MatmulError", errors);
             put("steps", figures);
+            put("notes", notes);
             for (int size : rows) {
                 add(size, measure(size, devices, count, peer));
                 if (peer != null) {
@@ -130,8 +143,7 @@ final class TrainBenchCommand extends ReportCommand {
         Double ddp = medians.get(TORCH);
         medians.forEach(
                 (who, time) -> {
-                    // TORCH_DDP and TORCH_DDP_TUNED are compared with TORCH_ALONE.
-                    Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
+                    Double alone = alone(who).equals(who) ? null : medians.get(alone(who));
                     figures.add(new Step(size, who, time));
                     table.add(
                             size,
@@ -140,6 +152,21 @@ final class TrainBenchCommand extends ReportCommand {
                             number("%.2f", ddp == null ? null : Double.valueOf(time / ddp)),
                             number("%.2f", alone == null ? null : Double.valueOf(time - alone)));
                 });
+    }
+
+    /** Returns the contender that computes the same on one device without communication. */
+    private static String alone(String who) {
+        return who.equals(TrainBench.Contender.P2P_SHARDED.name())
+                ? TrainBench.Contender.P2P_RECOMPUTED.name()
+                : who.replaceFirst("_.*", "") + "_ALONE";
+    }
+
+    private boolean isMeasured(TrainBench.Contender who, int count) {
+        return switch (who) {
+            case DJL -> gpus > 0 && count > 1;
+            case P2P -> count > 1;
+            default -> true;
+        };
     }
 
     /**
@@ -153,14 +180,17 @@ final class TrainBenchCommand extends ReportCommand {
         List<TrainBench> benches = new ArrayList<>();
         try {
             for (TrainBench.Contender who : TrainBench.Contender.values()) {
-                if (who != TrainBench.Contender.DJL || gpus > 0) {
+                if (isMeasured(who, count)) {
                     TrainBench bench = new TrainBench(who, model, devices, count);
                     benches.add(bench);
                     turns.put(who.name(), warmUp -> bench.milliseconds(warmUp, steps));
                 }
             }
             if (peer != null) {
-                TORCHES.forEach(who -> turns.put(who, warmUp -> askPeer(peer, who, model, warmUp)));
+                TORCHES.stream()
+                        .filter(who -> gpus > 0 || !who.contains("FSDP"))
+                        .forEach(
+                                who -> turns.put(who, warmUp -> askPeer(peer, who, model, warmUp)));
             }
             List<String> order = new ArrayList<>(turns.keySet());
             Map<String, DoubleStream.Builder> times = new LinkedHashMap<>();
@@ -194,10 +224,14 @@ final class TrainBenchCommand extends ReportCommand {
     private double[] askPeer(TorchPeer peer, String who, TrainBench.Size size, int warmUp) {
         JsonObject request = new Gson().toJsonTree(size).getAsJsonObject();
         request.addProperty("who", who);
-        request.addProperty("warmUp", warmUp);
+        request.addProperty("warmUp", Math.min(warmUp, WARM_UP)); // There is no JVM.
         request.addProperty("steps", steps);
         JsonObject answer = peer.ask(request);
         if (answer == null) {
+            return new double[0];
+        }
+        if (answer.has("refused")) {
+            notes.put(who, answer.get("refused").getAsString());
             return new double[0];
         }
         errors.put("torch", answer.get("matmulError").getAsDouble());

@@ -2,6 +2,7 @@
 package org.djlx.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonArray;
@@ -60,8 +61,12 @@ class TrainBenchTest {
                 python,
                 List.of(
                         "#!/bin/sh",
+                        "shift; echo \"$*\" > '" + folder.resolve("arguments") + "'",
                         "echo '{\"torch\": \"2.11.0\"}'",
-                        "while read -r request; do echo '" + answer + "'; done"),
+                        "while read -r request; do case \"$request\" in",
+                        "*TUNED*) echo '{\"refused\": \"not on the CPU\"}';;",
+                        "*) echo '" + answer + "';;",
+                        "esac; done"),
                 StandardCharsets.UTF_8);
         assertTrue(python.toFile().setExecutable(true));
         String arguments =
@@ -83,7 +88,14 @@ class TrainBenchTest {
             JsonObject figure = step.getAsJsonObject();
             figures.put(figure.get("who").getAsString(), figure);
         }
+        assertEquals(
+                "--ranks 2 --device cpu", Files.readString(folder.resolve("arguments")).strip());
+        assertEquals(
+                "{\"TORCH_DDP_TUNED\":\"not on the CPU\"}",
+                report.getAsJsonObject("notes").toString());
+        assertFalse(figures.containsKey("TORCH_DDP_TUNED"));
         assertEquals(5, figures.get("TORCH_DDP").get("milliseconds").getAsDouble());
+        assertTrue(figures.get("P2P_SHARDED").get("milliseconds").getAsDouble() > 0);
         assertTrue(figures.get("P2P").get("milliseconds").getAsDouble() > 0);
     }
 }

@@ -25,9 +25,13 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.checkpoint.CheckpointManager;
 import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -37,7 +41,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Mixed precision, activation checkpoints and checkpoints in the background on one GPU. */
+/** Mixed precision, activation checkpoints, shards and checkpoints in the background on one GPU. */
 @Tag("gpu")
 @Timeout(300)
 class PrecisionGpuTest {
@@ -141,6 +145,27 @@ class PrecisionGpuTest {
     void dropoutIsTheSameWhenItIsComputedAgain() throws Exception {
         List<Float> losses = losses(config(), block(0.5f, true));
         assertEquals(3, losses.stream().distinct().count());
+    }
+
+    /** A group of one rank gathers copies of its shards, and reduces to copies of gradients. */
+    @Test
+    void aFullyShardedRankTrainsAsAWholeOne() throws Exception {
+        GpuTests.require(1, NativeLibrary.NCCL);
+        List<Float> expected = losses(config(), block(0, false));
+        NcclOptions options =
+                NcclOptions.builder().optDevices(new Device[] {Device.gpu(0)}).build();
+        List<ProcessGroup> groups = ProcessGroups.local("nccl", 1, options);
+        try {
+            DataParallelConfig sharded =
+                    config().optShardingStrategy(ShardingStrategy.FULL_SHARD)
+                            .optProcessGroup(groups.get(0));
+            List<Float> actual = losses(sharded, block(0, false));
+            for (int i = 0; i < 3; i++) {
+                assertEquals(expected.get(i), actual.get(i), 1e-5 * expected.get(0), "step " + i);
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     @Test
