@@ -12,6 +12,7 @@ import java.util.Collection;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -51,13 +52,19 @@ final class GradientBuckets {
         private List<NDArray> sent; // the gradients, or rounded copies of them
         private Work work; // the running all-reduce, or null
 
+        void clear() {
+            gradients.clear();
+            ready = 0;
+            sent = null;
+        }
+
         void issue(
                 ProcessGroup group,
                 ReduceOp op,
                 GradientCompression compression,
                 NDManager manager) {
             for (NDArray parameter : parameters) {
-                gradients.add(gradient(manager, parameter));
+                gradients.add(gradient(manager, parameter, group != null));
             }
             if (group != null) {
                 sent = gradients;
@@ -90,7 +97,9 @@ final class GradientBuckets {
     private final NDManager parent;
     private final Map<NDArray, NDArray> carried = new IdentityHashMap<>(); // by parameter
     private final Map<NDArray, Bucket> bucketOf = new IdentityHashMap<>();
-    private List<Bucket> buckets = List.of();
+    private List<NDArray> planned = List.of(); // the parameters of the last plan
+    private List<Bucket> plan = List.of(); // their buckets
+    private List<Bucket> buckets = List.of(); // of the current pass: the plan, or none
     private int issued;
     private NDManager manager; // of the issued buckets' gradients; null if none is issued
 
@@ -104,22 +113,32 @@ final class GradientBuckets {
     }
 
     /**
-     * Divides parameters into new buckets. Requires that no bucket is issued.
+     * Divides parameters into buckets without gradients. Requires that no bucket is issued.
      *
      * @param parameters the arrays to be trained, in the block's order
      */
     private void plan(List<NDArray> parameters) {
-        buckets = new ArrayList<>();
-        bucketOf.clear();
-        int[] indices = indices(parameters);
-        for (int i = parameters.size() - 1; i >= 0; i--) {
-            if (indices[i] == buckets.size()) {
-                buckets.add(new Bucket());
+        if (!isSame(parameters, planned)) {
+            plan = new ArrayList<>();
+            bucketOf.clear();
+            int[] indices = indices(parameters);
+            for (int i = parameters.size() - 1; i >= 0; i--) {
+                if (indices[i] == plan.size()) {
+                    plan.add(new Bucket());
+                }
+                Bucket bucket = plan.get(indices[i]);
+                bucket.parameters.add(parameters.get(i));
+                bucketOf.put(parameters.get(i), bucket);
             }
-            Bucket bucket = buckets.get(indices[i]);
-            bucket.parameters.add(parameters.get(i));
-            bucketOf.put(parameters.get(i), bucket);
+            planned = parameters;
         }
+        plan.forEach(Bucket::clear);
+        buckets = plan;
+    }
+
+    private static boolean isSame(List<NDArray> one, List<NDArray> other) {
+        return one.size() == other.size()
+                && IntStream.range(0, one.size()).allMatch(i -> one.get(i) == other.get(i));
     }
 
     /** Returns the bucket of each parameter; buckets are in reverse order of the parameters. */
@@ -270,6 +289,7 @@ final class GradientBuckets {
     void finish(List<NDArray> parameters, Visitor visitor) {
         for (Pair<NDArray, NDArray> reduced : reduce(parameters)) {
             visitor.visit(reduced.getKey(), reduced.getValue());
+            reduced.getValue().close(); // Otherwise it counts as held by the program.
             clear(reduced.getKey());
         }
         reset();
@@ -293,18 +313,21 @@ final class GradientBuckets {
     }
 
     /**
-     * Returns a view of an array's gradient, or zeros if it has no gradient on this rank. A running
-     * all-reduce holds its tensors; a view does not count as a holder of the gradient in {@link
-     * Torch#gradientHolders}.
+     * Returns an array's gradient, or zeros if it has no gradient on this rank.
+     *
+     * @param sent whether to return a view: a running all-reduce holds its tensors, and a view does
+     *     not count as a holder of the gradient in {@link Torch#gradientHolders}
      */
-    private static NDArray gradient(NDManager manager, NDArray array) {
-        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
-            NDArray own =
-                    gradient == null
-                            ? Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array))
-                            : gradient.stopGradient();
-            own.attach(manager);
-            return own;
+    private static NDArray gradient(NDManager manager, NDArray array, boolean sent) {
+        NDArray own = JniUtils.getGradient((PtNDArray) array);
+        if (own == null) {
+            own = Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array));
+        } else if (sent) {
+            try (NDArray gradient = own) {
+                own = gradient.stopGradient();
+            }
         }
+        own.attach(manager);
+        return own;
     }
 }

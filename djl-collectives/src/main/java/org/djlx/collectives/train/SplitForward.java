@@ -212,7 +212,9 @@ final class SplitForward implements AutoCloseable {
                         continue;
                     }
                     NDArray own = part.predictions.get(k);
-                    own = moved(Torch.alias(own.getManager(), own), temporary);
+                    if (!own.getDevice().equals(device)) {
+                        own = moved(Torch.alias(own.getManager(), own), temporary);
+                    }
                     Shape shape = own.getShape();
                     boolean squeezed = shape.dimension() < most || most == 0 || shape.get(0) != 1;
                     if (divided && part.rows == 1 && squeezed) {
