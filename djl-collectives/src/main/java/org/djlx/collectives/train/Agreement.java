@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.train;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import java.io.IOException;
 import java.io.Serializable;
 import java.util.Collections;
@@ -8,6 +10,7 @@ import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
 
 /**
  * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks
@@ -82,6 +85,24 @@ public final class Agreement {
             }
         }
         return all.stream().map(Outcome::result).collect(Collectors.toList()); // null is allowed
+    }
+
+    /**
+     * Tells all ranks whether a condition holds on any of them, by a small all-reduce.
+     *
+     * @param group the ranks; null if there is only one
+     * @param manager a manager on the group's device
+     * @param own whether the condition holds on this rank
+     * @return whether it holds on any rank
+     */
+    public static boolean any(ProcessGroup group, NDManager manager, boolean own) {
+        if (group == null) {
+            return own;
+        }
+        try (NDArray flag = manager.create(new int[] {own ? 1 : 0})) {
+            group.allReduce(flag, ReduceOp.MAX).await();
+            return flag.toIntArray()[0] > 0;
+        }
     }
 
     private static List<Outcome> gather(ProcessGroup group, Outcome own) {

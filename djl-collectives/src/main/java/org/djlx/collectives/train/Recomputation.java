@@ -14,8 +14,6 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
-import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
@@ -99,22 +97,15 @@ final class Recomputation {
     }
 
     private Mode tryOut(NDList inputs, NDList labels) {
-        if (!isAgreed(hasDropout(block) || differs(inputs, labels, null))) {
+        if (!isOfAny(hasDropout(block) || differs(inputs, labels, null))) {
             return Mode.REPEATED;
         }
-        boolean shared = isAgreed(RANKS.get() > 1);
-        return shared || isAgreed(differs(inputs, labels, draw())) ? Mode.KEPT : Mode.SEEDED;
+        boolean shared = isOfAny(RANKS.get() > 1);
+        return shared || isOfAny(differs(inputs, labels, draw())) ? Mode.KEPT : Mode.SEEDED;
     }
 
-    private boolean isAgreed(boolean own) {
-        ProcessGroup group = store.group();
-        if (group == null) {
-            return own;
-        }
-        try (NDArray flag = store.manager().create(new int[] {own ? 1 : 0})) {
-            group.allReduce(flag, ReduceOp.MAX).await();
-            return flag.toIntArray()[0] > 0;
-        }
+    private boolean isOfAny(boolean own) {
+        return Agreement.any(store.group(), store.manager(), own);
     }
 
     /** Returns whether the predictions differ when the block is computed twice. */
