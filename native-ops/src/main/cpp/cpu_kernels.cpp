@@ -14,7 +14,10 @@ struct Bf16 {
   uint16_t bits;
 };
 enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
-const int GROUP = 128;
+const int GROUP = 128, PANEL = 16;
+// Bytes from a weight to the one that is prefetched with it: the hardware's prefetchers stop at the end of a page. Measured; for
+// several rows of x in floating point a larger distance is faster.
+const int AHEAD = 1024, AHEAD_OF_ROWS = 16384;
 
 union Bits {
   float number;
@@ -35,24 +38,12 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
   out->bits = x != x ? 0x7fc0 : (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16;
 }
 
-// Rounds to 8 bits; 0 for what does not fit, which NaN, infinity, and quotients of 0 and denormal scales are.
-INLINE int round8(float x) { return fabsf(x) < 128 ? (int)__builtin_lrintf(x) : 0; }
-
-// The number of the largest magnitude; NaN if there is one, so that scales, and all sums with them, are NaN.
-template <class T> INLINE float largest(const T* p, int64_t size) {
-  float most = 0;
-  for (int64_t i = 0; i < size; i++) {
-    float x = widen(p[i]);
-    if (most == most && !(fabsf(x) <= fabsf(most))) most = x;
-  }
-  return most;
-}
-
-// Quantized weights: rows of groups of 128 inputs, the last one filled up with zeros; after all rows, their scales in float32.
-// INT8: a byte is q + 128, q from -127 to 127; one scale a row.
-// INT4: byte i of 64 has q + 8 of input i in its lower half and of input i + 64 in its upper half, q from -8 to 7; one scale a group.
+// Quantized weights: panels of 16 outputs. A panel has groups of 128 inputs, a group a scale for each output in float32, then blocks
+// of 64 bytes with 4 inputs of each output. Inputs and outputs are filled up with zeros.
+// INT8: block 2 b has inputs 4 b to 4 b + 3, block 2 b + 1 those 64 further on; a byte is q + 128, q from -127 to 127.
+// INT4: block b has the inputs of both in halves of bytes, the first ones in the lower half: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
-INLINE int64_t row_bytes(int type, int64_t inputs) { return groups(inputs) * (type == INT8 ? GROUP : GROUP / 2); }
+INLINE int64_t group_bytes(int type) { return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2)); }
 
 // Rows of x in 8 bits, in groups of 128 with a scale each; offsets are -128 (INT8) or -8 (INT4) times the sum of a group.
 struct Quantized {
@@ -168,9 +159,9 @@ void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64
     int64_t count = rows * groups(inputs);
     scratch = (char*)aligned_alloc(64, (count * (GROUP + 8) + 63) / 64 * 64);
     p.quantized = {(int8_t*)scratch, (float*)(scratch + count * GROUP), (int*)(scratch + count * (GROUP + 4))};
-    (wide ? avx512::quantize_rows : avx2::quantize_rows)(p);
+    run(rows < 32 ? 1 : threads, 64, count, wide ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
-  int64_t step = 16 + outputs / (16 * threads) / 4 * 4;  // a multiple of a tile's columns
+  int64_t step = PANEL + outputs / (16 * threads) / PANEL * PANEL;
   run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
   free(scratch);
 }
@@ -178,7 +169,7 @@ void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64
 // Quantizes weights; see Conversion.
 void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t inputs, const void* weights, void* quantized) {
   Conversion c = {type, from, outputs, inputs, weights, quantized};
-  run(threads, 16, outputs, wide ? avx512::quantize : avx2::quantize, &c);
+  run(threads, 1, (outputs + PANEL - 1) / PANEL, wide ? avx512::quantize : avx2::quantize, &c);
 }
 
 // x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).

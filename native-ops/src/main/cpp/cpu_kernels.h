@@ -5,6 +5,8 @@ namespace ISA {
 
 typedef float Floats __attribute__((vector_size(LANES * 4), may_alias));
 typedef int Ints __attribute__((vector_size(LANES * 4), may_alias));
+typedef int8_t SomeBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int AnyInt __attribute__((may_alias, aligned(1)));
 typedef float FloatsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 INLINE Floats load(const float* p) { return *(const FloatsAnywhere*)p; }
@@ -18,11 +20,15 @@ INLINE Floats load(const Half* p) { return (Floats)_mm256_cvtph_ps(_mm_loadu_si1
 INLINE void store(float* p, Floats v) { *(FloatsAnywhere*)p = v; }
 INLINE Floats all(float x) { return Floats{} + x; }
 
+#if LANES == 16
+INLINE float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
+#else
 INLINE float sum(Floats v) {
-  float total = 0;
-  for (int i = 0; i < LANES; i++) total += v[i];
-  return total;
+  __m128 four = _mm256_castps256_ps128((__m256)v) + _mm256_extractf128_ps((__m256)v, 1);
+  __m128 two = four + _mm_movehl_ps(four, four);
+  return two[0] + two[1];
 }
+#endif
 
 // e^x, within 2 units in the last place: 2^n times a polynomial of the rest (Cephes' expf). x is limited to +-87.
 INLINE Floats exponential(Floats x) {
@@ -62,11 +68,15 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
 typedef __m512i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm512_loadu_si512(p); }
 INLINE Bytes halves(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_epi16(b, shift), _mm512_set1_epi8(15)); }
+INLINE Bytes same4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
+INLINE Ints nearest(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
 #else
 typedef __m256i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 INLINE Bytes halves(Bytes b, int shift) { return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15)); }
+INLINE Bytes same4(const int8_t* p) { return _mm256_set1_epi32(*(const AnyInt*)p); }
+INLINE Ints nearest(Floats x) { return (Ints)_mm256_cvtps_epi32((__m256)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 16 bits
   Bytes even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
   Bytes odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
@@ -74,131 +84,190 @@ INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 
 }
 #endif
 
-void quantize_rows(const Product& p) {
+// The number of the largest magnitude of a group; NaN if there is one, so that scales, and all sums with them, are NaN.
+INLINE float largest(const float* p) {
+  Floats high = {}, low = {};
+  Ints magnitudes = {};  // of the bits, where NaN are above infinity
+  for (int i = 0; i < GROUP; i += LANES) {
+    Floats x = load(p + i);
+    Ints magnitude = (Ints)x & 0x7fffffff;
+    high = x > high ? x : high;
+    low = x < low ? x : low;
+    magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
+  }
+  for (int i = 1; i < LANES; i++) {
+    high[0] = high[i] > high[0] ? high[i] : high[0];
+    low[0] = low[i] < low[0] ? low[i] : low[0];
+    magnitudes[0] = magnitudes[i] > magnitudes[0] ? magnitudes[i] : magnitudes[0];
+  }
+  return magnitudes[0] > 0x7f800000 ? NAN : high[0] < -low[0] ? low[0] : high[0];
+}
+
+// Group g of a row of numbers, filled up with zeros.
+template <class T> INLINE void copy_group(const T* row, int64_t inputs, int64_t g, float* out) {
+  for (int64_t i = 0, k = g * GROUP; i < GROUP; i += LANES, k += LANES)
+    store(out + i, k + LANES <= inputs ? load(row + k) : k < inputs ? head(row + k, inputs - k) : Floats{});
+}
+
+// Rounds factor times a group to bytes of at most a limit; 0 for what does not fit: NaN, infinity, and multiples of large factors.
+// Returns the sum of the bytes.
+INLINE int round8(const float* p, float factor, int limit, int8_t* out) {
+  Ints total = {};
+  for (int i = 0; i < GROUP; i += LANES) {
+    Floats x = load(p + i) * factor;
+    Ints q = nearest((Floats)((Ints)x & 0x7fffffff) < 128.0f ? x : all(0));
+    q = q > limit ? Ints{} + limit : q;
+    *(SomeBytes*)(out + i) = __builtin_convertvector(q, SomeBytes);
+    total += q;
+  }
+  for (int i = 1; i < LANES; i++) total[0] += total[i];
+  return total[0];
+}
+
+void quantize_rows(const void* product, int64_t from, int64_t to) {
+  const Product& p = *(const Product*)product;
   int64_t count = groups(p.inputs);
-  for (int64_t i = 0; i < p.rows * count; i++) {
-    int64_t first = i % count * GROUP, size = p.inputs - first < GROUP ? p.inputs - first : GROUP;
-    const float* x = p.x + i / count * p.inputs + first;
-    float most = fabsf(largest(x, size)), inverse = 127 / most;
-    int total = 0;
-    for (int64_t k = 0; k < GROUP; k++) {
-      int q = k < size ? round8(x[k] * inverse) : 0;
-      p.quantized.numbers[i * GROUP + k] = q;
-      total += q;
-    }
+  for (int64_t i = from; i < to; i++) {
+    float x[GROUP];
+    copy_group(p.x + i / count * p.inputs, p.inputs, i % count, x);
+    float most = fabsf(largest(x));
+    p.quantized.offsets[i] = (p.type == INT8 ? -128 : -8) * round8(x, 127 / most, 127, p.quantized.numbers + i * GROUP);
     p.quantized.scales[i] = most / 127;
-    p.quantized.offsets[i] = (p.type == INT8 ? -128 : -8) * total;
   }
 }
 
-// As tile, for quantized weights and rows: sums of a group are exact.
-template <int TYPE, int COLUMNS, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
-  const int size = LANES * 4, vectors = GROUP / size;
-  int64_t count = groups(p.inputs), stride = row_bytes(TYPE, p.inputs);
-  const char* w = (const char*)p.weights + column * stride;
-  const float* scales = (const float*)((const char*)p.weights + p.outputs * stride);
-  Floats acc[N][COLUMNS] = {};
-  for (int64_t g = 0; g < count; g++) {
-    for (int c = 0; c < COLUMNS; c++) {
-      Bytes v[vectors];
-      const char* group = w + c * stride + g * (TYPE == INT8 ? GROUP : GROUP / 2);
-      for (int i = 0; i < vectors; i++) {
-        if (TYPE == INT8) v[i] = bytes(group + i * size);
-        else v[i] = halves(bytes(group + i % (vectors / 2) * size), i < vectors / 2 ? 0 : 4);
-        if (row == 0) __builtin_prefetch(group + COLUMNS * stride + i * size, 0, 2);
-      }
-      for (int r = 0; r < N; r++) {
-        int64_t at = (row + r) * count + g;
-        Ints s = {p.quantized.offsets[at]};
-        for (int i = 0; i < vectors; i++) s = dot4(s, v[i], bytes(p.quantized.numbers + at * GROUP + i * size));
-        float scale = p.quantized.scales[at] * (TYPE == INT8 ? 1 : scales[(column + c) * count + g]);
-        acc[r][c] += __builtin_convertvector(s, Floats) * scale;
-      }
+// Multiplies N rows of x by a panel of quantized weights. Sums of a group are exact; they are added up in the order of the inputs.
+template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
+  const int vectors = PANEL / LANES;
+  int64_t count = groups(p.inputs);
+  const char* w = (const char*)p.weights + column / PANEL * count * group_bytes(TYPE);
+  Floats acc[N][vectors] = {};
+  for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
+    Ints s[N][2][vectors];
+    const int8_t* x[N];
+    for (int r = 0; r < N; r++) {
+      int64_t at = (row + r) * count + g;
+      x[r] = p.quantized.numbers + at * GROUP;
+      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + p.quantized.offsets[at], s[r][1][v] = Ints{};
     }
+    for (int b = 0; b < GROUP / 2; b += 4)
+      for (int v = 0; v < vectors; v++) {
+        const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
+        Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : halves(first, 4);
+        if (TYPE == INT4) first = halves(first, 0);
+        if (row == 0) __builtin_prefetch(block + AHEAD, 0, 2);
+        if (row == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + AHEAD, 0, 2);
+        for (int r = 0; r < N; r++) {
+          s[r][0][v] = dot4(s[r][0][v], first, same4(x[r] + b));
+          s[r][1][v] = dot4(s[r][1][v], second, same4(x[r] + GROUP / 2 + b));
+        }
+      }
+    for (int r = 0; r < N; r++)
+      for (int v = 0; v < vectors; v++)
+        acc[r][v] += __builtin_convertvector(s[r][0][v] + s[r][1][v], Floats) *
+                     (p.quantized.scales[(row + r) * count + g] * load((const float*)w + v * LANES));
   }
   for (int r = 0; r < N; r++)
-    for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c]) * (TYPE == INT8 ? scales[column + c] : 1));
+    for (int i = 0; i < PANEL && column + i < p.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
 }
 
-template <class T> void quantize_output(const Conversion& c, int64_t output) {
-  const T* w = (const T*)c.weights + output * c.inputs;
-  int64_t count = groups(c.inputs), stride = row_bytes(c.type, c.inputs), step = c.type == INT8 ? count * GROUP : GROUP;
-  uint8_t* out = (uint8_t*)c.quantized + output * stride;
-  float* scales = (float*)((char*)c.quantized + c.outputs * stride) + output * (c.type == INT8 ? 1 : count);
-  for (int64_t first = 0; first < count * GROUP; first += step) {
-    float most = largest(w + first, c.inputs - first < step ? c.inputs - first : step);
-    float scale = c.type == INT8 ? fabsf(most) / 127 : most / -8;  // the largest of a group is -8, which has no opposite
-    scales[first / step] = scale;
-    for (int64_t k = first; k < first + step; k++) {
-      int q = k < c.inputs ? round8(widen(w[k]) / scale) : 0;
-      if (c.type == INT8) {
-        out[k] = q + 128;
-      } else {
-        int64_t i = k % GROUP, at = k / GROUP * (GROUP / 2) + i % (GROUP / 2);
-        q = (q > 7 ? 7 : q) + 8;
-        out[at] = i < GROUP / 2 ? q : out[at] | q << 4;
-      }
-    }
+// Quantizes group g of an output of a panel; w is null after the last output.
+template <class T> void quantize_group(const Conversion& c, const T* w, int64_t g, int64_t output, char* out) {
+  float x[GROUP] = {};
+  int8_t q[GROUP];
+  if (w) copy_group(w, c.inputs, g, x);
+  float most = largest(x), scale = c.type == INT8 ? fabsf(most) / 127 : most / -8;  // the largest of 4 bits is -8
+  round8(x, 1 / scale, c.type == INT8 ? 127 : 7, q);
+  ((float*)out)[output] = scale;
+  for (int i = 0; i < GROUP / 2; i++) {
+    char* byte = out + PANEL * (4 + i / 4 * 4 * (c.type == INT8 ? 2 : 1)) + 4 * output + i % 4;
+    if (c.type == INT8) byte[0] = q[i] + 128, byte[4 * PANEL] = q[GROUP / 2 + i] + 128;
+    else byte[0] = (q[i] + 8) | (q[GROUP / 2 + i] + 8) << 4;
   }
+}
+
+template <class T> void quantize_panel(const Conversion& c, int64_t panel) {
+  char* out = (char*)c.quantized + panel * groups(c.inputs) * group_bytes(c.type);
+  for (int64_t g = 0; g < groups(c.inputs); g++, out += group_bytes(c.type))
+    for (int64_t i = 0; i < PANEL; i++) {
+      int64_t output = panel * PANEL + i;
+      quantize_group(c, output < c.outputs ? (const T*)c.weights + output * c.inputs : 0, g, i, out);
+    }
 }
 
 void quantize(const void* conversion, int64_t from, int64_t to) {
   const Conversion& c = *(const Conversion*)conversion;
   for (int64_t i = from; i < to; i++)
-    c.from == FLOAT32   ? quantize_output<float>(c, i)
-    : c.from == FLOAT16 ? quantize_output<Half>(c, i)
-                        : quantize_output<Bf16>(c, i);
+    c.from == FLOAT32   ? quantize_panel<float>(c, i)
+    : c.from == FLOAT16 ? quantize_panel<Half>(c, i)
+                        : quantize_panel<Bf16>(c, i);
 }
 
 // Multiplies N rows of x by COLUMNS rows of weights. A sum has the same order in every tile, so a row's results do not depend on the
-// number of rows. Prefetches the next tile: the hardware's prefetchers stop at the end of a page.
+// number of rows.
 template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
-  Floats acc[N][COLUMNS] = {};
+  Floats acc[N][COLUMNS][2] = {};
   const float* x = p.x + row * p.inputs;
   const T* w = (const T*)p.weights + column * p.stride;
   int64_t k = 0;
-  for (; k + LANES <= p.inputs; k += LANES) {
-    Floats v[COLUMNS];
+  for (; k + 2 * LANES <= p.inputs; k += 2 * LANES)
     for (int c = 0; c < COLUMNS; c++) {
-      v[c] = load(w + c * p.stride + k);
-      if (row == 0) __builtin_prefetch(w + (c + COLUMNS) * p.stride + k, 0, 2);
+      const T* at = w + c * p.stride + k;
+      Floats first = load(at), second = load(at + LANES);
+      if (row == 0) __builtin_prefetch((const char*)at + (N > 1 ? AHEAD_OF_ROWS : AHEAD), 0, 2);
+      if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch((const char*)(at + LANES) + (N > 1 ? AHEAD_OF_ROWS : AHEAD), 0, 2);
+      for (int r = 0; r < N; r++) {
+        acc[r][c][0] += load(x + r * p.inputs + k) * first;
+        acc[r][c][1] += load(x + r * p.inputs + k + LANES) * second;
+      }
     }
-    for (int r = 0; r < N; r++) {
-      Floats u = load(x + r * p.inputs + k);
-      for (int c = 0; c < COLUMNS; c++) acc[r][c] += u * v[c];
+  for (; k < p.inputs; k += LANES) {
+    int64_t n = p.inputs - k < LANES ? p.inputs - k : LANES;
+    for (int c = 0; c < COLUMNS; c++) {
+      Floats rest = head(w + c * p.stride + k, n);
+#pragma GCC unroll 8
+      for (int r = 0; r < N; r++) acc[r][c][0] += head(x + r * p.inputs + k, n) * rest;
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < N; r++)
-    for (int c = 0; c < COLUMNS; c++) {
-      if (k < p.inputs) acc[r][c] += head(x + r * p.inputs + k, p.inputs - k) * head(w + c * p.stride + k, p.inputs - k);
-      p.put(row + r, column + c, sum(acc[r][c]));
-    }
+    for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c][0] + acc[r][c][1]));
 }
 
 template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
-  if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, COLUMNS, N>(p, row, column);
+  if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, N>(p, row, column);
   else if (TYPE == FLOAT32) tile<float, COLUMNS, N>(p, row, column);
   else if (TYPE == FLOAT16) tile<Half, COLUMNS, N>(p, row, column);
   else tile<Bf16, COLUMNS, N>(p, row, column);
 }
 
-template <int TYPE, int COLUMNS> INLINE void tiles(const Product& p, int64_t column) {
-  int64_t row = 0;
-  for (; row + TILE <= p.rows; row += TILE) tile<TYPE, COLUMNS, TILE>(p, row, column);
-  for (; row < p.rows; row++) tile<TYPE, COLUMNS, 1>(p, row, column);
+// Multiplies rows of x, N at a time, then the rest of them.
+template <int TYPE, int COLUMNS, int N> INLINE void tiles(const Product& p, int64_t row, int64_t to, int64_t column) {
+  for (; row + N <= to; row += N) tile<TYPE, COLUMNS, N>(p, row, column);
+  if constexpr (N > 1) tiles<TYPE, COLUMNS, N / 2>(p, row, to, column);
 }
 
+// The first rows of x read weights from memory, in the order of their addresses, which is the fastest; the others, from the cache.
 template <int TYPE> void multiply(const Product& p, int64_t from, int64_t to) {
-  int64_t column = from;
-  for (; column + 4 <= to; column += 4) tiles<TYPE, 4>(p, column);
-  for (; column < to; column++) tiles<TYPE, 1>(p, column);
+  int64_t first = p.rows < TILE ? p.rows : TILE;
+  for (int64_t column = from; column < to; column += 2) {
+    for (int64_t c = column; c < column + 2 && c < to; c++) tiles<TYPE, 1, TILE>(p, 0, first, c);
+    if (column + 2 <= to) tiles<TYPE, 2, TILE>(p, first, p.rows, column);
+    else
+      for (int64_t c = column; c < to; c++) tiles<TYPE, 1, TILE>(p, first, p.rows, c);
+  }
+}
+
+// from is the first output of a panel.
+template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
+  for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, 2 * TILE>(p, 0, p.rows, column);
 }
 
 void products(const void* product, int64_t from, int64_t to) {
   const Product& p = *(const Product*)product;
   switch (p.type) {
-    case INT8: return multiply<INT8>(p, from, to);
-    case INT4: return multiply<INT4>(p, from, to);
+    case INT8: return multiply_quantized<INT8>(p, from, to);
+    case INT4: return multiply_quantized<INT4>(p, from, to);
     case FLOAT32: return multiply<FLOAT32>(p, from, to);
     case FLOAT16: return multiply<FLOAT16>(p, from, to);
     default: return multiply<BFLOAT16>(p, from, to);
@@ -262,7 +331,14 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
     for (int t = 0; t < count; t++) offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
     for (int64_t g = 0; g < group; g++) {
       float p[block];
-      for (int t = 0; t < block; t++) p[t] = t < count ? a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size) : -INFINITY;
+      for (int t = 0; t < count; t++) {
+        for (int64_t i = 0; g == 0 && i < size; i += 64 / sizeof(T)) {  // The step's weights have driven both out of the cache.
+          __builtin_prefetch((const T*)a.keys + offsets[t + 8 < count ? t + 8 : t] + i);
+          __builtin_prefetch((const T*)a.values + offsets[t] + i);
+        }
+        p[t] = a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size);
+      }
+      for (int t = count; t < block; t++) p[t] = 0;
       if (a.cap > 0)
         for (int t = 0; t < count; t += LANES) store(p + t, a.cap * tanh(load(p + t) / a.cap));
       for (int t = count; t < block; t++) p[t] = -INFINITY;

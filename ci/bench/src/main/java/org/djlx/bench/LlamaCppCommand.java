@@ -43,6 +43,7 @@ final class LlamaCppCommand extends ReportCommand {
     private static final int[] BATCHES = {1, 4};
     private static final int PROMPT = 32;
     private static final int TOKENS = 32;
+    private static final int WARM_UP_TOKENS = 512; // until the JVM has compiled a step
     private static final int LONG_PROMPT = 512;
     private static final int FIRST_TOKEN_RUNS = 3;
 
@@ -63,6 +64,14 @@ final class LlamaCppCommand extends ReportCommand {
             description = "FLOAT32 or BFLOAT16; that of the size if not given.")
     private ScalarType type;
 
+    @Option(
+            names = "--peer-type",
+            paramLabel = "TYPE",
+            description =
+                    "Type of llama.cpp's weights, such as float32, which holds bfloat16 weights"
+                            + " exactly; that of ours if not given.")
+    private String peerType;
+
     @Mixin private ModelOptions model;
 
     /**
@@ -74,13 +83,16 @@ final class LlamaCppCommand extends ReportCommand {
      * @param steps greedy decode steps of 1 and 4 sequences
      * @param firstTokenMicros the time to the first token of 512
      * @param residentBytes the process's resident memory at the end
+     * @param residentBefore that before the model was loaded: of this process, which has written
+     *     the model; 0 for llama.cpp
      */
     record Row(
             String program,
             double seconds,
             List<StepBench.Steps> steps,
             double firstTokenMicros,
-            long residentBytes) {}
+            long residentBytes,
+            long residentBefore) {}
 
     @Override
     public Integer call() throws Exception {
@@ -100,16 +112,18 @@ final class LlamaCppCommand extends ReportCommand {
                     case INT8, FP8 -> "q8_0"; // CPUs refuse fp8 when the model is loaded.
                     case INT4 -> "q4_0";
                 };
+        weights = peerType == null ? weights : peerType;
         List<Row> rows = new ArrayList<>();
         List<Integer> tokens;
         int threads;
+        long before = residentBytes(ProcessHandle.current().pid());
         long start = System.nanoTime();
         try (TextEngine generator =
                 model.load(directory, builder -> builder.optPrefixCaching(false))) {
             double seconds = (System.nanoTime() - start) / 1e9;
             threads = model.ranks().worldSize() * JniUtils.getNumThreads();
             StepBench bench = new StepBench(generator, config.vocabularySize());
-            rows.add(row("ours", seconds, bench, ProcessHandle.current().pid()));
+            rows.add(row("ours", seconds, bench, ProcessHandle.current().pid(), before));
             tokens = tokens(bench);
         }
         List<String> arguments =
@@ -124,7 +138,7 @@ final class LlamaCppCommand extends ReportCommand {
                             (prompts, count, sampled) -> answer(peer, prompts, count),
                             config.vocabularySize());
             double seconds = peer.ready().get("seconds").getAsDouble();
-            rows.add(row("llama.cpp " + peer.version(), seconds, bench, peer.pid()));
+            rows.add(row("llama.cpp " + peer.version(), seconds, bench, peer.pid(), 0));
             List<Integer> theirs = tokens(bench);
             int equal =
                     (int)
@@ -151,14 +165,16 @@ final class LlamaCppCommand extends ReportCommand {
         return gson.fromJson(answer, StepBench.Answers.class);
     }
 
-    private static Row row(String program, double seconds, StepBench bench, long pid)
+    private static Row row(
+            String program, double seconds, StepBench bench, long pid, long residentBefore)
             throws IOException, InterruptedException, TimeoutException {
+        bench.run(1, PROMPT, WARM_UP_TOKENS, false);
         List<StepBench.Steps> steps = new ArrayList<>();
         for (int batch : BATCHES) {
             steps.add(bench.steps(batch, PROMPT, TOKENS, false));
         }
         double first = bench.firstTokenMicros(LONG_PROMPT, FIRST_TOKEN_RUNS);
-        return new Row(program, seconds, steps, first, residentBytes(pid));
+        return new Row(program, seconds, steps, first, residentBytes(pid), residentBefore);
     }
 
     private static long residentBytes(long pid) throws IOException {
@@ -179,14 +195,15 @@ final class LlamaCppCommand extends ReportCommand {
         store();
         TextTable table =
                 new TextTable(
-                        ("program,loading s,resident MB,tokens/s of 1,fastest,of 4,fastest,first"
-                                        + " token of 512 ms")
+                        ("program,loading s,resident MB,before loading,tokens/s of 1,fastest,of"
+                                        + " 4,fastest,first token of 512 ms")
                                 .split(","));
         for (Row row : rows) {
             table.add(
                     row.program,
                     number("%.2f", row.seconds),
                     row.residentBytes / 1_000_000,
+                    row.residentBefore / 1_000_000,
                     rate(0, row.steps.get(0).medianMicros()),
                     rate(0, row.steps.get(0).fastestMicros()),
                     rate(1, row.steps.get(1).medianMicros()),

@@ -20,7 +20,7 @@ import org.djlx.nativeops.LoadedLibraries;
  */
 public final class CpuKernels {
 
-    /** The type of weights of 8 bits: groups of 128 inputs, a scale for each output. */
+    /** The type of weights of 8 bits: a scale for each group of 128 inputs of an output. */
     public static final int INT8 = 1;
 
     /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
@@ -56,8 +56,8 @@ public final class CpuKernels {
 
     /** {@return the bytes of quantized weights with their scales} */
     public static long quantizedBytes(int type, long outputs, long inputs) {
-        long groups = (inputs + 127) / 128;
-        return outputs * (type == INT8 ? groups * 128 + Float.BYTES : groups * (64 + Float.BYTES));
+        long groups = (outputs + 15) / 16 * 16 * ((inputs + 127) / 128);
+        return groups * ((type == INT8 ? 128 : 64) + Float.BYTES);
     }
 
     /**

@@ -24,7 +24,9 @@ public enum Quantization {
      * models in bfloat16.
      */
     FP8,
-    /** 8-bit integers, with a scale for each output. For CPUs. */
+    /**
+     * 8-bit integers, with a scale for each 128 inputs of an output: 8.25 bits a weight. For CPUs.
+     */
     INT8,
     /** 4-bit integers, with a scale for each 128 inputs of an output: 4.25 bits a weight. */
     INT4;

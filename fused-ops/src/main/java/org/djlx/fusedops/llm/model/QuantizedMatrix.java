@@ -11,11 +11,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Quantized weights of a projection: the inputs of each output, then scales in float32.
+ * Quantized weights of a projection, with scales in float32.
  *
  * @param memory the weights and their scales; owned, except by {@link #slice}
  * @param weights the address of the weights
- * @param scales the address of the scales; 0 on the CPU, where they follow the weights
+ * @param scales the address of the scales; 0 on the CPU, where they are beside the weights
  */
 record QuantizedMatrix(
         NativeMemory memory,
