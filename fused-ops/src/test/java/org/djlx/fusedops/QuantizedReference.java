@@ -70,32 +70,12 @@ public final class QuantizedReference {
         return values;
     }
 
-    /**
-     * Returns a matrix as ranks store it that divide its columns.
-     *
-     * @param rows the rows
-     * @param depth the columns
-     * @param ranks the ranks that divide the columns; 1 if they divide the rows
-     */
-    public static double[] rounded(double[] rows, int depth, int ranks, Quantization quantization) {
-        double[] values = new double[rows.length];
-        int own = depth / ranks;
-        int count = rows.length / depth;
-        for (int rank = 0; rank < ranks; rank++) {
-            double[] part = new double[count * own];
-            for (int row = 0; row < count; row++) {
-                System.arraycopy(rows, row * depth + rank * own, part, row * own, own);
-            }
-            double[] of =
-                    switch (quantization) {
-                        case FP8 -> fp8(part, own);
-                        case INT4 -> int4(part, own);
-                        default -> part;
-                    };
-            for (int row = 0; row < count; row++) {
-                System.arraycopy(of, row * own, values, row * depth + rank * own, own);
-            }
-        }
-        return values;
+    /** Returns a matrix as it is stored, as values. */
+    public static double[] rounded(double[] rows, int depth, Quantization quantization) {
+        return switch (quantization) {
+            case FP8 -> fp8(rows, depth);
+            case INT4 -> int4(rows, depth);
+            default -> rows;
+        };
     }
 }

@@ -297,7 +297,8 @@ final class Decoder implements AutoCloseable {
             hostBuffers[0] = new HostBuffers(device, largest.inputBytes());
             hostBuffers[1] = new HostBuffers(device, largest.inputBytes());
             nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
-            device.synchronize();
+            // Not the whole GPU, on which another model of this process may be capturing a graph.
+            currentStreams.get().synchronize();
             done = true;
         } finally {
             if (!done) {

@@ -204,6 +204,11 @@ public final class ModelKernels implements AutoCloseable {
                 "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
                 device);
         require(
+                ranks == 1,
+                "%s weights on GPUs need 1 rank, not %d; use one GPU, or no quantization",
+                quantization,
+                ranks);
+        require(
                 !fp8 || config.type() == ScalarType.BFLOAT16,
                 "fp8 weights need a model in bfloat16, not in %s; set the data type bfloat16",
                 config.type());

@@ -14,7 +14,7 @@ import java.util.Locale;
  *       steps of more than 32 rows; otherwise not
  * </ul>
  *
- * <p>On GPUs the model needs {@linkplain ModelKernels kernels}.
+ * <p>On GPUs the model needs {@linkplain ModelKernels kernels}, and one rank.
  */
 public enum Quantization {
     /** In the model's type. */

@@ -207,18 +207,18 @@ class QuantizationTest {
 
     @ParameterizedTest
     @CsvSource({
-        "INT8, BFLOAT16, gpu, int8 weights are supported on CPUs only",
-        "FP8, FLOAT16, gpu, fp8 weights need a model in bfloat16",
-        "FP8, BFLOAT16, cpu, fp8 weights are for GPUs; use int8"
+        "INT8, BFLOAT16, 1, int8 weights are supported on CPUs only",
+        "INT4, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
+        "FP8, FLOAT16, 1, fp8 weights need a model in bfloat16",
+        "FP8, BFLOAT16, 0, fp8 weights are for GPUs; use int8"
     })
     void devicesRefuseWhatTheyCannotCompute(
-            Quantization quantization, ScalarType type, String device, String message)
-            throws Exception {
+            Quantization quantization, ScalarType type, int gpus, String message) throws Exception {
         LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
         TextEngine.Builder builder =
                 TextEngine.builder().setDirectory(directory).optQuantization(quantization);
-        if (device.equals("gpu")) {
-            builder.optDevices(List.of(Device.gpu(0)));
+        if (gpus > 0) {
+            builder.optDevices(IntStream.range(0, gpus).mapToObj(Device::gpu).toList());
         }
         Exception e = assertThrows(IllegalArgumentException.class, builder::build);
         assertTrue(e.getMessage().contains(message), e::toString);
