@@ -409,7 +409,8 @@ public final class FusedOps {
      *       rules.
      *   <li>If the producer throws, the other ranks would get a chunk with arbitrary elements. So
      *       the operation fails and the group is broken, as if the code of {@link
-     *       ProcessGroup#execute} throws.
+     *       ProcessGroup#execute} throws. A rank that gets all its chunks may still return; its
+     *       next operation fails.
      *   <li>Without P2P buffers, the group's all-to-all runs after the last call. If the producer
      *       throws on {@code nccl}, the other ranks wait until this rank leaves, or until their
      *       timeout.
