@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.checkpoint;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -31,16 +32,18 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
-import org.djlx.collectives.train.JoinListener;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
+import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -106,7 +109,7 @@ import org.slf4j.LoggerFactory;
  *
  * <p>Not thread-safe.
  */
-public final class CheckpointManager extends TrainingListenerAdapter implements JoinListener {
+public final class CheckpointManager extends TrainingListenerAdapter {
 
     private static final Logger LOG = LoggerFactory.getLogger(CheckpointManager.class);
 
@@ -114,6 +117,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     // Of a process other than the first: step, process, and a random number of the save.
     private static final Pattern PART =
             Pattern.compile("checkpoint-(\\d{1,18})\\.part-(\\d+)-[0-9a-f]+\\.safetensors");
+    private static final long POLL_MILLIS = 20;
 
     /** How long a file of another process may stay invisible: network file systems keep names. */
     static Duration patience = Duration.ofSeconds(90);
@@ -147,6 +151,9 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         sampler = builder.sampler;
         async = builder.async;
         onSigterm = builder.onSigterm;
+        if (onSigterm) {
+            Termination.watch();
+        }
     }
 
     /**
@@ -179,14 +186,14 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         List<String> answers = Agreement.exchange(own.group(), "save", () -> seed + " " + number);
         List<String> seeds = answers.stream().map(answer -> answer.split(" ")[0]).toList();
         partsDeadline = null;
-        CheckpointSave[] save = new CheckpointSave[1];
+        Save[] save = new Save[1];
         try {
             Agreement.run(
                     group(own),
                     "save",
                     () -> {
                         save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
-                        if (!async && !save[0].awaits()) {
+                        if (!async && save[0].awaited.isEmpty()) {
                             write(save[0]);
                         }
                         return progress.toString();
@@ -206,7 +213,9 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             partsDeadline = Deadline.after(patience);
             if (own.isSharded()) {
                 Agreement.exchange(
-                        group(own), "save", () -> save[0].awaits() ? write(save[0]) : null);
+                        group(own),
+                        "save",
+                        () -> save[0].awaited.isEmpty() ? null : write(save[0]));
             }
             deleteOld(own);
         }
@@ -470,8 +479,32 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return steps.get(steps.size() - 1);
     }
 
+    /**
+     * A file to be written.
+     *
+     * @param path null if this process writes nothing
+     * @param copies owns the arrays; null if they are the trainer's
+     * @param awaited files of other processes that must be complete before
+     */
+    private record Save(
+            Path path,
+            Map<String, String> metadata,
+            Map<String, NDArray> arrays,
+            NDManager manager,
+            NDManager copies,
+            List<Path> awaited)
+            implements AutoCloseable {
+
+        @Override
+        public void close() {
+            if (copies != null) {
+                copies.close();
+            }
+        }
+    }
+
     /** Collects what this process writes. */
-    private CheckpointSave prepare(
+    private Save prepare(
             DataParallelTrainer trainer,
             TrainingProgress progress,
             List<String> seeds,
@@ -484,7 +517,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             parts.add(directory.resolve(name.formatted(progress.step(), i, number)));
         }
         if (process > 0 && parts.isEmpty()) {
-            return CheckpointSave.NOTHING;
+            return new Save(null, Map.of(), Map.of(), null, null, List.of());
         }
         Files.createDirectories(directory);
         if (process == 0) {
@@ -498,12 +531,48 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                                 directory, newest(), progress.step()));
             }
         }
+        OptimizerState state = new OptimizerState(trainer.optimizer());
+        Map<String, NDArray> arrays = new LinkedHashMap<>();
+        Map<String, NDArray> states = new LinkedHashMap<>();
+        Map<String, Integer> counts = new LinkedHashMap<>();
+        List<Replica> replicas = trainer.replicas();
+        for (Replica replica : trainer.isSharded() ? replicas : replicas.subList(0, 1)) {
+            for (Replica.Piece piece : replica.pieces()) {
+                if (!piece.isOwner()) {
+                    continue;
+                }
+                String name = piece.name() + (piece.isWhole() ? "" : "@" + piece.from());
+                arrays.put(CheckpointParts.MODEL + name, piece.array());
+                state.arrays(piece.id(), replica.device())
+                        .forEach(
+                                (slot, array) ->
+                                        states.put(
+                                                CheckpointParts.OPTIMIZER + slot + "." + name,
+                                                array));
+                if (state.count(piece.id()) != null) {
+                    counts.put(piece.name(), state.count(piece.id()));
+                }
+            }
+        }
+        arrays.putAll(states);
         Map<String, String> metadata =
                 process == 0 ? metadata(trainer, progress, seeds, parts) : new LinkedHashMap<>();
+        metadata.put("updates", Integer.toString(state.updates()));
+        metadata.put("counts", new Gson().toJson(counts));
         Path path =
                 process == 0 ? directory.resolve(name(progress.step())) : parts.get(process - 1);
-        List<Path> awaited = process == 0 ? parts : List.of();
-        return CheckpointSave.of(trainer, path, metadata, awaited, async);
+        NDManager copies = async ? NDManager.newBaseManager(Device.cpu(), "PyTorch") : null;
+        if (async) {
+            NoGradient.run(() -> arrays.replaceAll((name, array) -> copy(array, copies)));
+        }
+        NDManager manager = async ? copies : trainer.getManager();
+        return new Save(path, metadata, arrays, manager, copies, process == 0 ? parts : List.of());
+    }
+
+    private static NDArray copy(NDArray array, NDManager manager) {
+        NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+        Torch.copy(copy, array);
+        return copy;
     }
 
     /** Returns the metadata of the file that names all parts. */
@@ -542,10 +611,34 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return metadata;
     }
 
-    private String write(CheckpointSave save) throws IOException {
-        Object key = save.write(() -> partsDeadline, patience);
-        savedFile = key == null ? savedFile : key;
-        return null;
+    /** Writes a file, after the files that it names. */
+    private String write(Save save) throws IOException {
+        if (save.path == null) {
+            return null;
+        }
+        try {
+            for (Path part : save.awaited) {
+                while (!Files.exists(part)) {
+                    Deadline deadline = partsDeadline;
+                    if (deadline != null && deadline.isOver()) {
+                        throw new IOException(
+                                part
+                                        + ", which another process has written, is not here; all"
+                                        + " processes must save into a shared directory");
+                    }
+                    Thread.sleep(POLL_MILLIS);
+                }
+            }
+            CheckpointFile.write(save.path, save.metadata, save.arrays, save.manager);
+            if (NAME.matcher(save.path.getFileName().toString()).matches()) {
+                savedFile = CheckpointFile.key(save.path);
+            }
+            return null;
+        } catch (InterruptedException e) {
+            throw new IOException(save.path + ": interrupted while parts were awaited", e);
+        } finally {
+            save.close();
+        }
     }
 
     /** Throws if another job has saved into the directory since the last save or restore. */
@@ -705,13 +798,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return array;
     }
 
-    @Override
-    public void onTrainingBegin(Trainer trainer) {
-        if (onSigterm) {
-            Termination.watch();
-        }
-    }
-
     /**
      * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
      * excludes that step, and a resumed job computes the batch again. Random numbers are therefore
@@ -719,14 +805,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
-        if (trainer instanceof DataParallelTrainer own) {
-            own.callJoinListeners();
-        }
-        onJoinedBatch(trainer);
-    }
-
-    @Override
-    public void onJoinedBatch(Trainer trainer) {
         saveIfDue(trainer);
         exitIfTold(trainer);
         progress =
@@ -744,32 +822,23 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
 
     /**
      * Waits for the last checkpoint, with {@link Builder#optAsync}. DJL calls this when the trainer
-     * is closed, so ranks wait without an agreement: as long as the files of all processes grow.
+     * is closed, so ranks wait without an agreement.
      */
     @Override
     public void onTrainingEnd(Trainer trainer) {
         try {
             if (writing != null) {
-                partsDeadline = Deadline.after(patience);
+                partsDeadline = Deadline.after(BackendOptions.DEFAULT_TIMEOUT);
                 get(writing);
             }
         } catch (IOException e) {
             throw new UncheckedIOException(e);
-        } finally {
-            if (onSigterm) {
-                Termination.unwatch();
-            }
         }
     }
 
     /** Saves on all ranks if one of them was sent SIGTERM, and ends this process. */
     private void exitIfTold(Trainer trainer) {
-        if (!onSigterm) {
-            return;
-        }
-        DataParallelTrainer own = own(trainer, "save");
-        NDManager manager = own.replicas().get(0).manager();
-        if (!Agreement.any(group(own), manager, Termination.isRequested())) {
+        if (!onSigterm || !isToldToExit(own(trainer, "save"))) {
             return;
         }
         LOG.info("SIGTERM: saving step {} into {}, then exiting", progress.step(), directory);
@@ -783,6 +852,18 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                     "the checkpoint of step " + progress.step() + " was not saved", e);
         }
         System.exit(Termination.EXIT_CODE);
+    }
+
+    private boolean isToldToExit(DataParallelTrainer trainer) {
+        boolean told = Termination.isRequested();
+        ProcessGroup ranks = group(trainer);
+        if (ranks == null) {
+            return told;
+        }
+        try (NDArray flag = trainer.replicas().get(0).manager().create(new int[] {told ? 1 : 0})) {
+            ranks.allReduce(flag, ReduceOp.MAX).await();
+            return flag.toIntArray()[0] > 0;
+        }
     }
 
     /** Returns whether a checkpoint of the current step is due. */
@@ -907,8 +988,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * a small all-reduce, whether one of them was sent SIGTERM. Then all save and exit with
          * code 143; the launcher starts them again if restarts are left, unless it was stopped
          * itself. The resumed job draws other random numbers than an uninterrupted one. A second
-         * SIGTERM ends the process at once. If no batch follows, the process exits when the trainer
-         * is closed. All ranks must set the same value.
+         * SIGTERM ends the process at once; it is needed where no batch follows, as after training.
+         * Not possible with {@code optJoin}. All ranks must set the same value.
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

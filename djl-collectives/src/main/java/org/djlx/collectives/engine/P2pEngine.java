@@ -51,8 +51,7 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <h2>Several ranks in one JVM</h2>
  *
- * <p>The ranks share each batch and its loss. Each rank has a thread and a copy of the parameters;
- * CPU ranks of a model of up to 2 MiB share them.
+ * <p>The ranks share each batch and its loss. Each rank has a thread and a copy of the parameters.
  *
  * <ul>
  *   <li>{@code trainer.forward} divides the batch along its first dimension and concatenates the

@@ -5,17 +5,26 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
+import ai.djl.training.listener.LoggingTrainingListener;
+import ai.djl.training.listener.MemoryTrainingListener;
+import ai.djl.training.listener.TimeMeasureTrainingListener;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.ParameterTracker;
+import ai.djl.training.tracker.Tracker;
+import ai.djl.util.Pair;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -27,15 +36,20 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -48,7 +62,8 @@ import org.slf4j.LoggerFactory;
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
-    private static final long SMALL_BYTES = 2 << 20;
+    // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
+    private static final long KERNEL_BYTES = 1 << 20;
     private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
 
     private final DataParallelConfig settings;
@@ -59,13 +74,15 @@ public final class DataParallelTrainer extends Trainer {
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
     private Layout layout; // of the first batch; null before
+    private NDList firstData; // a row of the first batch, for join; null before
+    private NDList firstLabels; // of that row; null if there are none
     private final GradScaler scaler; // null for none
     private Boolean finite; // whether the divided gradients are; null before unscale()
-    private final UnevenBatches unevenBatches = new UnevenBatches(this);
+    private NDArray told; // with optJoin: the last call that was all-reduced; null before
+    private Work telling; // the all-reduce of told
     private boolean loaded;
     private boolean stepped;
     private boolean reduced; // whether the last backward pass has reduced its gradients
-    private GradientScope recording; // of the last collector; null before
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
@@ -95,18 +112,78 @@ public final class DataParallelTrainer extends Trainer {
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
         super(
                 model,
-                TrainerSetup.isFirst(model, settings) && !TrainerSetup.isProcess(settings)
+                isFirst(model, settings) && !isProcess(settings)
                         ? config
-                        : TrainerSetup.ofRank(config, TrainerSetup.isFirst(model, settings)));
+                        : ofRank(config, isFirst(model, settings)));
         this.settings = settings;
         optimizer = config.getOptimizer();
         scaler = settings.gradScaler();
-        processes = TrainerSetup.isProcess(settings);
-        int ranks = processes ? 1 : TrainerSetup.ranks(settings, config.getDevices());
+        processes = isProcess(settings);
+        int ranks = processes ? 1 : ranks(config.getDevices());
         if (settings.group() == null && !config.getDevices()[0].isGpu()) {
             TorchThreads.choose(ranks);
         }
         workers = new RankWorkers(ranks, this::abandon);
+    }
+
+    private static boolean isOneOfSeveral() {
+        return LaunchEnvironment.current().isDistributed();
+    }
+
+    /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
+    private static boolean isFirst(Model model, DataParallelConfig settings) {
+        ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
+        if (parts != null && parts.rank() > 0) {
+            return false;
+        }
+        return settings.group() != null
+                ? settings.group().rank() == 0
+                : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
+    }
+
+    private static boolean isProcess(DataParallelConfig settings) {
+        return settings.group() != null || isOneOfSeveral();
+    }
+
+    /**
+     * Returns a configuration that sums evaluators over processes. Listeners that log are those of
+     * the first rank only.
+     */
+    private static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+        DefaultTrainingConfig own =
+                new DefaultTrainingConfig(config.getLossFunction())
+                        .optDevices(config.getDevices())
+                        .optOptimizer(config.getOptimizer());
+        if (config.getExecutorService() != null) {
+            own.optExecutorService(config.getExecutorService());
+        }
+        config.getEvaluators().forEach(own::addEvaluator);
+        own.addTrainingListeners(new JobEvaluators());
+        for (TrainingListener listener : config.getTrainingListeners()) {
+            boolean logs =
+                    listener instanceof LoggingTrainingListener
+                            || listener instanceof TimeMeasureTrainingListener
+                            || listener instanceof MemoryTrainingListener;
+            if (first || !logs) {
+                own.addTrainingListeners(listener);
+            }
+        }
+        return own;
+    }
+
+    private int ranks(Device[] devices) {
+        Integer wanted = settings.ranks();
+        if (!devices[0].isGpu()) {
+            return wanted == null ? 1 : wanted;
+        }
+        if (wanted != null && wanted != devices.length) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
+                                    + " rank per device; leave optRanks out",
+                            wanted, Arrays.toString(devices)));
+        }
+        return devices.length;
     }
 
     private void enter(Device[] devices) {
@@ -133,16 +210,15 @@ public final class DataParallelTrainer extends Trainer {
             replicas.add(replica(0, group.device(), group));
             return;
         }
-        int ranks = TrainerSetup.ranks(settings, devices);
+        int ranks = ranks(devices);
         Device[] each = new Device[ranks];
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
             settings.checkRanksOfOneJvm(ranks);
-            TrainerSetup.requireOneRate(optimizer, ranks);
-            TrainerSetup.requireWhole(getModel().getBlock(), ranks);
+            requireOneRate(optimizer, ranks);
+            requireWhole(getModel().getBlock(), ranks);
             String backend = settings.backend(devices[0].isGpu());
-            BackendOptions options = TrainerSetup.options(settings, backend, each);
-            ownGroups.addAll(ProcessGroups.local(backend, ranks, options));
+            ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
         }
         if (ranks > 1) {
             synchronizeStatistics();
@@ -173,7 +249,7 @@ public final class DataParallelTrainer extends Trainer {
             LOG.info("Training on 1 rank: device {}", replicas.get(0).device());
             return;
         }
-        if (!TrainerSetup.isFirst(getModel(), settings)) {
+        if (!isFirst(getModel(), settings)) {
             return;
         }
         int worldSize = group.worldSize();
@@ -193,9 +269,75 @@ public final class DataParallelTrainer extends Trainer {
                 settings.bucketBytes());
     }
 
+    /**
+     * Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a
+     * handle.
+     */
+    private static void requireWhole(Block block, int ranks) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: the block's parameters are divided among the %d ranks of"
+                                + " group '%s', so each of these needs a trainer with one rank, not"
+                                + " %d. Set optRanks(1), and pass the data-parallel group to"
+                                + " optProcessGroup",
+                            parts.worldSize(), parts.name(), ranks));
+        }
+    }
+
+    /** Refuses learning rates by parameter: each rank's parameters have ids of their own. */
+    private static void requireOneRate(Optimizer optimizer, int ranks) {
+        Class<?> type = optimizer.getClass();
+        for (; type != Object.class; type = type.getSuperclass()) {
+            for (Field field : type.getDeclaredFields()) {
+                try {
+                    boolean tracker =
+                            ParameterTracker.class.isAssignableFrom(field.getType())
+                                    && field.trySetAccessible();
+                    Object value = tracker ? field.get(optimizer) : null;
+                    if (value != null && !(value instanceof Tracker)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "newTrainer: the optimizer's %s has a learning rate per"
+                                                + " parameter id, and the ids of %d ranks in this"
+                                                + " JVM differ. Use a Tracker with one rate, one"
+                                                + " rank per process, or optRanks(1)",
+                                        value.getClass().getName(), ranks));
+                    }
+                } catch (IllegalAccessException e) {
+                    throw new IllegalStateException(field + " cannot be read", e);
+                }
+            }
+        }
+    }
+
     private Replica replica(int index, Device device, ProcessGroup group) {
         ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
         return new Replica(index, device, group, getManager(), op, settings);
+    }
+
+    private BackendOptions options(String backend, Device[] devices) {
+        Duration timeout = settings.timeout();
+        if (!devices[0].isGpu()) {
+            return new BackendOptions(timeout);
+        }
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices).optTimeout(timeout);
+        if (!"cuda_p2p".equals(backend)) {
+            return nccl.build();
+        }
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder()
+                        .optTimeout(timeout)
+                        .optNcclOptions(nccl.optHighPriorityStream(true).build());
+        CudaP2pOptions usual = options.build();
+        if (!usual.isDirect(devices.length, false)) {
+            return usual;
+        }
+        // All-reduces overlap the backward pass: few thread blocks, at high priority.
+        return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
+                .optTwoShotBytes(KERNEL_BYTES)
+                .build();
     }
 
     /** {@return this process's rank in the data-parallel group; 0 if there is only one process} */
@@ -290,16 +432,12 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         Block block = getModel().getBlock();
-        TrainerSetup.requireMasters(settings, block);
+        requireMasters(block);
         requireSameOptions();
         if (isSharded()) {
-            OptimizerState state = new OptimizerState(optimizer); // Throws if it cannot be divided.
-            if (isFullySharded()) {
-                TrainerSetup.requireDivisible(block, state);
-            }
+            requireDivisible(block);
         }
-        boolean oneMemory = isSmall(block);
-        replicas.forEach(replica -> replica.load(block, processes, oneMemory));
+        replicas.forEach(replica -> replica.load(block, processes));
         if (isFullySharded()) {
             replicas.get(0).shards().closeOriginals();
         }
@@ -316,30 +454,6 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Returns whether the ranks compute a block on the CPU whose gradients the caller's thread adds
-     * faster than the ranks meet. With buckets or compression of the program's choice, ranks send.
-     */
-    private boolean isSmall(Block block) {
-        if (replicas.size() == 1
-                || replicas.get(0).device().isGpu()
-                || settings.shardingStrategy() != ShardingStrategy.NO_SHARD
-                || settings.compression() != GradientCompression.NONE) {
-            return false;
-        }
-        long bytes = 0;
-        for (Parameter parameter : block.getParameters().values()) {
-            NDArray array = parameter.getArray();
-            bytes +=
-                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 4;
-            if (array.getDevice().isGpu()
-                    || bytes > Math.min(SMALL_BYTES, settings.bucketBytes())) {
-                return false;
-            }
-        }
-        return true;
-    }
-
     /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
     public boolean isSharded() {
         return settings.shardingStrategy() != ShardingStrategy.NO_SHARD
@@ -349,6 +463,23 @@ public final class DataParallelTrainer extends Trainer {
     private boolean isFullySharded() {
         return settings.shardingStrategy() == ShardingStrategy.FULL_SHARD
                 && replicas.get(0).group() != null;
+    }
+
+    /** Refuses parameters that are not float32 with mixed precision. */
+    private void requireMasters(Block block) {
+        for (Pair<String, Parameter> named : block.getParameters()) {
+            ScalarType type = Torch.scalarType(named.getValue().getArray());
+            if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE
+                    && type.isFloatingPoint()
+                    && type != ScalarType.FLOAT32) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "initialize: mixed precision %s needs float32 parameters, but '%s'"
+                                        + " is %s; set the model's data type to float32, or use"
+                                        + " MixedPrecisionPolicy.NONE",
+                                settings.mixedPrecision(), named.getKey(), type));
+            }
+        }
     }
 
     /** Refuses options that differ between processes, as these would train wrongly. */
@@ -365,6 +496,29 @@ public final class DataParallelTrainer extends Trainer {
             }
         } catch (IOException e) {
             throw new UncheckedIOException(e);
+        }
+    }
+
+    /** Refuses what the sharding strategy cannot divide. */
+    private void requireDivisible(Block block) {
+        OptimizerState state = new OptimizerState(optimizer);
+        if (!isFullySharded()) {
+            return;
+        }
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
+                            + " among the ranks of group '"
+                            + parts.name()
+                            + "' already; use SHARD_OPTIMIZER");
+        }
+        for (Parameter parameter : block.getParameters().values()) {
+            if (state.count(parameter.getId()) != null) {
+                throw new IllegalStateException(
+                        "initialize: the optimizer has state of an earlier trainer, which"
+                                + " FULL_SHARD cannot divide; create a new optimizer");
+            }
         }
     }
 
@@ -402,26 +556,18 @@ public final class DataParallelTrainer extends Trainer {
     /** Copies parameters that the program has written to since the last step to all ranks. */
     private void follow() {
         load();
-        if (replicas.get(0).sharesMemory()) {
-            List<Replica> others = replicas.subList(1, replicas.size());
-            others.forEach(other -> other.followMemory(replicas.get(0)));
-        }
         if (!stepped) {
             replicas.forEach(Replica::takeWritten);
             return;
         }
-        for (int i : isOfOneMemory() ? List.<Integer>of() : replicas.get(0).written()) {
+        List<Replica> others = replicas.subList(1, replicas.size());
+        for (int i : others.isEmpty() ? List.<Integer>of() : replicas.get(0).written()) {
             NDArray written = replicas.get(0).parameters().get(i).array();
-            for (Replica other : replicas.subList(1, replicas.size())) {
-                NDArray array = other.parameters().get(i).array();
-                NoGradient.run(() -> Torch.copy(array, written));
-            }
+            others.forEach(
+                    other ->
+                            NoGradient.run(
+                                    () -> Torch.copy(other.parameters().get(i).array(), written)));
         }
-    }
-
-    /** Returns whether all ranks of this JVM have the same parameters, or there is only one. */
-    private boolean isOfOneMemory() {
-        return replicas.size() == 1 || replicas.get(0).sharesMemory();
     }
 
     /**
@@ -429,7 +575,7 @@ public final class DataParallelTrainer extends Trainer {
      * optimizer may have had fewer ranks, or may have failed in the middle of a step.
      */
     private void alignOptimizer() {
-        if (isOfOneMemory()) {
+        if (replicas.size() == 1) {
             return;
         }
         OptimizerState state;
@@ -457,18 +603,9 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private void eachRank(OfReplica body) {
-        run(replicas.size(), body);
-    }
-
-    /** Runs code on each rank that has gradients after they are reduced. */
-    private void eachReduced(OfReplica body) {
-        run(isOfOneMemory() ? 1 : replicas.size(), body);
-    }
-
-    private void run(int ranks, OfReplica body) {
         try {
             workers.run(
-                    ranks,
+                    replicas.size(),
                     rank -> {
                         body.run(replicas.get(rank));
                         return null;
@@ -500,12 +637,11 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        recording = GradientScope.open(this::dropGradients);
-        return new Collector(recording);
+        return new Collector(GradientScope.open(this::dropGradients));
     }
 
     /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
-    final class Collector implements GradientCollector {
+    private final class Collector implements GradientCollector {
 
         private final GradientScope scope;
 
@@ -521,17 +657,12 @@ public final class DataParallelTrainer extends Trainer {
                                 + " scale of the GradScaler, so no more can be added; call step"
                                 + " or zeroGradients first");
             }
-            tell(UnevenBatches.Call.BACKWARD);
+            tell(Call.BACKWARD);
             backward(() -> scope.backward(target, scaler == null ? 1 : scaler.scale()));
         }
 
-        GradientScope scope() {
-            return scope;
-        }
-
-        void backward(Runnable pass) {
-            boolean several =
-                    loaded && replicas.get(0).group() != null && !replicas.get(0).sharesMemory();
+        private void backward(Runnable pass) {
+            boolean several = loaded && replicas.get(0).group() != null;
             if (several) {
                 sendChangedGradients();
                 replicas.forEach(Replica::beginBackward);
@@ -541,9 +672,6 @@ public final class DataParallelTrainer extends Trainer {
             if (several && !reduced && replicas.get(0).synchronizes()) {
                 eachRank(Replica::reduce);
                 noteGradients();
-            }
-            if (!several && replicas.get(0).synchronizes()) {
-                addGradients();
             }
         }
 
@@ -566,10 +694,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     private void endBackward(int rank) {
         Replica replica = replicas.get(rank);
-        if (passes.size() == 1
-                && replica.synchronizes()
-                && !replica.isLate()
-                && !replica.sharesMemory()) {
+        if (passes.size() == 1 && replica.synchronizes() && !replica.isLate()) {
             replica.reduce();
             if (rank == 0) {
                 noteGradients();
@@ -578,43 +703,14 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Leaves the gradients of a pass to the step: a collector that is not this trainer's, such as
-     * that of another trainer, may go back through several passes, and does not tell when it does.
-     */
-    private void postponeReduction() {
-        sendChangedGradients();
-        if (!replicas.get(0).sharesMemory()) {
-            replicas.forEach(Replica::beginBackward); // Keeps gradients that are reduced.
-            replicas.forEach(Replica::reduceLate);
-        }
-        reduced = false;
-    }
-
-    /** Adds the gradients of ranks that share the first rank's parameters to its gradients. */
-    private void addGradients() {
-        if (replicas.get(0).sharesMemory() && !reduced) {
-            List<Replica> others = replicas.subList(1, replicas.size());
-            NoGradient.run(() -> others.forEach(other -> other.giveGradients(replicas.get(0))));
-            reduced = true;
-        }
-    }
-
     private void noteGradients() {
-        if (!isOfOneMemory()) {
+        if (replicas.size() > 1) {
             replicas.get(0).noteGradients();
         }
     }
 
-    /**
-     * Copies the first rank's gradients that the program has changed to the other ranks. If ranks
-     * share its parameters, adds their gradients to it instead, unless the backward pass did.
-     */
+    /** Copies the first rank's gradients that the program has changed to the other ranks. */
     private void sendChangedGradients() {
-        if (replicas.get(0).sharesMemory()) {
-            addGradients();
-            return;
-        }
         replicas.subList(1, replicas.size()).forEach(replicas.get(0)::sendChanged);
     }
 
@@ -626,14 +722,12 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
-        tell(UnevenBatches.Call.FORWARD);
+        tell(Call.FORWARD);
         return pass(data, labels);
     }
 
-    NDList pass(NDList data, NDList labels) {
-        if (isUneven()) {
-            unevenBatches.keepFirst(data, labels);
-        }
+    private NDList pass(NDList data, NDList labels) {
+        keepFirst(data, labels);
         long begin = System.nanoTime();
         follow();
         replicas.forEach(Replica::followFreezing);
@@ -648,9 +742,6 @@ public final class DataParallelTrainer extends Trainer {
                             + " ranks would be lost; open trainer.newGradientCollector(), not"
                             + " manager.getEngine().newGradientCollector(), or call"
                             + " trainer.evaluate for predictions without gradients");
-        }
-        if (scope != null && scope != recording && replicas.get(0).group() != null) {
-            postponeReduction();
         }
         try {
             return forward(
@@ -785,7 +876,7 @@ public final class DataParallelTrainer extends Trainer {
     /** Returns the value of the first rank. */
     private double ofEachRank(ToDoubleFunction<Replica> body) {
         double[] values = new double[replicas.size()];
-        eachReduced(replica -> values[replica.index()] = body.applyAsDouble(replica));
+        eachRank(replica -> values[replica.index()] = body.applyAsDouble(replica));
         return values[0];
     }
 
@@ -796,7 +887,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     private boolean unscale() {
         if (scaler != null && finite == null) {
-            eachReduced(replica -> replica.scale(1 / scaler.scale()));
+            eachRank(replica -> replica.scale(1 / scaler.scale()));
             finite = Double.isFinite(ofEachRank(each -> each.norm(getModel().getBlock())));
             noteGradients();
         }
@@ -816,7 +907,7 @@ public final class DataParallelTrainer extends Trainer {
         requirePositive("clipGradValue: clipValue", clipValue);
         finishBackward("clipGradValue");
         unscale();
-        eachReduced(replica -> replica.clipValue(clipValue));
+        eachRank(replica -> replica.clipValue(clipValue));
         noteGradients();
     }
 
@@ -835,7 +926,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private void refuseJoin(String call) {
-        if (isUneven()) {
+        if (settings.join() && group() != null) {
             throw new IllegalStateException(
                     call
                             + " is not possible with optJoin: ranks that have no batch left would"
@@ -889,12 +980,11 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public void step() {
         requireUsable("step");
-        tell(UnevenBatches.Call.STEP);
+        tell(Call.STEP);
         update();
     }
 
-    /** Reduces the gradients and updates the parameters, without telling other ranks. */
-    void update() {
+    private void update() {
         long begin = System.nanoTime();
         closePasses();
         follow();
@@ -912,7 +1002,7 @@ public final class DataParallelTrainer extends Trainer {
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);
-        eachReduced(
+        eachRank(
                 replica -> {
                     if (replica.step(optimizer, check, updated)) {
                         different.set(true);
@@ -924,10 +1014,39 @@ public final class DataParallelTrainer extends Trainer {
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
         stepped = true;
-        if (!isOfOneMemory()) {
-            replicas.get(0).written(); // by the step
-        }
+        replicas.get(0).written(); // by the step
         addMetric("step", begin);
+    }
+
+    /** The calls that ranks in {@link #join} repeat; JOINED if no rank makes one. */
+    private enum Call {
+        JOINED,
+        FORWARD,
+        BACKWARD,
+        STEP
+    }
+
+    /**
+     * Tells ranks in {@link #join} of a call, by an all-reduce of its ordinal.
+     *
+     * @return the call, or, for JOINED, the call of the ranks that still train
+     */
+    private Call tell(Call call) {
+        ProcessGroup group = group();
+        if (group == null || !settings.join()) {
+            return call;
+        }
+        if (told != null) {
+            telling.await();
+            told.close();
+        }
+        told = replicas.get(0).manager().create(new long[] {call.ordinal()});
+        telling = group.allReduce(told, ReduceOp.MAX);
+        if (call != Call.JOINED) {
+            return call;
+        }
+        telling.await();
+        return Call.values()[(int) told.getLong(0)];
     }
 
     /**
@@ -943,32 +1062,83 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void join() {
         requireUsable("join");
-        if (isUneven()) {
-            unevenBatches.join();
+        if (group() == null || !settings.join()) {
+            return;
+        }
+        replicas.get(0).setIdle(true);
+        NDManager manager = null;
+        Collector collector = null;
+        List<NDArray> targets = new ArrayList<>();
+        try {
+            for (Call call = tell(Call.JOINED); call != Call.JOINED; call = tell(Call.JOINED)) {
+                if (collector == null && call != Call.STEP) {
+                    manager = getManager().newSubManager();
+                    collector = (Collector) newGradientCollector();
+                }
+                if (call == Call.FORWARD) {
+                    requireBatch();
+                    pass(copy(firstData, manager), copy(firstLabels, manager)).stream()
+                            .filter(Torch::requiresGradient)
+                            .forEach(targets::add);
+                } else if (call == Call.BACKWARD) {
+                    GradientScope scope = collector.scope;
+                    List<NDArray> zeros = targets.stream().map(NDArray::zerosLike).toList();
+                    collector.backward(() -> scope.backward(targets, zeros));
+                    targets.clear();
+                } else {
+                    update();
+                    if (collector != null) {
+                        collector.close();
+                        manager.close();
+                        collector = null;
+                    }
+                }
+            }
+        } finally {
+            replicas.get(0).setIdle(false);
+            if (collector != null) {
+                collector.close();
+                manager.close();
+            }
         }
     }
 
-    private boolean isUneven() {
-        return settings.join() && group() != null;
-    }
-
-    /** Tells ranks in {@link #join} of a call. */
-    private void tell(UnevenBatches.Call call) {
-        if (isUneven()) {
-            unevenBatches.tell(call);
+    private void requireBatch() {
+        if (firstData == null) {
+            throw new IllegalStateException(
+                    "join: this process had no batch yet, so it cannot take part in the other"
+                            + " processes' steps; give each process at least one batch");
         }
     }
 
-    /**
-     * Has processes in {@link #join} call their {@link JoinListener}s, so that they take part in
-     * the collectives of a listener that is called for each batch. All processes that train call
-     * it, between backward pass and step. Does nothing without {@link DataParallelConfig#optJoin}.
-     *
-     * @throws IllegalStateException if the trainer is closed or broken
-     */
-    public void callJoinListeners() {
-        requireUsable("callJoinListeners");
-        tell(UnevenBatches.Call.LISTENERS);
+    /** Keeps a row of the first batch. */
+    private void keepFirst(NDList data, NDList labels) {
+        if (firstData == null && settings.join() && group() != null) {
+            Layout of = Layout.of(data, labels, null);
+            firstData = firstRow(data, of.data());
+            firstLabels = labels == null ? null : firstRow(labels, of.labels());
+        }
+    }
+
+    private NDList firstRow(NDList arrays, boolean[] divided) {
+        NDList rows = new NDList();
+        for (int k = 0; k < arrays.size(); k++) {
+            NDArray array = arrays.get(k);
+            NDArray row = replicas.get(0).copy(divided[k] ? array.get("0:1") : array);
+            row.setName(array.getName());
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static NDList copy(NDList arrays, NDManager manager) {
+        NDList copies = arrays == null ? null : new NDList();
+        for (int k = 0; arrays != null && k < arrays.size(); k++) {
+            NDArray copy = Torch.alias(manager, arrays.get(k));
+            copy.setName(arrays.get(k).getName());
+            copies.add(copy);
+        }
+        return copies;
     }
 
     @Override

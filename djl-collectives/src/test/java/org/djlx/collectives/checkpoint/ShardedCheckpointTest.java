@@ -3,8 +3,6 @@ package org.djlx.collectives.checkpoint;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertNotSame;
-import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -21,10 +19,8 @@ import ai.djl.nn.core.Linear;
 import ai.djl.nn.norm.BatchNorm;
 import ai.djl.training.GradientCollector;
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -43,7 +39,6 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
-import org.junit.jupiter.params.provider.ValueSource;
 
 /** Checkpoints of which each rank writes its part, and jobs that go on with other ranks. */
 @Timeout(120)
@@ -220,37 +215,6 @@ class ShardedCheckpointTest {
         }
     }
 
-    /** The handler of SIGTERM before training is that after it; a manager alone changes nothing. */
-    @Test
-    void sigtermIsHandledWhileTheTrainerIsOpen() throws Exception {
-        Object original = Termination.handle(null);
-        try {
-            Object before = Termination.handle(original);
-            Termination.handle(before);
-            DataParallelConfig config = new DataParallelConfig(Training.loss());
-            CheckpointManager checkpoints =
-                    CheckpointManager.builder()
-                            .setDirectory(directory)
-                            .optSaveOnSigterm(true)
-                            .build();
-            config.addTrainingListeners(checkpoints);
-            List<Object> handlers = new ArrayList<>(List.of(handler()));
-            rank(config, 0, 5, (trainer, rank) -> handlers.add(handler()));
-            handlers.add(handler());
-            assertSame(before, handlers.get(0));
-            assertNotSame(before, handlers.get(1));
-            assertSame(before, handlers.get(2));
-        } finally {
-            Termination.handle(original);
-        }
-    }
-
-    private static Object handler() {
-        Object now = Termination.handle(null);
-        Termination.handle(now);
-        return now;
-    }
-
     @Test
     void ranksOfOneJvmSaveAndRestore() throws Exception {
         DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(2);
@@ -354,66 +318,5 @@ class ShardedCheckpointTest {
             CheckpointManager.patience = before;
         }
         assertEquals(List.of(), files());
-    }
-
-    /**
-     * DJL ends a job without an agreement of ranks: the first one waits for the other's part as
-     * long as it grows, or, if its process has died, for a while.
-     */
-    @ParameterizedTest
-    @ValueSource(booleans = {true, false})
-    @Timeout(60)
-    void theEndOfTrainingWaitsWhileAPartGrows(boolean grows, @TempDir Path other) throws Exception {
-        Duration before = CheckpointManager.patience;
-        CheckpointManager.patience = Duration.ofSeconds(2);
-        try {
-            job(
-                    ShardingStrategy.FULL_SHARD,
-                    2,
-                    5,
-                    (trainer, rank) -> {
-                        CheckpointManager checkpoints =
-                                CheckpointManager.builder()
-                                        .setDirectory(rank == 0 ? directory : other)
-                                        .optAsync(true)
-                                        .build();
-                        checkpoints.save(trainer, TrainingProgress.START);
-                        if (rank == 1) {
-                            checkpoints.onTrainingEnd(trainer);
-                            if (grows) {
-                                copySlowly(other, 30);
-                            }
-                        } else if (grows) {
-                            checkpoints.onTrainingEnd(trainer);
-                        } else {
-                            String message =
-                                    assertThrows(
-                                                    UncheckedIOException.class,
-                                                    () -> checkpoints.onTrainingEnd(trainer))
-                                            .getMessage();
-                            assertTrue(message.contains("does not grow"), message);
-                        }
-                    });
-        } finally {
-            CheckpointManager.patience = before;
-        }
-        assertEquals(grows ? 2 : 0, files().size());
-    }
-
-    /**
-     * Copies a folder's file, a byte every 0.1 s at first, under the name of a file in progress.
-     */
-    private void copySlowly(Path from, int bytes) throws Exception {
-        try (Stream<Path> files = Files.list(from)) {
-            Path part = files.findFirst().orElseThrow();
-            Path target = directory.resolve(part.getFileName());
-            Path incomplete = directory.resolve("." + part.getFileName() + ".0.incomplete");
-            for (int i = 0; i < bytes; i++) {
-                Files.write(incomplete, new byte[i + 1]);
-                Thread.sleep(100);
-            }
-            Files.copy(part, incomplete, StandardCopyOption.REPLACE_EXISTING);
-            Files.move(incomplete, target);
-        }
     }
 }

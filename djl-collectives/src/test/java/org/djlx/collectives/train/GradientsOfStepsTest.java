@@ -39,7 +39,6 @@ import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** What becomes of gradients between passes and steps, whatever a program does in between. */
@@ -62,13 +61,6 @@ class GradientsOfStepsTest {
         void pass() {
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 collector.backward(trainer.forward(input).head().sum());
-            }
-        }
-
-        /** Goes forward through this trainer and another one, and back. */
-        void passThrough(Trainer other) {
-            try (GradientCollector collector = trainer.newGradientCollector()) {
-                collector.backward(other.forward(trainer.forward(input)).head().sum());
             }
         }
 
@@ -114,55 +106,6 @@ class GradientsOfStepsTest {
         return NoGradient.get(() -> parameter.getArray().toFloatArray()[0]);
     }
 
-    /**
-     * A collector of one trainer goes twice through another trainer's block, as in a GAN, before or
-     * after a pass of the other's own collector. The bias' gradient is 1 for each row of each pass.
-     */
-    @ParameterizedTest
-    @CsvSource({
-        "1, 1, false",
-        "2, 1, false",
-        "2, 1, true",
-        "3, 1, true",
-        "2, 100000, false",
-        "2, 100000, true",
-        "3, 100000, true"
-    })
-    void passesOfAnotherTrainersCollector(int ranks, int bucketBytes, boolean own) {
-        SequentialBlock first = new SequentialBlock().add(Linear.builder().setUnits(6).build());
-        DataParallelConfig config = config(ranks, bucketBytes);
-        train(
-                config(ranks, bucketBytes),
-                first,
-                DataType.FLOAT32,
-                (outer, ignored) ->
-                        train(
-                                config,
-                                Training.block(),
-                                DataType.FLOAT32,
-                                (inner, block) -> {
-                                    float before = first(bias(block));
-                                    for (int step = 1; step <= 3; step++) {
-                                        int passes = own && step > 1 ? 3 : 2;
-                                        if (passes == 3) {
-                                            inner.pass();
-                                        }
-                                        outer.passThrough(inner.trainer);
-                                        outer.passThrough(inner.trainer);
-                                        inner.trainer.step();
-                                        before -= 0.05f * ROWS * passes;
-                                        assertEquals(before, first(bias(block)), 1e-4f, "" + step);
-                                    }
-                                }));
-    }
-
-    private static DataParallelConfig config(int ranks, int bucketBytes) {
-        DataParallelConfig config = new DataParallelConfig(Training.loss());
-        config.optRanks(ranks).optBucketBytes(bucketBytes);
-        config.optOptimizer(Training.optimizer("sgd"));
-        return config;
-    }
-
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
     void frozenBetweenBackwardAndStep(int ranks) {
@@ -180,30 +123,6 @@ class GradientsOfStepsTest {
                     bias.freeze(false);
                     passes.passAndStep();
                     // Gradients of passes while it was frozen, and before, are forgotten.
-                    assertEquals(before - 0.05f * ROWS, first(bias), 1e-5f);
-                });
-    }
-
-    /** A small model, whose ranks' gradients are added in the step. */
-    @Test
-    void frozenBetweenAccumulationAndStep() {
-        train(
-                config(2, 1 << 20),
-                Training.block(),
-                DataType.FLOAT32,
-                (passes, block) -> {
-                    Parameter bias = bias(block);
-                    float before = first(bias);
-                    DataParallelTrainer.NoSync accumulating =
-                            ((DataParallelTrainer) passes.trainer).noSync();
-                    passes.pass();
-                    passes.pass();
-                    bias.freeze(true);
-                    passes.trainer.step();
-                    accumulating.close();
-                    assertEquals(before, first(bias));
-                    bias.freeze(false);
-                    passes.passAndStep();
                     assertEquals(before - 0.05f * ROWS, first(bias), 1e-5f);
                 });
     }

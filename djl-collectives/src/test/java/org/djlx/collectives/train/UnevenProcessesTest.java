@@ -27,24 +27,18 @@ import ai.djl.training.dataset.SequenceSampler;
 import ai.djl.training.evaluator.Accuracy;
 import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
-import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.checkpoint.CheckpointManager;
-import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
-import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -164,57 +158,6 @@ class UnevenProcessesTest {
                 assertArrayEquals(expected[i], own[i], TOLERANCE, "parameter " + i);
             }
         }
-    }
-
-    /** Checkpoints are saved at steps of which one process had no batch, and at ends of epochs. */
-    @Test
-    void aProcessWithoutBatchesTakesPartInCheckpoints(@TempDir Path directory) throws Exception {
-        List<float[][]> all =
-                onTwo(
-                        group -> {
-                            CheckpointManager checkpoints = checkpoints(directory);
-                            DataParallelConfig config = config(group, true);
-                            config.addTrainingListeners(checkpoints);
-                            int items = ROWS * STEPS[group.rank()];
-                            return train(
-                                    P2pEngine.NAME,
-                                    config,
-                                    trainer -> {
-                                        RandomAccessDataset data =
-                                                Training.dataset(
-                                                        trainer.getManager(),
-                                                        items,
-                                                        new BatchSampler(
-                                                                new SequenceSampler(), ROWS, true));
-                                        EasyTrain.fit(trainer, 2, data, null);
-                                    });
-                        });
-        try (Stream<Path> files = Files.list(directory)) {
-            assertEquals(
-                    List.of(10, 2, 4, 6, 8),
-                    files.map(file -> file.getFileName().toString().split("\\D+")[1])
-                            .sorted()
-                            .map(Integer::valueOf)
-                            .toList());
-        }
-        List<float[][]> restored =
-                onTwo(
-                        group ->
-                                train(
-                                        P2pEngine.NAME,
-                                        config(group, true),
-                                        trainer ->
-                                                assertEquals(
-                                                        new TrainingProgress(10, 2, 0),
-                                                        checkpoints(directory).restore(trainer))));
-        for (int i = 0; i < all.get(0).length; i++) {
-            assertArrayEquals(all.get(0)[i], restored.get(0)[i], "parameter " + i);
-            assertArrayEquals(all.get(1)[i], restored.get(1)[i], "parameter " + i);
-        }
-    }
-
-    private static CheckpointManager checkpoints(Path directory) {
-        return CheckpointManager.builder().setDirectory(directory).optEvery(2).optKeep(9).build();
     }
 
     /** Ranks that have joined would not clip, and would reduce what others accumulate. */
