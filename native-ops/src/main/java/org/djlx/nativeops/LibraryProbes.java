@@ -121,8 +121,9 @@ public final class LibraryProbes {
         // The JVM needs its own handler of SIGSEGV. UCX reads its variable when it is loaded.
         setIfUnset("OMPI_MCA_opal_signal", "6");
         setIfUnset("UCX_ERROR_SIGNALS", "");
-        // Open MPI 4 and 5: up to 64 KiB with a header go through shared memory in one step, whose
-        // buffers are allocated a few at a time, because there is 4 MiB for all.
+        // Open MPI 4 and 5: messages of up to 64 KiB go through shared memory in one step. All
+        // their
+        // buffers share 4 MiB, so they are allocated 8 at a time.
         for (String transport : new String[] {"vader", "sm"}) {
             setIfUnset("OMPI_MCA_btl_" + transport + "_eager_limit", "69632");
             setIfUnset("OMPI_MCA_btl_" + transport + "_free_list_inc", "8");

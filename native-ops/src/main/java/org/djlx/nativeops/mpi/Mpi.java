@@ -9,9 +9,9 @@ import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Binds MPI's functions, but those of {@link MpiMessages}, and its constants, of the MPI that
- * started this process. Handles are addresses in Open MPI and 32-bit integers in MPICH and its
- * relatives (Intel MPI, Cray MPICH, MVAPICH). Here both are longs: Linux passes either in one
+ * Binds the constants and the rarely called functions of the MPI that started this process; {@link
+ * MpiMessages} binds the others. Handles are addresses in Open MPI and 32-bit integers in MPICH and
+ * its relatives (Intel MPI, Cray MPICH, MVAPICH). Here both are longs: Linux passes either in one
  * register or one slot of the stack.
  */
 final class Mpi {

@@ -62,18 +62,27 @@ public final class MpiRequests {
      * Lets MPI make progress.
      *
      * @return whether all transfers have ended
-     * @throws MpiException if one failed
+     * @throws MpiException if one failed; a single one has then ended, and others may go on
      */
     public boolean test() {
         if (count == 0) {
             return true;
         }
         // MPI_Test is faster than MPI_Testall, and a failed request then has ended.
-        boolean ended = count == 1 ? test(0) : isSet("MPI_Testall", testAll());
+        boolean single = count == 1;
+        int result = single ? testFirst() : testAll();
+        if (single && result != Mpi.SUCCESS) {
+            count = 0;
+        }
+        boolean ended = isSet(single ? "MPI_Test" : "MPI_Testall", result);
         if (ended) {
             count = 0;
         }
         return ended;
+    }
+
+    private int testFirst() {
+        return MpiMessages.MPI_Test(handle(0), address, Mpi.STATUS_IGNORE);
     }
 
     private int testAll() {
@@ -96,7 +105,7 @@ public final class MpiRequests {
         return bytes.getInt(0) != 0;
     }
 
-    /** Asks MPI to cancel receives. {@link #test} tells when they have ended. */
+    /** Asks MPI to cancel what has not ended. {@link #test} tells when all have. */
     public void cancel() {
         for (int i = 0; i < count; i++) {
             if (!test(i)) {

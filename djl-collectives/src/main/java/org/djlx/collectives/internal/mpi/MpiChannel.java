@@ -11,6 +11,7 @@ import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.internal.cpu.MessageChannel;
 import org.djlx.collectives.internal.cpu.Transfer;
 import org.djlx.nativeops.mpi.MpiCommunicator;
+import org.djlx.nativeops.mpi.MpiException;
 import org.djlx.nativeops.mpi.MpiRequests;
 
 /** Carries messages to and from one peer, from tensor to tensor. */
@@ -119,10 +120,15 @@ final class MpiChannel implements MessageChannel {
     }
 
     private void abandon(Flight flight) {
-        boolean ended =
-                flight.transfer.sends()
-                        ? group.test(flight.requests)
-                        : group.cancel(flight.requests);
+        boolean ended = false;
+        try {
+            ended =
+                    flight.transfer.sends()
+                            ? group.test(flight.requests)
+                            : group.cancel(flight.requests);
+        } catch (MpiException e) {
+            // Its memory is kept, as MPI may still use it.
+        }
         if (ended) {
             idle.add(flight.requests);
         } else {

@@ -130,7 +130,7 @@ final class MpiCollectives implements HostCollectives {
      * Waits for other ranks.
      *
      * @param over whether the wait is over
-     * @param missing whether it goes on because of a rank
+     * @param missing whether a rank is still missing
      * @param omission what the missing ranks did not do
      * @param ordered whether a rank that has left cannot meet the condition any more; otherwise its
      *     data may still arrive
