@@ -26,7 +26,7 @@ static struct Functions {
 EXPORT void djlx_bind(const Functions* functions) { libtorch = *functions; }
 
 // Writes for each tensor: dtype, address, 1 if it requires a gradient, device type, device index, dimensions, sizes, strides. Returns
-// the number of words; -1 if libtorch refuses a tensor or there is no room.
+// the number of words; -1 if libtorch refuses a tensor, -2 if there is no room.
 const int64_t ROOM = 16 * (6 + 2 * 64);  // words; Java: Scratch
 
 EXPORT int djlx_read_tensors(int64_t count, void** const* handles, int64_t* words) {
@@ -34,16 +34,19 @@ EXPORT int djlx_read_tensors(int64_t count, void** const* handles, int64_t* word
   for (int64_t i = 0; i < count; i++) {
     void** handle = handles[i];
     int32_t dtype, device_type, device;
+    int64_t address, dimensions;
     const int64_t *sizes, *strides;
-    if (libtorch.dtype(handle, &dtype) || libtorch.address(handle, next + 1) || libtorch.device_type(handle, &device_type) ||
-        libtorch.device_index(handle, &device) || libtorch.dimensions(handle, next + 5) || libtorch.sizes(handle, &sizes) ||
-        libtorch.strides(handle, &strides) || next - words + 6 + 2 * next[5] > ROOM)
+    if (libtorch.dtype(handle, &dtype) || libtorch.address(handle, &address) || libtorch.device_type(handle, &device_type) ||
+        libtorch.device_index(handle, &device) || libtorch.dimensions(handle, &dimensions) || libtorch.sizes(handle, &sizes) ||
+        libtorch.strides(handle, &strides))
       return -1;
+    if (next - words + 6 + 2 * dimensions > ROOM) return -2;
     next[0] = dtype;
+    next[1] = address;
     next[2] = libtorch.requires_gradient(*handle);
     next[3] = device_type;
     next[4] = device;
-    int64_t dimensions = next[5];
+    next[5] = dimensions;
     next += 6;
     for (int64_t k = 0; k < dimensions; k++) next[k] = sizes[k], next[dimensions + k] = strides[k];
     next += 2 * dimensions;

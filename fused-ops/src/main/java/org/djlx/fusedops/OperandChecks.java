@@ -66,16 +66,20 @@ final class OperandChecks {
      */
     Operands operands(List<NDArray> arrays, String... roles) {
         TensorInfo[] infos = null;
+        String reason = null;
         try {
             infos = Torch.infos(arrays);
         } catch (IllegalArgumentException e) {
-            // operand() names the operand.
+            reason = e.getMessage(); // The check of an operand below names it.
         }
         for (int i = 0; i < arrays.size(); i++) {
             String role = i < roles.length ? roles[i] : roleOfB(i - 1, arrays.size() - 1);
             if (infos == null || infos[i].requiresGradient()) {
                 operand(role, arrays.get(i));
             }
+        }
+        if (infos == null) {
+            throw wrong("%s", reason);
         }
         return new Operands(arrays, infos);
     }

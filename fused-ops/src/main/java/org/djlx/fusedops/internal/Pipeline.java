@@ -21,7 +21,8 @@ import org.djlx.collectives.spi.Operation;
  *       push to the same peer at the same time.
  *   <li>If the parts of all ranks do not {@linkplain Slots#fit fit} into the buffers, the side
  *       stream sends a part in rounds, with a barrier of all ranks in each round, and copies what
- *       arrives to memory of this rank. The computation is the same, so are the bits.
+ *       arrives to memory of this rank. The computation is the same, so are the bits; but on GPUs
+ *       shards of up to 4 KiB are multiplied together if they fit.
  * </ul>
  *
  * <p>Memory is given by address and is contiguous. Call the methods within {@link

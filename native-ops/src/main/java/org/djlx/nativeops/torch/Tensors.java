@@ -9,7 +9,7 @@ import org.djlx.nativeops.host.Scratch;
 /** Reads properties of tensors, given by their handles, and checks that tensors match. */
 final class Tensors {
 
-    // Words of a tensor, of which the element type is the first.
+    // Offsets of a tensor's words. Word 0 is the element type.
     private static final int ADDRESS = 1;
     private static final int GRADIENT = 2;
     private static final int DEVICE = 3; // type and index
@@ -49,6 +49,10 @@ final class Tensors {
         long handles = scratch.put(0, tensors);
         int words =
                 AotiTensor.djlx_read_tensors(tensors.length, handles, scratch.slot(Scratch.SLOTS));
+        if (words == -2) {
+            throw new IllegalArgumentException(
+                    tensors.length + " tensors have more dimensions in all than can be read");
+        }
         AotiTorch.check(words < 0 ? 1 : 0, "Torch.info");
         return scratch.read(Scratch.SLOTS, words);
     }

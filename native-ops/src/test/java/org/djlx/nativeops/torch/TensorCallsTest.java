@@ -8,7 +8,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
-import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
@@ -81,7 +80,14 @@ class TensorCallsTest {
             NDArray many = manager.ones(new Shape(sizes));
             assertArrayEquals(sizes, Torch.info(many).sizes());
             List<NDArray> arrays = Collections.nCopies(16, many);
-            assertThrows(EngineException.class, () -> Torch.infos(arrays));
+            assertThrows(IllegalArgumentException.class, () -> Torch.infos(arrays));
+            long[] more = new long[131]; // 8 arrays take all words that there are.
+            Arrays.fill(more, 1);
+            NDArray eighth = manager.ones(new Shape(more));
+            assertEquals(8, Torch.infos(Collections.nCopies(8, eighth)).length);
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> Torch.infos(Collections.nCopies(9, eighth)));
         }
     }
 
