@@ -84,6 +84,8 @@ done
 # They need a JDK of version 22 or newer beside the one of the build.
 check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^META-INF/versions/22/.*\.class$'
 check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^linux-x86-64/libdjlx_cpu.so$'
+unzip -p "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" linux-x86-64/libdjlx_cpu.so | grep -q djlx_cpu_product ||
+  wrong "the jar of native-ops lacks the decode kernels for CPUs, which need g++ 12 or newer"
 check_pom "$parent_pom"
 extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxE 'djl-collectives-parent|native-ops|djl-collectives|fused-ops' || true)
 [[ -z $extra ]] || wrong "the bundle holds more than is published: $extra"

@@ -20,6 +20,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
+export DJLX_WERROR=1 # for native-ops/src/main/cpp/build.sh
 
 # Compiles the kernels that include hopper.cuh, in the programs of ci/sanitize.sh; KernelArchitectureTest compiles the others.
 check_kernels() {

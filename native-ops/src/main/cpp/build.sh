@@ -5,8 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 [[ -z $(find . -newer "$1" 2>&1) ]] && exit
 version=$(g++ -dumpversion 2>/dev/null || echo 0)
 if [[ $(uname -sm) != "Linux x86_64" ]] || ((${version%%.*} == 0)); then
-  echo "the native part is not compiled, and the jar will not work: it needs g++ on Linux x86-64" >&2
-  exit
+  echo "error: the native part needs g++ on Linux x86-64; install g++ 12 or newer" >&2
+  exit 1
 fi
 sources=(tensors.cpp cpu_kernels.cpp)
 if ((${version%%.*} < 12)); then
@@ -15,6 +15,6 @@ if ((${version%%.*} < 12)); then
 fi
 mkdir -p "$(dirname "$1")"
 # GCC reports the headers of its own intrinsics as uninitialised (PR 105593).
-g++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -Wall -Wextra -Werror \
+g++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fno-math-errno -Wall -Wextra ${DJLX_WERROR:+-Werror} \
   -Wno-maybe-uninitialized -Wno-uninitialized -Wl,-z,now -nodefaultlibs "${sources[@]}" -lc -lgcc -o "$1.$$"
 mv "$1.$$" "$1" # At once, whatever ends or runs beside this.
