@@ -665,6 +665,8 @@ public final class DataParallelTrainer extends Trainer {
             boolean several = loaded && replicas.get(0).group() != null;
             if (several) {
                 sendChangedGradients();
+            }
+            if (loaded) {
                 replicas.forEach(Replica::beginBackward);
             }
             reduced = false;

@@ -13,13 +13,16 @@ import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.ConstantInitializer;
 import ai.djl.training.initializer.Initializer;
+import ai.djl.util.PairList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
@@ -123,6 +126,71 @@ class GradientClippingTest {
         float[] values = NoGradient.get(() -> weight.getArray().toFloatArray());
         for (int k = 0; k < FEATURES; k++) {
             assertEquals(reference.weights[k], values[k], TOLERANCE);
+        }
+    }
+
+    /** Multiplies one input by the first weight, or the first of two by the second weight. */
+    private static final class Heads extends AbstractBlock {
+
+        private final Parameter[] weights = new Parameter[2];
+
+        Heads() {
+            for (int i = 0; i < 2; i++) {
+                weights[i] =
+                        addParameter(
+                                Parameter.builder()
+                                        .setName("weight" + i)
+                                        .setType(Parameter.Type.WEIGHT)
+                                        .optShape(new Shape(1))
+                                        .optInitializer(new ConstantInitializer(1))
+                                        .build());
+            }
+        }
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore store,
+                NDList inputs,
+                boolean training,
+                PairList<String, Object> parameters) {
+            NDArray x = inputs.head();
+            Parameter weight = weights[inputs.size() - 1];
+            return new NDList(x.mul(store.getValue(weight, x.getDevice(), training)));
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] inputs) {
+            return new Shape[] {inputs[0]};
+        }
+    }
+
+    /** A pass after the clipping, to a parameter that had no gradient then, counts. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void passesAfterTheClippingCount(int ranks) {
+        Heads heads = new Heads();
+        DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(ranks);
+        config.optOptimizer(Training.optimizer("sgd"));
+        try (Model model = Model.newInstance("heads", P2pEngine.NAME)) {
+            model.setBlock(heads);
+            try (DataParallelTrainer trainer = (DataParallelTrainer) model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, 1));
+                for (int inputs = 1; inputs <= 2; inputs++) {
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        NDList list = new NDList();
+                        for (int i = 0; i < inputs; i++) {
+                            list.add(trainer.getManager().ones(new Shape(4, 1)));
+                        }
+                        collector.backward(trainer.forward(list).head().sum());
+                    }
+                    trainer.clipGradNorm(1e9);
+                }
+                trainer.step();
+                for (Parameter weight : heads.weights) {
+                    float value = NoGradient.get(() -> weight.getArray().toFloatArray()[0]);
+                    assertEquals(1 - 4 * RATE, value, TOLERANCE, weight.getName());
+                }
+            }
         }
     }
 
