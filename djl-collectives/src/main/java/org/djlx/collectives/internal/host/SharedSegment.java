@@ -139,7 +139,8 @@ public final class SharedSegment implements AutoCloseable {
                                     + rank
                                     + " has "
                                     + other[i]
-                                    + "; shm needs one host and the same options on all ranks");
+                                    + "; shm needs one host and the same options on all ranks; for"
+                                    + " CPUs of several hosts use backend mpi, under mpirun");
                 }
             }
         }

@@ -17,6 +17,8 @@ import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiRequests;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The environment for the groups of a process that mpirun has started: rank and world size from
@@ -27,6 +29,8 @@ final class MpiEnvironment {
     private static final int TAG = 0;
     private static final int BYTES = 1024;
     private static final long POLL_NANOS = 100_000;
+
+    private static final Logger LOG = LoggerFactory.getLogger(MpiEnvironment.class);
 
     // MPI_Init has let all ranks meet, so rank 0 sends at once.
     private static final Duration PATIENCE = Duration.ofSeconds(30);
@@ -54,6 +58,9 @@ final class MpiEnvironment {
             throw new IllegalArgumentException(
                     "backend 'mpi': " + alone() + "; the launcher says " + launcher);
         }
+        if (world.size() == 1) {
+            LOG.warn("backend 'mpi' has 1 rank; to start several, use mpirun or srun --mpi=pmix");
+        }
         FOUND.putIfAbsent("RANK", "" + world.rank());
         FOUND.putIfAbsent("WORLD_SIZE", "" + world.size());
         if (!addressed && !FOUND.containsKey("MASTER_ADDR")) {
@@ -69,7 +76,8 @@ final class MpiEnvironment {
     /** Says what to do if MPI does not know the other ranks. */
     static String alone() {
         return "MPI knows of one process only; start the ranks with the mpirun of "
-                + MpiCommunicator.version();
+                + MpiCommunicator.version()
+                + " or with srun --mpi=pmix, not with a launcher such as Launch or torchrun";
     }
 
     private static String exchangeAddress(MpiCommunicator world) {
