@@ -32,7 +32,6 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.internal.host.Deadline;
@@ -855,15 +854,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     }
 
     private boolean isToldToExit(DataParallelTrainer trainer) {
-        boolean told = Termination.isRequested();
-        ProcessGroup ranks = group(trainer);
-        if (ranks == null) {
-            return told;
-        }
-        try (NDArray flag = trainer.replicas().get(0).manager().create(new int[] {told ? 1 : 0})) {
-            ranks.allReduce(flag, ReduceOp.MAX).await();
-            return flag.toIntArray()[0] > 0;
-        }
+        NDManager manager = trainer.replicas().get(0).manager();
+        return Agreement.any(group(trainer), manager, Termination.isRequested());
     }
 
     /** Returns whether a checkpoint of the current step is due. */
