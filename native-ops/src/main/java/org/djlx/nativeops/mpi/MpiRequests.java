@@ -70,7 +70,7 @@ public final class MpiRequests {
         }
         // MPI_Test is faster than MPI_Testall, and a failed request then has ended.
         boolean single = count == 1;
-        int result = single ? testFirst() : testAll();
+        int result = single ? testOne(0) : testAll();
         if (single && result != Mpi.SUCCESS) {
             count = 0;
         }
@@ -81,8 +81,8 @@ public final class MpiRequests {
         return ended;
     }
 
-    private int testFirst() {
-        return MpiMessages.MPI_Test(handle(0), address, Mpi.STATUS_IGNORE);
+    private int testOne(int index) {
+        return MpiMessages.MPI_Test(handle(index), address, Mpi.STATUS_IGNORE);
     }
 
     private int testAll() {
@@ -97,7 +97,7 @@ public final class MpiRequests {
      * @throws MpiException if it failed; it has then ended
      */
     public boolean test(int index) {
-        return isSet("MPI_Test", MpiMessages.MPI_Test(handle(index), address, Mpi.STATUS_IGNORE));
+        return isSet("MPI_Test", testOne(index));
     }
 
     private boolean isSet(String call, int result) {
