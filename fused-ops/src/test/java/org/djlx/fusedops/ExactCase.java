@@ -296,6 +296,32 @@ final class ExactCase {
         return inputs;
     }
 
+    /**
+     * Multiplies as the caller's computations of a pipeline will: cuBLAS loads its kernels, which
+     * must not happen while kernels on the same GPU wait for this rank; see optSharedGpus.
+     */
+    void loadCallersProducts(ProcessGroup group, NDList inputs) {
+        boolean gathers = kind == Kind.PIPELINED_ALL_GATHER;
+        if (!gathers && kind != Kind.PIPELINED_PRODUCE_AND_ALL_TO_ALL) {
+            return;
+        }
+        NDArray b = inputs.get(1);
+        Shape shape = new Shape((long) rows * group.worldSize(), columns.get(0));
+        try (NDArray products = Torch.empty(b.getManager(), shape, type)) {
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                try (NDArray part = rowsOf(products, rank);
+                        NDArray a = rowsOf(inputs.get(0), gathers ? 0 : rank)) {
+                    Torch.mmOut(part, a, b);
+                }
+            }
+        }
+    }
+
+    /** Returns a rank's rows of an array. */
+    private NDArray rowsOf(NDArray array, int rank) {
+        return Torch.narrow(array, 0, (long) rows * rank, rows);
+    }
+
     private static NDArray byColumns(NDArray b) {
         try (NDArray turned = b.transpose()) {
             NDArray copy = Torch.empty(b.getManager(), turned.getShape(), Torch.scalarType(b));
@@ -448,7 +474,7 @@ final class ExactCase {
         FusedOps.pipelinedAllGather(
                 inputs.get(0),
                 (shard, rank) -> {
-                    try (NDArray part = Torch.narrow(products, 0, (long) rows * rank, rows)) {
+                    try (NDArray part = rowsOf(products, rank)) {
                         Torch.mmOut(part, shard, b);
                     }
                 },
@@ -462,7 +488,7 @@ final class ExactCase {
         NDArray output = Torch.empty(b.getManager(), shape, type);
         FusedOps.pipelinedProduceAndAllToAll(
                 (chunk, rank) -> {
-                    try (NDArray part = Torch.narrow(inputs.get(0), 0, (long) rows * rank, rows)) {
+                    try (NDArray part = rowsOf(inputs.get(0), rank)) {
                         Torch.mmOut(chunk, part, b);
                     }
                 },

@@ -121,7 +121,9 @@ final class ExactRanks implements AutoCloseable {
             NDArray pool = Torch.alias(manager, rank.pool);
             List<NDList> inputs = new ArrayList<>();
             for (ExactCase one : cases) {
-                inputs.add(one.inputs(group, pool));
+                NDList given = one.inputs(group, pool);
+                one.loadCallersProducts(group, given);
+                inputs.add(given);
             }
             rank.stream.synchronize();
             await(step);
