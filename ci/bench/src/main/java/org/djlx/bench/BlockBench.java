@@ -9,6 +9,7 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
+import ai.djl.util.Pair;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.LinkedHashMap;
@@ -124,6 +125,7 @@ record BlockBench(
                                 type));
     }
 
+    /** The block. It begins without gradients, as after a step of a trainer. */
     private Round block(NDManager manager) {
         ParallelTransformerBlock block =
                 ParallelTransformerBlock.builder()
@@ -146,6 +148,9 @@ record BlockBench(
                 NDArray input = input(scope, round, x);
                 NDArray y = block.forward(store, new NDList(input), true).singletonOrThrow();
                 scope.backward(List.of(y), List.of(gradient));
+            }
+            for (Pair<String, Parameter> parameter : block.getParameters()) {
+                Torch.setGradient(store.getValue(parameter.getValue(), group.device(), true), null);
             }
         };
     }
