@@ -2,8 +2,8 @@
 //
 //   16   elements of T
 //   8    e4m3, with a float32 scale for each row
-//   4    groups of 128, the last one of a row filled up with zeros, with a float32 scale for each group, as on the CPU: byte i of a
-//        group's 64 has q + 8 of element i in its lower half and of element i + 64 in its upper half, q from -8 to 7
+//   4    groups of 128, the last one of a row filled up with zeros, with a float32 scale for each group: byte i of a group's
+//        64 has q + 8 of element i in its lower half and of element i + 64 in its upper half, q from -8 to 7
 //
 // Converting to T is exact, and takes bit operations that all GPUs have.
 #pragma once

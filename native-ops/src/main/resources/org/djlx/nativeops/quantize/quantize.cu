@@ -2,7 +2,7 @@
 //
 //   quantize_fp8        rows of weights, or of activations, to e4m3 with a scale for each row
 //   activate_fp8        silu(gates) * values, rounded to 16 bits, then as quantize_fp8
-//   quantize_int4       rows of weights to groups of 4 bits with a scale for each group, bit for bit as on the CPU
+//   quantize_int4       rows of weights to groups of 4 bits with a scale for each group
 //   dequantize_int4     back to 16 bits
 //
 // A number is rounded to the nearest, ties to even. If a number is NaN or infinite, so is its scale.
