@@ -295,11 +295,8 @@ class AllReduceRmsNormGpuTest {
                                     new DecoderKernels(
                                             device,
                                             new KernelCompiler(KernelCache.user()),
-                                            ScalarType.BFLOAT16,
-                                            16,
-                                            128,
-                                            1,
-                                            16)) {
+                                            new DecoderKernels.Model(
+                                                    ScalarType.BFLOAT16, 16, 8, 128, 1, 16))) {
                         ScalarType type = ScalarType.BFLOAT16;
                         NDArray x = TestArrays.random(manager, type, new Shape(1, depth), 60);
                         NDArray norm = TestArrays.random(manager, type, new Shape(depth), 61);

@@ -20,18 +20,21 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Launches the kernels of {@code decoder.cu} on one GPU, compiled for a model's element type and
- * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
- * programmatic dependent launch: they may start while the previous kernel still runs. Not
- * thread-safe.
+ * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
+ * compiled for a {@link Model}. Arrays are given by address; the files describe their layouts.
+ * Matmuls and attention use programmatic dependent launch: they may start while the previous kernel
+ * still runs. Not thread-safe.
  */
 public final class DecoderKernels implements AutoCloseable {
 
     /** The largest number of rows of a step, which are the sequences of a batch. */
     public static final int MAX_ROWS = 256;
 
-    /** The largest number of rows of {@link #matmul}. */
+    /** The largest number of rows of a matmul kernel for weights of 16 bits. */
     public static final int MATMUL_ROWS = 64;
+
+    /** The largest number of rows of a matmul kernel for weights of 8 or 4 bits. */
+    public static final int QUANTIZED_ROWS = 32;
 
     /** The tokens of a sequence that one thread block of the attention reads. */
     public static final int CHUNK = 128;
@@ -66,18 +69,21 @@ public final class DecoderKernels implements AutoCloseable {
     /** The thread blocks that search the logits of a row. Each writes its own result. */
     public static final int TOP_BLOCKS = 16;
 
-    private static final KernelSource SOURCE =
-            KernelSource.ofResource(NativeLibrary.class, "decoder/decoder.cu");
-    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final KernelSource SOURCE = source("decoder.cu");
+    private static final KernelSource MATMUL_SOURCE = source("matmul.cu");
+    private static final KernelSource SAMPLING_SOURCE = source("sampling.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(MATMUL_SOURCE);
+    private static final KernelConstants SAMPLING = new KernelConstants(SAMPLING_SOURCE);
     private static final int WARP = CONSTANTS.value("WARP");
-    private static final int TOP_THREADS = CONSTANTS.value("TOP_THREADS");
-    private static final int SAMPLE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
-    private static final int SAMPLE_CLUSTER = CONSTANTS.value("SAMPLE_CLUSTER");
-    private static final int CLUSTER_THREADS = CONSTANTS.value("CLUSTER_THREADS");
+    private static final int TOP_THREADS = SAMPLING.value("TOP_THREADS");
+    private static final int SAMPLE_THREADS = SAMPLING.value("SAMPLE_THREADS");
+    private static final int SAMPLE_CLUSTER = SAMPLING.value("SAMPLE_CLUSTER");
+    private static final int CLUSTER_THREADS = SAMPLING.value("CLUSTER_THREADS");
     private static final int EMBED_THREADS = 256;
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int PREFILL_THREADS = 256;
-    private static final int ATTENTION_THREADS = CONSTANTS.value("ATTENTION_WARPS") * WARP;
+    private static final int ATTENTION_THREADS =
+            new KernelConstants(SOURCE).value("ATTENTION_WARPS") * WARP;
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
@@ -94,7 +100,6 @@ public final class DecoderKernels implements AutoCloseable {
      */
     private static final List<int[]> NORM_MATMULS = CONSTANTS.calls("NORM_MATMUL");
 
-    private static final int QUANTIZED_ROWS = 32; // of a kernel for weights of 8 or 4 bits
     private static final int MAX_HEAD = 128;
     private static final int MAX_GROUP_SIZE = 8;
     private static final int PACK = 8; // elements of 16 bytes
@@ -109,10 +114,9 @@ public final class DecoderKernels implements AutoCloseable {
 
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
-    private final int weightBits;
-    private final int headSize;
+    private final Model model;
     private final LaunchSize sampleSize; // of a row
-    private final CudaModule module;
+    private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
     private final List<Matmul> matmuls = new ArrayList<>();
     private final CudaKernel attention;
@@ -127,90 +131,120 @@ public final class DecoderKernels implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
 
     /**
-     * Compiles the kernels, or takes them from the cache.
+     * What kernels are compiled for.
      *
-     * @param weightBits the bits of the weights of matmuls: 16, or as {@link QuantizeKernels} has
-     *     them
+     * @param type float16 or bfloat16
+     * @param weightBits the bits of the weights of matmuls: 16, or 8 or 4 as {@link
+     *     QuantizeKernels} has them
+     * @param rows the largest number of rows of a matmul kernel: 8, 16, or up to {@value
+     *     #QUANTIZED_ROWS}, or {@value #MATMUL_ROWS} with 16 bits
+     * @param headSize the elements of a head
      * @param groupSize the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      */
-    public DecoderKernels(
-            CudaDevice device,
-            KernelCompiler compiler,
+    public record Model(
             ScalarType type,
             int weightBits,
+            int rows,
             int headSize,
             int groupSize,
             int blockTokens) {
-        this.weightBits = weightBits;
+
+        /** Returns how much larger a row of x is than a row of weights. */
+        private int xPacks() {
+            return 16 / weightBits;
+        }
+    }
+
+    /** Kernels that are compiled together. */
+    private record Part(KernelSource source, String... options) {}
+
+    /** Compiles the kernels, or takes them from the cache. */
+    public DecoderKernels(CudaDevice device, KernelCompiler compiler, Model model) {
+        this.model = model;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-        this.headSize = headSize;
         maxSharedBytes = maxSharedBytes(device);
         boolean clusters = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= HOPPER;
         sampleSize =
                 clusters
                         ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
                         : LaunchSize.of(1, SAMPLE_THREADS);
-        module =
-                compiler.load(
-                        device,
-                        SOURCE,
-                        options(device, type, weightBits, headSize, groupSize, blockTokens));
-        embed = module.kernel("decode_embed");
-        for (int[] matmul : MATMULS) {
-            addMatmul(matmul[0], matmul[1], matmul[2], false);
+        prepare(device, compiler, model); // compiles all parts at the same time
+        boolean done = false;
+        try {
+            for (Part part : parts(device, model)) {
+                modules.add(compiler.load(device, part.source, part.options));
+            }
+            CudaModule module = modules.get(0);
+            embed = module.kernel("decode_embed");
+            attention = module.kernel("decode_attention");
+            attentionLate = module.kernel("decode_attention_late");
+            attentionCached = module.kernel("decode_attention_cached");
+            rotateAndCache = module.kernel("decode_rotate_and_cache");
+            prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
+            activate = module.kernel("prefill_activate");
+            normHeads = module.kernel("norm_heads");
+            top = modules.get(1).kernel("decode_top");
+            sample = modules.get(1).kernel("decode_sample");
+            for (int[] matmul : NORM_MATMULS) {
+                addMatmul(modules.get(2), PACK, matmul[0], matmul[1], true);
+            }
+            for (int[] matmul : MATMULS) {
+                if (matmul[0] <= model.rows) {
+                    int part = 3 + Integer.numberOfTrailingZeros(matmul[0] / PACK);
+                    addMatmul(modules.get(part), matmul[0], matmul[1], matmul[2], false);
+                }
+            }
+            done = true;
+        } finally {
+            if (!done) {
+                close();
+            }
         }
-        for (int[] matmul : NORM_MATMULS) {
-            addMatmul(PACK, matmul[0], matmul[1], true);
-        }
-        attention = module.kernel("decode_attention");
-        attentionLate = module.kernel("decode_attention_late");
-        attentionCached = module.kernel("decode_attention_cached");
-        rotateAndCache = module.kernel("decode_rotate_and_cache");
-        top = module.kernel("decode_top");
-        sample = module.kernel("decode_sample");
-        prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
-        activate = module.kernel("prefill_activate");
-        normHeads = module.kernel("norm_heads");
     }
 
     /**
-     * Starts compiling the kernels on another thread.
+     * Starts compiling the kernels on other threads.
      *
-     * @param weightBits the bits of the weights of matmuls: 16, 8 or 4
-     * @param groupSize the heads of queries that share a head of keys and values
-     * @param blockTokens the tokens of a block of the KV cache
      * @return a future that completes when compilation has ended; the constructor reports a failure
      */
     public static CompletableFuture<Void> prepare(
-            CudaDevice device,
-            KernelCompiler compiler,
-            ScalarType type,
-            int weightBits,
-            int headSize,
-            int groupSize,
-            int blockTokens) {
-        return compiler.prepare(
-                device,
-                SOURCE,
-                options(device, type, weightBits, headSize, groupSize, blockTokens));
+            CudaDevice device, KernelCompiler compiler, Model model) {
+        return CompletableFuture.allOf(
+                parts(device, model).stream()
+                        .map(part -> compiler.prepare(device, part.source, part.options))
+                        .toArray(CompletableFuture[]::new));
     }
 
-    private static String[] options(
-            CudaDevice device,
-            ScalarType type,
-            int weightBits,
-            int headSize,
-            int groupSize,
-            int blockTokens) {
-        return new String[] {
-            "-DTYPE=" + TYPES.get(type),
-            "-DWEIGHT_BITS=" + weightBits,
-            "-DHEAD_SIZE=" + headSize,
-            "-DGROUP_SIZE=" + groupSize,
-            "-DBLOCK_TOKENS=" + blockTokens,
-            "-DSHARED_BYTES=" + maxSharedBytes(device)
-        };
+    /**
+     * Returns the kernels but for sampling and matmuls, those for sampling, then matmuls: of a
+     * normed row, and of up to 8 rows, 16 and so on.
+     */
+    private static List<Part> parts(CudaDevice device, Model model) {
+        String type = "-DTYPE=" + TYPES.get(model.type);
+        List<Part> parts = new ArrayList<>();
+        parts.add(
+                new Part(
+                        SOURCE,
+                        type,
+                        "-DHEAD_SIZE=" + model.headSize,
+                        "-DGROUP_SIZE=" + model.groupSize,
+                        "-DBLOCK_TOKENS=" + model.blockTokens));
+        parts.add(new Part(SAMPLING_SOURCE, type));
+        for (int rows = 1; rows <= model.rows; rows = Math.max(PACK, 2 * rows)) {
+            parts.add(
+                    new Part(
+                            MATMUL_SOURCE,
+                            type,
+                            "-DROWS=" + rows,
+                            "-DWEIGHT_BITS=" + model.weightBits,
+                            "-DSHARED_BYTES=" + maxSharedBytes(device)));
+        }
+        return parts;
+    }
+
+    private static KernelSource source(String name) {
+        return KernelSource.ofResource(NativeLibrary.class, "decoder/" + name);
     }
 
     private static int maxSharedBytes(CudaDevice device) {
@@ -245,19 +279,17 @@ public final class DecoderKernels implements AutoCloseable {
      */
     private long cost(Matmul matmul, long tiles) {
         return ceilDiv(matmul.groups(tiles), multiprocessors)
-                * (TILE * matmul.tiles + matmul.rows * xPacks() / 2);
+                * (TILE * matmul.tiles + matmul.rows * model.xPacks() / 2);
     }
 
-    private void addMatmul(int rows, int tiles, int maxStages, boolean isNorming) {
-        if (weightBits < 16 && rows > QUANTIZED_ROWS) {
-            return;
-        }
+    private void addMatmul(
+            CudaModule module, int rows, int tiles, int maxStages, boolean isNorming) {
         int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
         int xTiles = rows / PACK;
         boolean forGroups = xTiles == 1;
         int sums = forGroups ? tiles : 0;
-        int scales = weightBits == 4 ? (tiles + 1) / 2 : 0;
-        int stage = 2 * tiles + (isNorming ? 0 : xTiles * xPacks()) + scales;
+        int scales = model.weightBits == 4 ? (tiles + 1) / 2 : 0;
+        int stage = 2 * tiles + (isNorming ? 0 : xTiles * model.xPacks()) + scales;
         int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
             String name = isNorming ? "norm_matmul" : "matmul_" + rows;
@@ -268,11 +300,6 @@ public final class DecoderKernels implements AutoCloseable {
         }
     }
 
-    /** Returns how much larger a row of x is than a row of weights. */
-    private int xPacks() {
-        return 16 / weightBits;
-    }
-
     private static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
     }
@@ -280,26 +307,18 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Returns whether there are kernels for a GPU and a model.
      *
-     * @param weightBits the bits of the weights of matmuls: 16, 8 or 4
-     * @param groupSize the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
      */
-    public static boolean isSupported(
-            CudaDevice device,
-            ScalarType type,
-            int weightBits,
-            int headSize,
-            int groupSize,
-            int... depths) {
+    public static boolean isSupported(CudaDevice device, Model model, int... depths) {
         boolean packs = true;
         for (int depth : depths) {
-            packs &= depth % (weightBits == 8 ? PACK_BYTES : PACK) == 0;
+            packs &= depth % (model.weightBits == 8 ? PACK_BYTES : PACK) == 0;
         }
         return packs
-                && TYPES.containsKey(type)
-                && headSize % (2 * PACK) == 0
-                && headSize <= MAX_HEAD
-                && groupSize <= MAX_GROUP_SIZE
+                && TYPES.containsKey(model.type)
+                && model.headSize % (2 * PACK) == 0
+                && model.headSize <= MAX_HEAD
+                && model.groupSize <= MAX_GROUP_SIZE
                 && device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= FIRST_CAPABILITY
                 && NativeLibrary.NVRTC.isAvailable();
     }
@@ -339,8 +358,7 @@ public final class DecoderKernels implements AutoCloseable {
      * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows: with weights of 16 bits at most {@value #MATMUL_ROWS}, with
-     *     others any number; the weights are read again for each {@value #QUANTIZED_ROWS}
+     * @param rows the number of rows; the weights are read again for each {@link Model#rows}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
@@ -363,11 +381,10 @@ public final class DecoderKernels implements AutoCloseable {
             long depth,
             long stride,
             Norm norm) {
-        int most = weightBits == 16 ? MATMUL_ROWS : QUANTIZED_ROWS;
         long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
         Norm normed = norm == null ? NO_NORM : norm;
-        for (int row = 0; row < rows; row += most) {
-            int count = Math.min(most, rows - row);
+        for (int row = 0; row < rows; row += model.rows) {
+            int count = Math.min(model.rows, rows - row);
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
             Matmul matmul =
                     matmuls.stream()
@@ -496,7 +513,7 @@ public final class DecoderKernels implements AutoCloseable {
             rotateAndCache.launch(
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
-        arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
+        arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
         // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
@@ -678,6 +695,6 @@ public final class DecoderKernels implements AutoCloseable {
 
     @Override
     public void close() {
-        module.close();
+        modules.forEach(CudaModule::close);
     }
 }

@@ -102,7 +102,9 @@ class DecoderKernelsGpuTest {
 
     private DecoderKernels kernels(ScalarType type) {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        return new DecoderKernels(device, compiler, type, bits, 128, 4, 16);
+        int rows = bits == 16 ? DecoderKernels.MATMUL_ROWS : DecoderKernels.QUANTIZED_ROWS;
+        return new DecoderKernels(
+                device, compiler, new DecoderKernels.Model(type, bits, rows, 128, 4, 16));
     }
 
     private void check(

@@ -19,8 +19,9 @@ class KernelLayoutTest {
 
     @Test
     void llama() {
-        KernelConstants llama = constants("decoder/decoder.cu", "-DHEAD_SIZE=128");
-        assertEquals(llama.value("CHUNK"), DecoderKernels.CHUNK);
+        KernelConstants attention = constants("decoder/decoder.cu", "-DHEAD_SIZE=128");
+        assertEquals(attention.value("CHUNK"), DecoderKernels.CHUNK);
+        KernelConstants llama = constants("decoder/sampling.cu");
         assertEquals(llama.value("TOP_BLOCKS"), DecoderKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), DecoderKernels.LAST_SAMPLED);
         assertEquals(llama.struct("SamplingParameters").byteSize(), DecoderKernels.SAMPLING_BYTES);
@@ -31,7 +32,10 @@ class KernelLayoutTest {
         assertEquals(llama.struct("Top").byteSize(), DecoderKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
                 DecoderKernels.MATMUL_ROWS,
-                llama.calls("MATMUL").stream().mapToInt(call -> call[0]).max().orElseThrow());
+                constants("decoder/matmul.cu").calls("MATMUL").stream()
+                        .mapToInt(call -> call[0])
+                        .max()
+                        .orElseThrow());
     }
 
     @Test

@@ -13,6 +13,16 @@
 #include "decoder/common.cuh"
 #include "rotary.cuh"
 
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
+#endif
+#ifndef GROUP_SIZE
+#define GROUP_SIZE 4
+#endif
+#ifndef BLOCK_TOKENS
+#define BLOCK_TOKENS 16
+#endif
+
 #ifdef HAS_BFLOAT16
 
 const int WARP_TOKENS = 16;

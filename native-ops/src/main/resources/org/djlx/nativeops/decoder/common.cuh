@@ -1,21 +1,9 @@
-// Types, asynchronous copies and tensor core products of the LLM kernels. decoder.cu lists the macros.
+// Types, asynchronous copies and tensor core products of the LLM kernels. decoder.cu lists the sources.
 #pragma once
 #include "element.cuh"
 
 #ifndef TYPE
 #define TYPE Bfloat16
-#endif
-#ifndef HEAD_SIZE
-#define HEAD_SIZE 128
-#endif
-#ifndef GROUP_SIZE
-#define GROUP_SIZE 4
-#endif
-#ifndef BLOCK_TOKENS
-#define BLOCK_TOKENS 16
-#endif
-#ifndef SHARED_BYTES
-#define SHARED_BYTES 232448
 #endif
 
 #ifdef HAS_BFLOAT16

@@ -1,23 +1,23 @@
-// Kernels of one rank of an LLM, except for the large matmuls.
+// Kernels of one rank of an LLM, except for the large matmuls. They are compiled from three sources at the same time:
 //
-//   decode steps   embedding; matmul of few rows (matmul.cuh); attention to the KV cache (attention.cuh); logits to tokens
-//                  (sampling.cuh). all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP
-//   prefill        norms of heads; rotary embedding with the write to the KV cache; the MLP's gated activation
+//   decoder.cu     decode steps: embedding, attention to the KV cache (attention.cuh)
+//                  prefill: norms of heads; rotary embedding with the write to the KV cache; the MLP's gated activation
+//   matmul.cu      decode steps: matmul of few rows; once for each number of rows
+//   sampling.cu    decode steps: logits to tokens
 //
-// All are bound by memory bandwidth. Decode kernels use programmatic dependent launch: a matmul loads its first weights, which no
-// kernel writes, while the primary kernel still runs.
+// all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP. All kernels are bound by memory bandwidth. Decode
+// kernels use programmatic dependent launch: a matmul loads its first weights, which no kernel writes, while the primary kernel still
+// runs.
 //
-// Compiled with
+// All three are compiled with
 //   TYPE          Float16 or Bfloat16: weights, KV cache and activations
+// decoder.cu is compiled with
 //   HEAD_SIZE     a multiple of 16, up to 128
 //   GROUP_SIZE    query heads that share a KV head, up to 8
 //   BLOCK_TOKENS  tokens of a KV cache block; a multiple of 16
-//   SHARED_BYTES  shared memory that a block may use
-//   WEIGHT_BITS   16, 8 or 4: the weights of matmuls (weights.cuh)
 // Needs compute capability 8.0.
 #include "decoder/attention.cuh"
-#include "decoder/sampling.cuh"
-#include "decoder/matmul.cuh"
+#include "rms_norm.cuh"
 #include "silu.cuh"
 
 #ifdef HAS_BFLOAT16

@@ -18,6 +18,7 @@ import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Tag;
@@ -35,6 +36,18 @@ class KernelArchitectureTest {
     private static final Pattern CODE = Pattern.compile("\0\\.text\\.(\\w+)(?=\0)");
 
     private static final String ALL_REDUCE = "all_reduce/all_reduce.cu";
+    private static final String MATMUL = "decoder/matmul.cu";
+
+    private static final Set<String> DECODER =
+            Set.of(
+                    "decode_embed",
+                    "decode_rotate_and_cache",
+                    "decode_attention",
+                    "decode_attention_late",
+                    "decode_attention_cached",
+                    "prefill_rotate_and_cache",
+                    "prefill_activate",
+                    "norm_heads");
 
     @TempDir Path folder;
 
@@ -91,10 +104,18 @@ class KernelArchitectureTest {
         Set<String> all = new TreeSet<>(expected(bfloat16).get(ALL_REDUCE));
         all.addAll(names(List.of("mesh"), types(bfloat16)));
         assertEquals(all, kernels(compiler, architecture, ALL_REDUCE, "-DRANKS=8"));
-        Set<String> quantized = bfloat16 ? decoderKernels(false) : Set.of();
-        String decoder = "decoder/decoder.cu";
-        assertEquals(quantized, kernels(compiler, architecture, decoder, "-DWEIGHT_BITS=8"));
-        assertEquals(quantized, kernels(compiler, architecture, decoder, "-DWEIGHT_BITS=4"));
+        for (int bits : new int[] {16, 8, 4}) {
+            for (int rows = 1; rows <= (bits == 16 ? 64 : 32); rows = Math.max(8, 2 * rows)) {
+                assertEquals(
+                        bfloat16 ? matmuls(rows) : Set.of(),
+                        kernels(
+                                compiler,
+                                architecture,
+                                MATMUL,
+                                "-DWEIGHT_BITS=" + bits,
+                                "-DROWS=" + rows));
+            }
+        }
     }
 
     private static List<String> types(boolean bfloat16) {
@@ -130,7 +151,10 @@ class KernelArchitectureTest {
                         types);
         block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
-        sources.put("decoder/decoder.cu", bfloat16 ? decoderKernels(true) : Set.of());
+        sources.put("decoder/decoder.cu", bfloat16 ? DECODER : Set.of());
+        sources.put(
+                "decoder/sampling.cu", bfloat16 ? Set.of("decode_top", "decode_sample") : Set.of());
+        sources.put(MATMUL, bfloat16 ? matmuls(8) : Set.of());
         List<String> quantizing =
                 List.of("quantize_fp8", "activate_fp8", "quantize_int4", "dequantize_int4");
         sources.put(
@@ -143,24 +167,12 @@ class KernelArchitectureTest {
         return sources;
     }
 
-    private static Set<String> decoderKernels(boolean of64Rows) {
-        Set<String> names = new TreeSet<>();
-        for (String rows : List.of("8", "16", "32", "64").subList(0, of64Rows ? 4 : 3)) {
-            List<String> stripes =
-                    rows.equals("64") ? List.of("4", "2", "1") : List.of("7", "3", "2", "1");
-            for (String of : stripes) {
-                names.add("decode_matmul_" + rows + "_" + of);
-            }
-        }
-        for (String stripes : List.of("7", "3", "2", "1")) {
-            names.add("decode_norm_matmul_" + stripes);
-        }
-        names.addAll(
-                List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
-        names.addAll(
-                List.of("decode_attention", "decode_attention_late", "decode_attention_cached"));
-        names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate", "norm_heads"));
-        return names;
+    /** The kernels for up to a number of rows, or for one row that is normed first. */
+    private static Set<String> matmuls(int rows) {
+        String name = rows == 1 ? "decode_norm_matmul_" : "decode_matmul_" + rows + "_";
+        return IntStream.of(rows == 64 ? new int[] {4, 2, 1} : new int[] {7, 3, 2, 1})
+                .mapToObj(tiles -> name + tiles)
+                .collect(Collectors.toCollection(TreeSet::new));
     }
 
     private static Set<String> names(List<String> kernels, List<String> types) {

@@ -83,7 +83,12 @@ record ModelRanks(
                     };
             RankPool<StepRequest, List<Sampler.SampledToken>> pool;
             Optional<ModelKernels.Compilations> compiling =
-                    ModelKernels.compile(config, settings.device(), ranks, settings.quantization());
+                    ModelKernels.compile(
+                            config,
+                            settings.device(),
+                            ranks,
+                            settings.quantization(),
+                            settings.batchInvariant());
             try {
                 pool =
                         settings.group() == null

@@ -49,10 +49,10 @@ import org.djlx.nativeops.torch.Torch;
  * the next step can launch before the tokens reach the host. The decoder also computes the last
  * layer of a prefill's last token, and samples the next token.
  *
- * <p>In steps of up to {@value #OWN_ROWS} rows, the logits of a sequence do not depend on the other
- * sequences of the batch, bit for bit. Larger steps are multiplied by cuBLASLt, whose algorithms
- * depend on the number of rows, unless the decoder is batch-invariant. Kernels sum in float32 and
- * round their results to the element type.
+ * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
+ * the other sequences of the batch, bit for bit. Larger steps are multiplied by cuBLASLt, whose
+ * algorithms depend on the number of rows, unless the decoder is batch-invariant. Kernels sum in
+ * float32 and round their results to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -63,9 +63,6 @@ final class Decoder implements AutoCloseable {
     // The rows of graphs, at least half of them used.
     private static final List<Integer> GRAPH_ROWS =
             List.of(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, DecoderKernels.MAX_ROWS);
-
-    // More rows are multiplied by cuBLASLt, which is then faster.
-    private static final int OWN_ROWS = 32;
 
     // The GPU has finished already; this bounds how long the group takes to notice.
     private static final Duration TIMEOUT = Duration.ofMinutes(1);
@@ -690,8 +687,9 @@ final class Decoder implements AutoCloseable {
 
     private boolean isWide(int rows) {
         // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
-        boolean own = batchInvariant || weights.quantization() == Quantization.INT4;
-        return rows > OWN_ROWS && !own;
+        Quantization quantization = weights.quantization();
+        boolean own = batchInvariant || quantization == Quantization.INT4;
+        return !own && rows > quantization.gpuRows(false);
     }
 
     /**

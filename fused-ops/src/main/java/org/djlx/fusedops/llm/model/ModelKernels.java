@@ -53,7 +53,11 @@ public final class ModelKernels implements AutoCloseable {
     private final Compute compute;
     private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
 
-    private ModelKernels(ModelConfig config, ProcessGroup group, Quantization quantization) {
+    private ModelKernels(
+            ModelConfig config,
+            ProcessGroup group,
+            Quantization quantization,
+            boolean batchInvariant) {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
@@ -63,13 +67,7 @@ public final class ModelKernels implements AutoCloseable {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         kernels =
                 new DecoderKernels(
-                        device,
-                        compiler,
-                        config.type(),
-                        quantization.gpuBits(),
-                        config.headSize(),
-                        groupSize(config, ranks),
-                        KvCache.BLOCK_TOKENS);
+                        device, compiler, model(config, ranks, quantization, batchInvariant));
         quantize =
                 quantization == Quantization.NONE
                         ? null
@@ -79,9 +77,15 @@ public final class ModelKernels implements AutoCloseable {
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
     }
 
-    /** Returns the query heads of a KV head. */
-    private static int groupSize(ModelConfig config, int ranks) {
-        return config.heads() / ranks / ModelWeights.kvHeads(config, ranks);
+    private static DecoderKernels.Model model(
+            ModelConfig config, int ranks, Quantization quantization, boolean batchInvariant) {
+        return new DecoderKernels.Model(
+                config.type(),
+                quantization.gpuBits(),
+                quantization.gpuRows(batchInvariant),
+                config.headSize(),
+                config.heads() / ranks / ModelWeights.kvHeads(config, ranks),
+                KvCache.BLOCK_TOKENS);
     }
 
     /**
@@ -113,11 +117,16 @@ public final class ModelKernels implements AutoCloseable {
      * @param device a GPU of the same kind as those of all ranks
      * @param ranks the number of ranks
      * @param quantization how weights are stored
+     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
      * @return the compilations, to be closed after all ranks have created their kernels; empty if
      *     there are no kernels for the model
      */
     public static Optional<Compilations> compile(
-            ModelConfig config, Device device, int ranks, Quantization quantization) {
+            ModelConfig config,
+            Device device,
+            int ranks,
+            Quantization quantization,
+            boolean batchInvariant) {
         // A GPU that does not exist is reported when the group is created.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
@@ -130,13 +139,7 @@ public final class ModelKernels implements AutoCloseable {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         CompletableFuture<Void> own =
                 DecoderKernels.prepare(
-                        gpu,
-                        compiler,
-                        config.type(),
-                        quantization.gpuBits(),
-                        config.headSize(),
-                        groupSize(config, ranks),
-                        KvCache.BLOCK_TOKENS);
+                        gpu, compiler, model(config, ranks, quantization, batchInvariant));
         CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
         return Optional.of(new Compilations(gpu, List.of(own, norms)));
     }
@@ -160,7 +163,10 @@ public final class ModelKernels implements AutoCloseable {
      * @throws IllegalArgumentException if there are no kernels, but weights are quantized on a GPU
      */
     static Optional<ModelKernels> create(
-            ModelConfig config, ProcessGroup group, Quantization quantization) {
+            ModelConfig config,
+            ProcessGroup group,
+            Quantization quantization,
+            boolean batchInvariant) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
             return Optional.empty();
         }
@@ -174,7 +180,7 @@ public final class ModelKernels implements AutoCloseable {
                 return Optional.empty();
             }
         }
-        return Optional.of(new ModelKernels(config, group, quantization));
+        return Optional.of(new ModelKernels(config, group, quantization, batchInvariant));
     }
 
     /**
@@ -258,10 +264,7 @@ public final class ModelKernels implements AutoCloseable {
                 && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
                 && DecoderKernels.isSupported(
                         device,
-                        config.type(),
-                        quantization.gpuBits(),
-                        config.headSize(),
-                        groupSize(config, ranks),
+                        model(config, ranks, quantization, false),
                         config.hiddenSize(),
                         config.heads() / ranks * config.headSize(),
                         config.intermediateSize() / ranks);

@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.model;
 
 import java.util.Locale;
+import org.djlx.fusedops.internal.DecoderKernels;
 
 /**
  * How the weights of projections are stored. They are rounded to the nearest number while they are
@@ -34,6 +35,20 @@ public enum Quantization {
     /** {@return the bits of a weight on GPUs, without scales} */
     int gpuBits() {
         return this == NONE ? 16 : this == FP8 ? 8 : 4;
+    }
+
+    /**
+     * {@return the largest number of rows that the decode kernels of GPUs multiply}
+     *
+     * <p>For more rows of weights in 16 bits or e4m3, cuBLASLt is faster. Its bits depend on the
+     * number of rows.
+     */
+    int gpuRows(boolean batchInvariant) {
+        return switch (this) {
+            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
+            case FP8 -> DecoderKernels.QUANTIZED_ROWS;
+            default -> DecoderKernels.QUANTIZED_ROWS;
+        };
     }
 
     @Override

@@ -78,7 +78,9 @@ public final class TransformerModel implements AutoCloseable {
         boolean done = false;
         ModelKernels kernels = null;
         try {
-            kernels = ModelKernels.create(config, group, weights.quantization()).orElse(null);
+            kernels =
+                    ModelKernels.create(config, group, weights.quantization(), batchInvariant)
+                            .orElse(null);
             gpu = kernels;
             attention = new Attention(config, group.worldSize(), cache, gpu, manager, maxLength);
             decoder =

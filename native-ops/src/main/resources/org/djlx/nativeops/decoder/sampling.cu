@@ -7,7 +7,6 @@
 // Memory: logits in rows; results in arrays of Top, one per row and rank. An all-reduce between the two kernels gathers the ranks'
 // results, because each rank writes zeros for its peers.
 // Synchronisation: in decode_top, each block of a row increments `blocks_ended`; in decode_sample, the blocks of a row are a cluster.
-#pragma once
 #include "decoder/common.cuh"
 
 #ifdef HAS_BFLOAT16
@@ -169,11 +168,12 @@ const int CLUSTER_THREADS = 256;
 const int SAMPLE_THREADS = 1024;
 #if __CUDA_ARCH__ >= 900
 #define SAMPLE_CLUSTER_DIMS __cluster_dims__(SAMPLE_CLUSTER, 1, 1)
-const int BLOCKS = SAMPLE_CLUSTER, THREADS = CLUSTER_THREADS;
+const bool CLUSTERS = true;
 #else
 #define SAMPLE_CLUSTER_DIMS
-const int BLOCKS = 1, THREADS = SAMPLE_THREADS;
+const bool CLUSTERS = false;
 #endif
+const int BLOCKS = CLUSTERS ? SAMPLE_CLUSTER : 1, THREADS = CLUSTERS ? CLUSTER_THREADS : SAMPLE_THREADS;
 const int KEY_GROUPS = 16384 / BLOCKS;  // groups of a block's packs; shared memory keeps the highest key of each
 const int TRIED = 3;                    // keys that a pass tries
 const float WEIGHT = 1ull << 40;    // of the highest logit
@@ -231,7 +231,7 @@ struct Row {
   __device__ __forceinline__ void visit(u32 low, u64 begin, u64 end, u64 distance, Visit visit) const {
     u32 each = group_packs();
     for (u64 i = begin; i < end; i += distance) {
-      if (shared.group_keys[(i - first()) / each] < low >> K::SHIFT) continue;
+      if (shared.group_keys[(u32)(i - first()) / each] < low >> K::SHIFT) continue;
       Pack<E> pack;
       pack.vector = load_pack<E>(logits, width, i);
 #pragma unroll
@@ -256,7 +256,7 @@ struct Row {
     visit(low, begin, min(begin + each, end()), 1, visit_element);
   }
 
-  __device__ void find_group_keys() const {
+  __device__ __noinline__ void find_group_keys() const {
     cluster_barrier();  // edited logits are there
     __syncthreads();    // the keys of another row have been read
     u32 each = group_packs();
@@ -326,10 +326,9 @@ struct Row {
     return values[0];
   }
 
-  // Returns the highest key for which the sum of measure() over all elements with at least this key is `wanted` or more; `above` is
-  // the sum over elements with higher keys. The sum for `low` must be `wanted` or more. Narrows the range from `low` on.
-  template <typename Measure>
-  __device__ u32 highest_key(u32 low, u64 wanted, u64& above, Measure measure) const {
+  // Returns the highest key for which the number, or the weight, of all elements with at least this key is `wanted` or more; `above`
+  // is that of elements with higher keys. The one for `low` must be `wanted` or more. Narrows the range from `low` on.
+  __device__ __noinline__ u32 highest_key(u32 low, u64 wanted, u64& above, bool weighs) const {
     u32 high = K::END;  // from this key on, the sum, `above`, is less than `wanted`
     above = 0;
     while (high - low > 1) {
@@ -337,7 +336,7 @@ struct Row {
       u64 sums[TRIED] = {}, all[TRIED];
       visit(from + step, [&](u64, Bits logit, u32 at) {
         if (at >= to) return;
-        u64 size = measure(logit);
+        u64 size = weighs ? weight(logit) : 1;
 #pragma unroll
         for (int t = 0; t < TRIED; t++) sums[t] += at >= from + (t + 1) * step ? size : 0;
       });
@@ -374,10 +373,10 @@ struct Row {
   }
 
   // Lists the `count` highest logits; of equal ones the first tokens.
-  __device__ void list(u32 count, Most* most) const {
+  __device__ __noinline__ void list(u32 count, Most* most) const {
     if (count > width) count = width;
     u64 all_above, counts[2] = {}, all[2];
-    u32 lowest = highest_key(0, count, all_above, [](Bits) { return (u64)1; });
+    u32 lowest = highest_key(0, count, all_above, false);
     visit_in_order(lowest, [&](u64, Bits, u32 at) {
       counts[0] += at != lowest;
       counts[1] += at == lowest;
@@ -392,13 +391,12 @@ struct Row {
 
   // Samples from the tokens that min-p, top-k and top-p keep. One thread calls store(token).
   template <typename Store>
-  __device__ void sample(const SamplingParameters& parameters, Store store) const {
+  __device__ __noinline__ void sample(const SamplingParameters& parameters, Store store) const {
     // Step 1: find the lowest key that is kept.
-    auto weight = [&](Bits logit) { return this->weight(logit); };
     u32 lowest_kept = parameters.min_p > 0 ? lowest_key(parameters.min_p) : 0;
     u64 above;
     if (parameters.top_k > 0 && parameters.top_k < width) {
-      u32 kept = highest_key(0, parameters.top_k, above, [](Bits) { return (u64)1; });
+      u32 kept = highest_key(0, parameters.top_k, above, false);
       lowest_kept = max(lowest_kept, kept);
     }
     u64 kept_equal = ~0ull;  // of the tokens with the key `lowest_kept`, only this many are kept, the first ones
@@ -407,7 +405,7 @@ struct Row {
       visit(lowest_kept, [&](u64, Bits logit, u32) { sum += weight(logit); });
       sum_before(sum, all);
       u64 wanted = max(1ull, (u64)ceil(parameters.top_p * (double)all));
-      lowest_kept = highest_key(lowest_kept, wanted, above, weight);
+      lowest_kept = highest_key(lowest_kept, wanted, above, true);
       u64 each = max(1ull, weight(K::logit_of(lowest_kept)));
       kept_equal = (wanted - above + each - 1) / each;
     }

@@ -19,10 +19,21 @@
 //
 // Invariant: the result of a row of x depends neither on the other rows nor on their number.
 // Synchronisation: none between blocks.
-#pragma once
+//
+// Compiled with
+//   ROWS          8, 16, 32 or 64: the largest number of rows; 1: one row that is normed first
+//   SHARED_BYTES  shared memory that a block may use
+//   WEIGHT_BITS   16, 8 or 4 (weights.cuh)
 #include "decoder/weights.cuh"
 #include "rms_norm.cuh"
 #include "silu.cuh"
+
+#ifndef ROWS
+#define ROWS 8
+#endif
+#ifndef SHARED_BYTES
+#define SHARED_BYTES 232448
+#endif
 
 #ifdef HAS_BFLOAT16
 
@@ -332,23 +343,27 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 // Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. DecoderKernels.MATMULS of Java
 // reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit, nor does x
 // with weights of less than 16 bits.
-MATMUL(8, 7, 3)
-MATMUL(8, 3, 7)
-MATMUL(8, 2, 10)
-MATMUL(8, 1, 10)
+#if ROWS == 1
 NORM_MATMUL(7, 3)
 NORM_MATMUL(3, 8)
 NORM_MATMUL(2, 10)
 NORM_MATMUL(1, 10)
+#elif ROWS == 8
+MATMUL(8, 7, 3)
+MATMUL(8, 3, 7)
+MATMUL(8, 2, 10)
+MATMUL(8, 1, 10)
+#elif ROWS == 16
 MATMUL(16, 7, 3)
 MATMUL(16, 3, 7)
 MATMUL(16, 2, 6)
 MATMUL(16, 1, 6)
+#elif ROWS == 32
 MATMUL(32, 7, 3)
 MATMUL(32, 3, 5)
 MATMUL(32, 2, 5)
 MATMUL(32, 1, 5)
-#if WEIGHT_BITS == 16
+#elif ROWS == 64
 MATMUL(64, 4, 3)
 MATMUL(64, 2, 4)
 MATMUL(64, 1, 4)
