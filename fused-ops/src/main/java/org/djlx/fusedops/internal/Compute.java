@@ -180,18 +180,28 @@ public final class Compute implements AutoCloseable {
      * @return the product; close it before this object
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
+        return product(type, out, a, b, false);
+    }
+
+    /**
+     * As {@link #product(ScalarType, MatrixLayout, MatrixLayout, MatrixLayout)}.
+     *
+     * @param fast whether products of float8 matrices may be added in fewer bits than float32
+     */
+    public Product product(
+            ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b, boolean fast) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
             long bytes = out.rows() * out.columns() * Workload.typeOfProduct(type).itemSize();
             return new Zeros(gpu, libtorch, bytes);
         }
         if (type == ScalarType.FLOAT8_E4M3FN) {
-            return scaledProduct(out, a, b);
+            return scaledProduct(out, a, b, fast);
         }
         ByLibtorch product = new ByLibtorch(libtorch, type, out, a, b);
         return gpu == null || gpu.cublas == null ? product : new ByCublas(gpu, product);
     }
 
-    private Product scaledProduct(MatrixLayout out, MatrixLayout a, MatrixLayout b) {
+    private Product scaledProduct(MatrixLayout out, MatrixLayout a, MatrixLayout b, boolean fast) {
         boolean cublas = gpu != null && gpu.cublas != null;
         boolean tensorCores =
                 cublas
@@ -214,12 +224,13 @@ public final class Compute implements AutoCloseable {
                                         SCALED_MULTIPLE)
                                 .orElse(null)
                         : null;
-        return new Scaled(gpu, libtorch, out, a, b, tensorCores, half, new HashMap<>());
+        return new Scaled(gpu, libtorch, out, a, b, fast, tensorCores, half, new HashMap<>());
     }
 
     /**
      * Matmuls of float8 matrices.
      *
+     * @param fast whether products may be added in fewer bits than float32
      * @param tensorCores whether the layouts are right for float8 tensor cores
      * @param half multiplies operands that are converted to float16, into float32; null to convert
      *     them to float32
@@ -231,6 +242,7 @@ public final class Compute implements AutoCloseable {
             MatrixLayout out,
             MatrixLayout a,
             MatrixLayout b,
+            boolean fast,
             boolean tensorCores,
             CublasLtMatmul half,
             Map<Boolean, Optional<CublasLtMatmul>> plans)
@@ -283,7 +295,8 @@ public final class Compute implements AutoCloseable {
 
         private CublasLtMatmul plan(boolean byRow) {
             return plans.computeIfAbsent(
-                            byRow, key -> gpu.cublas.planScaled(out, a, b, SCALED_MULTIPLE, key))
+                            byRow,
+                            key -> gpu.cublas.planScaled(out, a, b, SCALED_MULTIPLE, key, fast))
                     .orElse(null);
         }
 

@@ -54,26 +54,41 @@ public final class CublasLt implements AutoCloseable {
             MatrixLayout a,
             MatrixLayout b,
             int alignment) {
-        return plan(type, outType, out, a, b, alignment, false);
+        return plan(type, outType, out, a, b, alignment, false, false);
     }
 
     /**
      * Plans {@code out = (aScale a) (bScale b)} in bfloat16 for float8 (e4m3) operands, to be run
-     * with {@link CublasLtMatmul#runScaled}. On Hopper, sums of 128 products are added in float32.
+     * with {@link CublasLtMatmul#runScaled}.
      *
      * @param out the layout of the product, row-major, not empty
      * @param a the layout of the left operand, row-major
      * @param b the layout of the right operand, column-major
      * @param alignment the alignment of all addresses in bytes, a power of two from 16 to 256
      * @param byRow whether each row of a and each column of b has a scale. Needs cuBLAS 12.9
+     * @param fast whether the tensor cores of Hopper add all products, in fewer bits than float32;
+     *     otherwise sums of 128 products are added in float32
      * @return the plan, to be closed before this object; empty if cuBLASLt has no algorithm for it
      * @throws IllegalArgumentException if the sizes do not match
      */
     public Optional<CublasLtMatmul> planScaled(
-            MatrixLayout out, MatrixLayout a, MatrixLayout b, int alignment, boolean byRow) {
+            MatrixLayout out,
+            MatrixLayout a,
+            MatrixLayout b,
+            int alignment,
+            boolean byRow,
+            boolean fast) {
         return byRow && !CublasLtMatmul.scalesByRow()
                 ? Optional.empty()
-                : plan(ScalarType.FLOAT8_E4M3FN, ScalarType.BFLOAT16, out, a, b, alignment, byRow);
+                : plan(
+                        ScalarType.FLOAT8_E4M3FN,
+                        ScalarType.BFLOAT16,
+                        out,
+                        a,
+                        b,
+                        alignment,
+                        byRow,
+                        fast);
     }
 
     private Optional<CublasLtMatmul> plan(
@@ -83,7 +98,8 @@ public final class CublasLt implements AutoCloseable {
             MatrixLayout a,
             MatrixLayout b,
             int alignment,
-            boolean byRow) {
+            boolean byRow,
+            boolean fast) {
         if (out.rows() != a.rows() || out.columns() != b.columns() || a.columns() != b.rows()) {
             throw new IllegalArgumentException(out + " is not the product of " + a + " and " + b);
         }
@@ -98,7 +114,7 @@ public final class CublasLt implements AutoCloseable {
                         && (a.isRowMajor() || a.transposed().isRowMajor())
                         && (b.isRowMajor() || b.transposed().isRowMajor());
         return possible
-                ? CublasLtMatmul.plan(handle, type, outType, out, a, b, alignment, byRow)
+                ? CublasLtMatmul.plan(handle, type, outType, out, a, b, alignment, byRow, fast)
                 : Optional.empty();
     }
 

@@ -9,6 +9,7 @@ import org.bytedeco.cuda.cublas.cublasLtMatmulPreferenceOpaque_t;
 import org.bytedeco.cuda.cublas.cublasLtMatrixLayoutOpaque_t;
 import org.bytedeco.cuda.global.cublas;
 import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.BytePointer;
 import org.bytedeco.javacpp.DoublePointer;
 import org.bytedeco.javacpp.FloatPointer;
 import org.bytedeco.javacpp.IntPointer;
@@ -60,11 +61,17 @@ public final class CublasLtMatmul implements AutoCloseable {
             MatrixLayout a,
             MatrixLayout b,
             int alignment,
-            boolean byRow) {
+            boolean byRow,
+            boolean fast) {
         CublasLtMatmul matmul = new CublasLtMatmul(handle, type);
         boolean found = false;
         try {
             matmul.describe(type, outType, out, a, b);
+            if (fast) {
+                try (BytePointer on = new BytePointer(1L).put((byte) 1)) {
+                    matmul.set(cublas.CUBLASLT_MATMUL_DESC_FAST_ACCUM, on, Byte.BYTES);
+                }
+            }
             if (byRow) {
                 // Without scales cuBLASLt finds no algorithm. Any aligned address will do.
                 long address = handle.workspace().address();

@@ -736,13 +736,13 @@ final class Decoder implements AutoCloseable {
             return;
         }
         if (quantized == null) {
-            gpu.product(config.type(), rows, width, depth, stride)
+            gpu.product(config.type(), rows, width, depth, stride, false)
                     .run(to, Torch.dataPointer(x), weight, null);
         } else {
             if (x != activated) { // The activation has been rounded already.
                 gpu.quantize().quantize(Torch.dataPointer(x), rounded(rows, depth));
             }
-            gpu.multiply(rounded(rows, depth), quantized, to, stride);
+            gpu.multiply(rounded(rows, depth), quantized, to, stride, false);
         }
         if (linear.bias() != null) {
             try (NDArray product = first(out, rows)) {

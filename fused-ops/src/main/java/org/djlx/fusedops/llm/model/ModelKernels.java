@@ -307,17 +307,19 @@ public final class ModelKernels implements AutoCloseable {
      *
      * @param type the type of x and of the weight
      * @param stride the distance between rows of the output, in elements
+     * @param fast whether products of float8 matrices may be added in fewer bits than float32
      */
-    Product product(ScalarType type, long rows, long width, long depth, long stride) {
+    Product product(ScalarType type, long rows, long width, long depth, long stride, boolean fast) {
         compute.begin();
         return products.computeIfAbsent(
-                List.of(type, rows, width, depth, stride),
+                List.of(type, rows, width, depth, stride, fast),
                 key ->
                         compute.product(
                                 type,
                                 new MatrixLayout(rows, width, stride, 1),
                                 MatrixLayout.contiguous(rows, depth),
-                                MatrixLayout.contiguous(width, depth).transposed()));
+                                MatrixLayout.contiguous(width, depth).transposed(),
+                                fast));
     }
 
     /** Multiplies contiguous rows, without the bias. */
@@ -344,7 +346,7 @@ public final class ModelKernels implements AutoCloseable {
                     new QuantizeKernels.Matrix(
                             8, Torch.dataPointer(rounded), Torch.dataPointer(scales), rows, depth);
             quantize.quantize(Torch.dataPointer(x), of);
-            multiply(of, weights, Torch.dataPointer(product), width);
+            multiply(of, weights, Torch.dataPointer(product), width, true);
         }
         return product;
     }
@@ -352,9 +354,17 @@ public final class ModelKernels implements AutoCloseable {
     /**
      * Multiplies rows in e4m3 by weights in e4m3, into rows {@code stride} elements apart at {@code
      * out}.
+     *
+     * @param fast whether products may be added in fewer bits than float32: the error is small
+     *     beside that of rounding to e4m3
      */
-    void multiply(QuantizeKernels.Matrix x, QuantizedMatrix weights, long out, long stride) {
-        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride)
+    void multiply(
+            QuantizeKernels.Matrix x,
+            QuantizedMatrix weights,
+            long out,
+            long stride,
+            boolean fast) {
+        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride, fast)
                 .run(
                         out,
                         x.elements(),

@@ -12,7 +12,7 @@ import org.djlx.fusedops.internal.DecoderKernels;
  * <ul>
  *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact
  *   <li>on GPUs to e4m3 with a scale for each token, for products of FP8 weights in prefills and in
- *       steps of more than 32 rows; otherwise not
+ *       steps of more than 8 rows, unless they are batch-invariant; otherwise not
  * </ul>
  *
  * <p>On GPUs the model needs {@linkplain ModelKernels kernels}, and one rank.
@@ -46,7 +46,7 @@ public enum Quantization {
     int gpuRows(boolean batchInvariant) {
         return switch (this) {
             case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
-            case FP8 -> DecoderKernels.QUANTIZED_ROWS;
+            case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
             default -> DecoderKernels.QUANTIZED_ROWS;
         };
     }

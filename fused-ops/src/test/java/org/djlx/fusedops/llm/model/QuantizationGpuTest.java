@@ -32,7 +32,7 @@ class QuantizationGpuTest {
 
     @TempDir private Path directory;
 
-    /** In steps of up to 32 rows activations have 16 bits: only the weights are rounded. */
+    /** In steps of up to 8 rows, or 32, activations have 16 bits: only the weights are rounded. */
     @ParameterizedTest
     @CsvSource({
         "FP8, BFLOAT16, true",
@@ -42,7 +42,8 @@ class QuantizationGpuTest {
     })
     void stepsHaveTheLogitsOfRoundedWeights(
             Quantization quantization, ScalarType type, boolean tied) throws Exception {
-        Case of = new Case(quantization, type, tied, 20, 1, 1, 32, 7, 1);
+        int most = quantization.gpuRows(false);
+        Case of = new Case(quantization, type, tied, most - 2, 1, 1, most, 7, 1);
         double tolerance = LlamaModelTest.tolerance(of.config);
         double[][] expected = of.expected(quantization);
         float[][] logits = of.logits();
@@ -54,9 +55,9 @@ class QuantizationGpuTest {
     }
 
     /**
-     * A prompt, a step of more than 32 rows, and steps after them. With FP8 their activations are
-     * rounded to 4 bits, by 2.6 % in the root mean square, in five products of both layers and in
-     * the last one.
+     * A prompt, steps of 16 and of more than 32 rows, and steps after them. With FP8 their
+     * activations are rounded to 4 bits, by 2.6 % in the root mean square, in five products of both
+     * layers and in the last one.
      */
     @ParameterizedTest
     @CsvSource({
@@ -67,7 +68,7 @@ class QuantizationGpuTest {
     void promptsAndLargeStepsHaveThemButForRounding(
             Quantization quantization, ScalarType type, boolean tied, double most)
             throws Exception {
-        Case of = new Case(quantization, type, tied, 100, 1, 50, 1);
+        Case of = new Case(quantization, type, tied, 100, 1, 16, 50, 1);
         float[][] logits = of.logits();
         double[][] rounded = of.expected(quantization);
         double[][] exact = of.expected(Quantization.NONE);
