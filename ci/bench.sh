@@ -20,6 +20,7 @@
 #     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it, then without PyTorch with
 #     fp8 and int4 weights, into FILE-fp8.json and FILE-int4.json; without GPUs, a tiny model on 2 CPU ranks, then
 #     `ci/bench.sh llama-cpp` if npm is installed
+#     DJLX_CLASS_PATH names the class path of a build made elsewhere: ci/ and Java are then enough
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
 #     1 and 2 threads and with 2 ranks; prints a table for each
@@ -149,7 +150,7 @@ bench_block() {
 }
 
 bench_decode() {
-  local json='' ranks='' commit count option way
+  local json='' ranks='' commit count option way status=0
   local -a args=() defaults torch=()
   commit=$(commit)
   count=$(gpus)
@@ -167,17 +168,18 @@ bench_decode() {
     [[ " ${args[*]}" == *" ${option%%=*}"* ]] || args+=("$option")
   done
   args+=(--ranks="${ranks:-$((count > 0 ? count : 2))}" --commit="$commit")
-  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "${torch[@]}" --json="$json"
+  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "${torch[@]}" --json="$json" || status=$?
   if ((count > 0)); then
-    [[ " ${args[*]}" != *" --quantize"* ]] || return 0
+    [[ " ${args[*]}" != *" --quantize"* ]] || return "$status"
     for way in fp8 int4; do
-      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize=$way --json="${json%.json}-$way.json"
+      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize=$way --json="${json%.json}-$way.json" || status=$?
     done
   elif command -v npm >/dev/null; then
     bench_llama_cpp
   else
     say "llama.cpp is not measured: install Node.js 20 or newer with npm"
   fi
+  return "$status"
 }
 
 bench_llama_cpp() {

@@ -200,12 +200,16 @@ build_progress() {
 
 # run_main MODULE CLASS ARG...: runs the main class of a module, and builds the module first if a source is newer than the last
 # build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
+# DJLX_CLASS_PATH names the class path of a build made elsewhere, which the first java on PATH runs; Maven is then not needed.
 run_main() {
   local root module=$1 main=$2 class_path lock classes
   root=$(project_root)
   # Every build of the module writes there the class path of its dependencies.
   class_path=$root/$module/target/class-path
   shift 2
+  if [[ -n ${DJLX_CLASS_PATH:-} ]]; then
+    exec java --enable-native-access=ALL-UNNAMED "-Ddjlx.home=$root" -cp "$DJLX_CLASS_PATH" "$main" "$@"
+  fi
   use_java || die "no JDK $MIN_JAVA or newer found; ci/quickstart.sh installs one"
   if ! up_to_date "$root" "$class_path"; then
     # Of several ranks started at once, one builds and the others wait for it.

@@ -62,6 +62,7 @@ class Llama(torch_peer.Rank):
     def decoding(self, batch, method):
         step = self.step(batch, method)
         if method == "compiled":  # The whole step, with the fastest products that it finds. Compiled by the first call.
+            self.torch.compiler.reset()  # It compiles a function 8 times at most.
             step = self.torch.compile(step, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
         graph = self.capture(step, 1)
         self.barrier()
