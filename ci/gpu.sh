@@ -85,6 +85,8 @@ if ((${#gpus[@]} == 1)); then
 fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
+# As Maven's tests: a test that trains a small model on the CPU takes minutes if each of many cores has a thread.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 status=0
 before=$(stat -c %y "$json" 2>/dev/null) || true
 java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.report.join=$join" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
