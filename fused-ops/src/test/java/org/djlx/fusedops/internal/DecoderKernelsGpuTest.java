@@ -12,7 +12,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
-import java.util.Random;
+import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
 import org.djlx.fusedops.QuantizedReference;
@@ -110,7 +110,7 @@ class DecoderKernelsGpuTest {
     private void check(
             DecoderKernels kernels, ScalarType type, boolean gated, int width, int depth) {
         int most = DecoderKernels.MATMUL_ROWS;
-        Random random = new Random(width);
+        SplittableRandom random = new SplittableRandom(width);
         try (NDArray x = random(random, most, depth, type);
                 NDArray weight = random(random, gated ? 2 * width : width, depth, type);
                 NDArray bias = random(random, 1, gated ? 2 * width : width, type)) {
@@ -179,7 +179,7 @@ class DecoderKernelsGpuTest {
             int width,
             int depth) {
         int rows = 1;
-        Random random = new Random(width);
+        SplittableRandom random = new SplittableRandom(width);
         float epsilon = 1e-5f;
         try (NDArray x = random(random, rows, depth, type);
                 NDArray residual = random(random, rows, depth, type);
@@ -212,7 +212,7 @@ class DecoderKernelsGpuTest {
         }
     }
 
-    private NDArray random(Random random, int rows, int columns, ScalarType type) {
+    private NDArray random(SplittableRandom random, int rows, int columns, ScalarType type) {
         float[] values = new float[rows * columns];
         for (int i = 0; i < values.length; i++) {
             values[i] = (float) random.nextGaussian();
