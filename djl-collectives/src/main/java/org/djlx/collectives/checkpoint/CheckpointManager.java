@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.checkpoint;
 
-import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -36,13 +35,11 @@ import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
-import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -116,7 +113,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     // Of a process other than the first: step, process, and a random number of the save.
     private static final Pattern PART =
             Pattern.compile("checkpoint-(\\d{1,18})\\.part-(\\d+)-[0-9a-f]+\\.safetensors");
-    private static final long POLL_MILLIS = 20;
 
     /** How long a file of another process may stay invisible: network file systems keep names. */
     static Duration patience = Duration.ofSeconds(90);
@@ -150,9 +146,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         sampler = builder.sampler;
         async = builder.async;
         onSigterm = builder.onSigterm;
-        if (onSigterm) {
-            Termination.watch();
-        }
     }
 
     /**
@@ -185,14 +178,14 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         List<String> answers = Agreement.exchange(own.group(), "save", () -> seed + " " + number);
         List<String> seeds = answers.stream().map(answer -> answer.split(" ")[0]).toList();
         partsDeadline = null;
-        Save[] save = new Save[1];
+        CheckpointSave[] save = new CheckpointSave[1];
         try {
             Agreement.run(
                     group(own),
                     "save",
                     () -> {
                         save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
-                        if (!async && save[0].awaited.isEmpty()) {
+                        if (!async && !save[0].awaits()) {
                             write(save[0]);
                         }
                         return progress.toString();
@@ -212,9 +205,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             partsDeadline = Deadline.after(patience);
             if (own.isSharded()) {
                 Agreement.exchange(
-                        group(own),
-                        "save",
-                        () -> save[0].awaited.isEmpty() ? null : write(save[0]));
+                        group(own), "save", () -> save[0].awaits() ? write(save[0]) : null);
             }
             deleteOld(own);
         }
@@ -478,32 +469,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return steps.get(steps.size() - 1);
     }
 
-    /**
-     * A file to be written.
-     *
-     * @param path null if this process writes nothing
-     * @param copies owns the arrays; null if they are the trainer's
-     * @param awaited files of other processes that must be complete before
-     */
-    private record Save(
-            Path path,
-            Map<String, String> metadata,
-            Map<String, NDArray> arrays,
-            NDManager manager,
-            NDManager copies,
-            List<Path> awaited)
-            implements AutoCloseable {
-
-        @Override
-        public void close() {
-            if (copies != null) {
-                copies.close();
-            }
-        }
-    }
-
     /** Collects what this process writes. */
-    private Save prepare(
+    private CheckpointSave prepare(
             DataParallelTrainer trainer,
             TrainingProgress progress,
             List<String> seeds,
@@ -516,7 +483,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             parts.add(directory.resolve(name.formatted(progress.step(), i, number)));
         }
         if (process > 0 && parts.isEmpty()) {
-            return new Save(null, Map.of(), Map.of(), null, null, List.of());
+            return CheckpointSave.NOTHING;
         }
         Files.createDirectories(directory);
         if (process == 0) {
@@ -530,48 +497,12 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                                 directory, newest(), progress.step()));
             }
         }
-        OptimizerState state = new OptimizerState(trainer.optimizer());
-        Map<String, NDArray> arrays = new LinkedHashMap<>();
-        Map<String, NDArray> states = new LinkedHashMap<>();
-        Map<String, Integer> counts = new LinkedHashMap<>();
-        List<Replica> replicas = trainer.replicas();
-        for (Replica replica : trainer.isSharded() ? replicas : replicas.subList(0, 1)) {
-            for (Replica.Piece piece : replica.pieces()) {
-                if (!piece.isOwner()) {
-                    continue;
-                }
-                String name = piece.name() + (piece.isWhole() ? "" : "@" + piece.from());
-                arrays.put(CheckpointParts.MODEL + name, piece.array());
-                state.arrays(piece.id(), replica.device())
-                        .forEach(
-                                (slot, array) ->
-                                        states.put(
-                                                CheckpointParts.OPTIMIZER + slot + "." + name,
-                                                array));
-                if (state.count(piece.id()) != null) {
-                    counts.put(piece.name(), state.count(piece.id()));
-                }
-            }
-        }
-        arrays.putAll(states);
         Map<String, String> metadata =
                 process == 0 ? metadata(trainer, progress, seeds, parts) : new LinkedHashMap<>();
-        metadata.put("updates", Integer.toString(state.updates()));
-        metadata.put("counts", new Gson().toJson(counts));
         Path path =
                 process == 0 ? directory.resolve(name(progress.step())) : parts.get(process - 1);
-        NDManager copies = async ? NDManager.newBaseManager(Device.cpu(), "PyTorch") : null;
-        if (async) {
-            NoGradient.run(() -> arrays.replaceAll((name, array) -> copy(array, copies)));
-        }
-        NDManager manager = async ? copies : trainer.getManager();
-        return new Save(path, metadata, arrays, manager, copies, process == 0 ? parts : List.of());
-    }
-
-    private static NDArray copy(NDArray array, NDManager manager) {
-        NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
-        Torch.copy(copy, array);
-        return copy;
+        List<Path> awaited = process == 0 ? parts : List.of();
+        return CheckpointSave.of(trainer, path, metadata, awaited, async);
     }
 
     /** Returns the metadata of the file that names all parts. */
@@ -610,34 +541,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return metadata;
     }
 
-    /** Writes a file, after the files that it names. */
-    private String write(Save save) throws IOException {
-        if (save.path == null) {
-            return null;
-        }
-        try {
-            for (Path part : save.awaited) {
-                while (!Files.exists(part)) {
-                    Deadline deadline = partsDeadline;
-                    if (deadline != null && deadline.isOver()) {
-                        throw new IOException(
-                                part
-                                        + ", which another process has written, is not here; all"
-                                        + " processes must save into a shared directory");
-                    }
-                    Thread.sleep(POLL_MILLIS);
-                }
-            }
-            CheckpointFile.write(save.path, save.metadata, save.arrays, save.manager);
-            if (NAME.matcher(save.path.getFileName().toString()).matches()) {
-                savedFile = CheckpointFile.key(save.path);
-            }
-            return null;
-        } catch (InterruptedException e) {
-            throw new IOException(save.path + ": interrupted while parts were awaited", e);
-        } finally {
-            save.close();
-        }
+    private String write(CheckpointSave save) throws IOException {
+        Object key = save.write(() -> partsDeadline, patience);
+        savedFile = key == null ? savedFile : key;
+        return null;
     }
 
     /** Throws if another job has saved into the directory since the last save or restore. */
@@ -797,6 +704,13 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return array;
     }
 
+    @Override
+    public void onTrainingBegin(Trainer trainer) {
+        if (onSigterm) {
+            Termination.watch();
+        }
+    }
+
     /**
      * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
      * excludes that step, and a resumed job computes the batch again. Random numbers are therefore
@@ -821,23 +735,32 @@ public final class CheckpointManager extends TrainingListenerAdapter {
 
     /**
      * Waits for the last checkpoint, with {@link Builder#optAsync}. DJL calls this when the trainer
-     * is closed, so ranks wait without an agreement.
+     * is closed, so ranks wait without an agreement: as long as processes write their files.
      */
     @Override
     public void onTrainingEnd(Trainer trainer) {
         try {
             if (writing != null) {
-                partsDeadline = Deadline.after(BackendOptions.DEFAULT_TIMEOUT);
+                partsDeadline = Deadline.after(patience);
                 get(writing);
             }
         } catch (IOException e) {
             throw new UncheckedIOException(e);
+        } finally {
+            if (onSigterm) {
+                Termination.unwatch();
+            }
         }
     }
 
     /** Saves on all ranks if one of them was sent SIGTERM, and ends this process. */
     private void exitIfTold(Trainer trainer) {
-        if (!onSigterm || !isToldToExit(own(trainer, "save"))) {
+        if (!onSigterm) {
+            return;
+        }
+        DataParallelTrainer own = own(trainer, "save");
+        NDManager manager = own.replicas().get(0).manager();
+        if (!Agreement.any(group(own), manager, Termination.isRequested())) {
             return;
         }
         LOG.info("SIGTERM: saving step {} into {}, then exiting", progress.step(), directory);
@@ -851,11 +774,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     "the checkpoint of step " + progress.step() + " was not saved", e);
         }
         System.exit(Termination.EXIT_CODE);
-    }
-
-    private boolean isToldToExit(DataParallelTrainer trainer) {
-        NDManager manager = trainer.replicas().get(0).manager();
-        return Agreement.any(group(trainer), manager, Termination.isRequested());
     }
 
     /** Returns whether a checkpoint of the current step is due. */
@@ -980,8 +898,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          * a small all-reduce, whether one of them was sent SIGTERM. Then all save and exit with
          * code 143; the launcher starts them again if restarts are left, unless it was stopped
          * itself. The resumed job draws other random numbers than an uninterrupted one. A second
-         * SIGTERM ends the process at once; it is needed where no batch follows, as after training.
-         * Not possible with {@code optJoin}. All ranks must set the same value.
+         * SIGTERM ends the process at once. A SIGTERM after the last batch has no effect; once the
+         * trainer is closed, SIGTERM ends the process. Not possible with {@code optJoin}. All
+         * ranks must set the same value.
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

@@ -2,6 +2,7 @@
 /* Package-private:
  * CheckpointFile   arrays in a file, with a checksum
  * CheckpointParts  reads a checkpoint of one file or several
+ * CheckpointSave   what a process writes for a checkpoint
  * Termination      whether this process was sent SIGTERM
  */
 /**

@@ -10,11 +10,13 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.launch.Launch;
 import org.djlx.collectives.train.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -54,6 +56,27 @@ class CheckpointProcessesTest {
                     assertEquals(lines(expected, "loss").subList(6, 12), lines(actual, "loss"));
                     assertEquals(lines(expected, "parameter"), lines(actual, "parameter"));
                 }
+            }
+        }
+    }
+
+    /** If what SIGTERM asks for cannot be saved, the job fails: it does not exit as if it were. */
+    @Test
+    void aFailedSaveAtSigtermIsAFailure(@TempDir Path directory) throws Exception {
+        Path folder = Files.createFile(directory.resolve("file")).resolve("checkpoints");
+        try (RankProcesses ended =
+                new RankProcesses(
+                        2,
+                        rank -> Map.of("TORCHELASTIC_RESTART_COUNT", "0"),
+                        CheckpointMain.class,
+                        "adam",
+                        folder.toString(),
+                        "6",
+                        "NO_SHARD")) {
+            assertEquals(List.of(1, 1), ended.await());
+            for (int rank = 0; rank < 2; rank++) {
+                String output = ended.output(rank);
+                assertTrue(output.contains("was not saved"), output);
             }
         }
     }

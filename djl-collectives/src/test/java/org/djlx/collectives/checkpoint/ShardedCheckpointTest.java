@@ -3,6 +3,8 @@ package org.djlx.collectives.checkpoint;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotSame;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -19,6 +21,8 @@ import ai.djl.nn.core.Linear;
 import ai.djl.nn.norm.BatchNorm;
 import ai.djl.training.GradientCollector;
 import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -29,6 +33,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.ShardingStrategy;
@@ -39,6 +44,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Checkpoints of which each rank writes its part, and jobs that go on with other ranks. */
 @Timeout(120)
@@ -215,6 +221,37 @@ class ShardedCheckpointTest {
         }
     }
 
+    /** The handler of SIGTERM before training is that after it; a manager alone changes nothing. */
+    @Test
+    void sigtermIsHandledWhileTheTrainerIsOpen() throws Exception {
+        Object original = Termination.handle(null);
+        try {
+            Object before = Termination.handle(original);
+            Termination.handle(before);
+            DataParallelConfig config = new DataParallelConfig(Training.loss());
+            CheckpointManager checkpoints =
+                    CheckpointManager.builder()
+                            .setDirectory(directory)
+                            .optSaveOnSigterm(true)
+                            .build();
+            config.addTrainingListeners(checkpoints);
+            List<Object> handlers = new ArrayList<>(List.of(handler()));
+            rank(config, 0, 5, (trainer, rank) -> handlers.add(handler()));
+            handlers.add(handler());
+            assertSame(before, handlers.get(0));
+            assertNotSame(before, handlers.get(1));
+            assertSame(before, handlers.get(2));
+        } finally {
+            Termination.handle(original);
+        }
+    }
+
+    private static Object handler() {
+        Object now = Termination.handle(null);
+        Termination.handle(now);
+        return now;
+    }
+
     @Test
     void ranksOfOneJvmSaveAndRestore() throws Exception {
         DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(2);
@@ -318,5 +355,62 @@ class ShardedCheckpointTest {
             CheckpointManager.patience = before;
         }
         assertEquals(List.of(), files());
+    }
+
+    /**
+     * DJL ends a job without an agreement of ranks: the first one waits for the other's part while
+     * that is being written, or, if its process has died, for a while.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    @Timeout(60)
+    void theEndOfTrainingWaitsWhileAPartIsWritten(boolean written, @TempDir Path other)
+            throws Exception {
+        Duration before = CheckpointManager.patience;
+        CheckpointManager.patience = Duration.ofSeconds(1);
+        try {
+            job(
+                    ShardingStrategy.FULL_SHARD,
+                    2,
+                    5,
+                    (trainer, rank) -> {
+                        CheckpointManager checkpoints =
+                                CheckpointManager.builder()
+                                        .setDirectory(rank == 0 ? directory : other)
+                                        .optAsync(true)
+                                        .build();
+                        checkpoints.save(trainer, TrainingProgress.START);
+                        if (rank == 1) {
+                            checkpoints.onTrainingEnd(trainer);
+                            if (written) {
+                                writeSlowly(other, Duration.ofSeconds(4));
+                            }
+                        } else if (written) {
+                            checkpoints.onTrainingEnd(trainer);
+                        } else {
+                            String message =
+                                    assertThrows(
+                                                    UncheckedIOException.class,
+                                                    () -> checkpoints.onTrainingEnd(trainer))
+                                            .getMessage();
+                            assertTrue(message.contains("is not being written"), message);
+                        }
+                    });
+        } finally {
+            CheckpointManager.patience = before;
+        }
+        assertEquals(written ? 2 : 0, files().size());
+    }
+
+    /** Writes a folder's file into the other folder, and flushes it for a while. */
+    private void writeSlowly(Path from, Duration flush) throws Exception {
+        try (Stream<Path> files = Files.list(from)) {
+            Path part = files.findFirst().orElseThrow();
+            try (AtomicFile file = AtomicFile.create(directory.resolve(part.getFileName()))) {
+                file.write(ByteBuffer.wrap(Files.readAllBytes(part)));
+                Thread.sleep(flush.toMillis());
+                file.commit();
+            }
+        }
     }
 }

@@ -79,12 +79,7 @@ public final class AtomicFile implements AutoCloseable {
      * @throws IOException if such a file is being written
      */
     public static void sweep(Path directory, String names) throws IOException {
-        Pattern incomplete =
-                Pattern.compile(
-                        "\\.(?:" + names + ")(\\.[-0-9a-f]{36})?" + Pattern.quote(INCOMPLETE));
-        DirectoryStream.Filter<Path> filter =
-                file -> incomplete.matcher(file.getFileName().toString()).matches();
-        try (DirectoryStream<Path> files = Files.newDirectoryStream(directory, filter)) {
+        try (DirectoryStream<Path> files = incomplete(directory, names)) {
             for (Path file : files) {
                 if (isLocked(file)) {
                     throw new IOException(
@@ -96,6 +91,33 @@ public final class AtomicFile implements AutoCloseable {
                 Files.deleteIfExists(file);
             }
         }
+    }
+
+    /**
+     * Returns whether a process is writing a file. False if the file system has no locks.
+     *
+     * @param file the final path
+     */
+    public static boolean isBeingWritten(Path file) {
+        String name = Pattern.quote(file.getFileName().toString());
+        boolean locked = false;
+        try (DirectoryStream<Path> files = incomplete(file.getParent(), name)) {
+            for (Path each : files) {
+                locked |= isLocked(each);
+            }
+        } catch (IOException e) {
+            logger.debug("no locks in the file system of {}", file, e);
+        }
+        return locked;
+    }
+
+    private static DirectoryStream<Path> incomplete(Path directory, String names)
+            throws IOException {
+        Pattern incomplete =
+                Pattern.compile(
+                        "\\.(?:" + names + ")(\\.[-0-9a-f]{36})?" + Pattern.quote(INCOMPLETE));
+        return Files.newDirectoryStream(
+                directory, file -> incomplete.matcher(file.getFileName().toString()).matches());
     }
 
     private static boolean isLocked(Path file) throws IOException {
