@@ -10,21 +10,12 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.jni.JniUtils;
-import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
-import ai.djl.training.listener.LoggingTrainingListener;
-import ai.djl.training.listener.MemoryTrainingListener;
-import ai.djl.training.listener.TimeMeasureTrainingListener;
-import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
-import ai.djl.training.tracker.ParameterTracker;
-import ai.djl.training.tracker.Tracker;
-import ai.djl.util.Pair;
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -36,8 +27,6 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -45,11 +34,9 @@ import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
-import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -62,8 +49,6 @@ import org.slf4j.LoggerFactory;
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
-    // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
-    private static final long KERNEL_BYTES = 1 << 20;
     private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
 
     private final DataParallelConfig settings;
@@ -112,78 +97,18 @@ public final class DataParallelTrainer extends Trainer {
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
         super(
                 model,
-                isFirst(model, settings) && !isProcess(settings)
+                TrainerSetup.isFirst(model, settings) && !TrainerSetup.isProcess(settings)
                         ? config
-                        : ofRank(config, isFirst(model, settings)));
+                        : TrainerSetup.ofRank(config, TrainerSetup.isFirst(model, settings)));
         this.settings = settings;
         optimizer = config.getOptimizer();
         scaler = settings.gradScaler();
-        processes = isProcess(settings);
-        int ranks = processes ? 1 : ranks(config.getDevices());
+        processes = TrainerSetup.isProcess(settings);
+        int ranks = processes ? 1 : TrainerSetup.ranks(settings, config.getDevices());
         if (settings.group() == null && !config.getDevices()[0].isGpu()) {
             TorchThreads.choose(ranks);
         }
         workers = new RankWorkers(ranks, this::abandon);
-    }
-
-    private static boolean isOneOfSeveral() {
-        return LaunchEnvironment.current().isDistributed();
-    }
-
-    /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
-    private static boolean isFirst(Model model, DataParallelConfig settings) {
-        ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
-        if (parts != null && parts.rank() > 0) {
-            return false;
-        }
-        return settings.group() != null
-                ? settings.group().rank() == 0
-                : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
-    }
-
-    private static boolean isProcess(DataParallelConfig settings) {
-        return settings.group() != null || isOneOfSeveral();
-    }
-
-    /**
-     * Returns a configuration that sums evaluators over processes. Listeners that log are those of
-     * the first rank only.
-     */
-    private static TrainingConfig ofRank(TrainingConfig config, boolean first) {
-        DefaultTrainingConfig own =
-                new DefaultTrainingConfig(config.getLossFunction())
-                        .optDevices(config.getDevices())
-                        .optOptimizer(config.getOptimizer());
-        if (config.getExecutorService() != null) {
-            own.optExecutorService(config.getExecutorService());
-        }
-        config.getEvaluators().forEach(own::addEvaluator);
-        own.addTrainingListeners(new JobEvaluators());
-        for (TrainingListener listener : config.getTrainingListeners()) {
-            boolean logs =
-                    listener instanceof LoggingTrainingListener
-                            || listener instanceof TimeMeasureTrainingListener
-                            || listener instanceof MemoryTrainingListener;
-            if (first || !logs) {
-                own.addTrainingListeners(listener);
-            }
-        }
-        return own;
-    }
-
-    private int ranks(Device[] devices) {
-        Integer wanted = settings.ranks();
-        if (!devices[0].isGpu()) {
-            return wanted == null ? 1 : wanted;
-        }
-        if (wanted != null && wanted != devices.length) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
-                                    + " rank per device; leave optRanks out",
-                            wanted, Arrays.toString(devices)));
-        }
-        return devices.length;
     }
 
     private void enter(Device[] devices) {
@@ -210,15 +135,16 @@ public final class DataParallelTrainer extends Trainer {
             replicas.add(replica(0, group.device(), group));
             return;
         }
-        int ranks = ranks(devices);
+        int ranks = TrainerSetup.ranks(settings, devices);
         Device[] each = new Device[ranks];
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
             settings.checkRanksOfOneJvm(ranks);
-            requireOneRate(optimizer, ranks);
-            requireWhole(getModel().getBlock(), ranks);
+            TrainerSetup.requireOneRate(optimizer, ranks);
+            TrainerSetup.requireWhole(getModel().getBlock(), ranks);
             String backend = settings.backend(devices[0].isGpu());
-            ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
+            BackendOptions options = TrainerSetup.options(settings, backend, each);
+            ownGroups.addAll(ProcessGroups.local(backend, ranks, options));
         }
         if (ranks > 1) {
             synchronizeStatistics();
@@ -249,7 +175,7 @@ public final class DataParallelTrainer extends Trainer {
             LOG.info("Training on 1 rank: device {}", replicas.get(0).device());
             return;
         }
-        if (!isFirst(getModel(), settings)) {
+        if (!TrainerSetup.isFirst(getModel(), settings)) {
             return;
         }
         int worldSize = group.worldSize();
@@ -269,75 +195,9 @@ public final class DataParallelTrainer extends Trainer {
                 settings.bucketBytes());
     }
 
-    /**
-     * Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a
-     * handle.
-     */
-    private static void requireWhole(Block block, int ranks) {
-        ProcessGroup parts = DividedBlock.groupOf(block);
-        if (parts != null && parts.worldSize() > 1) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "newTrainer: the block's parameters are divided among the %d ranks of"
-                                + " group '%s', so each of these needs a trainer with one rank, not"
-                                + " %d. Set optRanks(1), and pass the data-parallel group to"
-                                + " optProcessGroup",
-                            parts.worldSize(), parts.name(), ranks));
-        }
-    }
-
-    /** Refuses learning rates by parameter: each rank's parameters have ids of their own. */
-    private static void requireOneRate(Optimizer optimizer, int ranks) {
-        Class<?> type = optimizer.getClass();
-        for (; type != Object.class; type = type.getSuperclass()) {
-            for (Field field : type.getDeclaredFields()) {
-                try {
-                    boolean tracker =
-                            ParameterTracker.class.isAssignableFrom(field.getType())
-                                    && field.trySetAccessible();
-                    Object value = tracker ? field.get(optimizer) : null;
-                    if (value != null && !(value instanceof Tracker)) {
-                        throw new IllegalArgumentException(
-                                String.format(
-                                        "newTrainer: the optimizer's %s has a learning rate per"
-                                                + " parameter id, and the ids of %d ranks in this"
-                                                + " JVM differ. Use a Tracker with one rate, one"
-                                                + " rank per process, or optRanks(1)",
-                                        value.getClass().getName(), ranks));
-                    }
-                } catch (IllegalAccessException e) {
-                    throw new IllegalStateException(field + " cannot be read", e);
-                }
-            }
-        }
-    }
-
     private Replica replica(int index, Device device, ProcessGroup group) {
         ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
         return new Replica(index, device, group, getManager(), op, settings);
-    }
-
-    private BackendOptions options(String backend, Device[] devices) {
-        Duration timeout = settings.timeout();
-        if (!devices[0].isGpu()) {
-            return new BackendOptions(timeout);
-        }
-        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices).optTimeout(timeout);
-        if (!"cuda_p2p".equals(backend)) {
-            return nccl.build();
-        }
-        CudaP2pOptions.Builder options =
-                CudaP2pOptions.builder()
-                        .optTimeout(timeout)
-                        .optNcclOptions(nccl.optHighPriorityStream(true).build());
-        CudaP2pOptions usual = options.build();
-        if (!usual.isDirect(devices.length, false)) {
-            return usual;
-        }
-        // All-reduces overlap the backward pass: few thread blocks, at high priority.
-        return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
-                .optTwoShotBytes(KERNEL_BYTES)
-                .build();
     }
 
     /** {@return this process's rank in the data-parallel group; 0 if there is only one process} */
@@ -432,10 +292,13 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         Block block = getModel().getBlock();
-        requireMasters(block);
+        TrainerSetup.requireMasters(settings, block);
         requireSameOptions();
         if (isSharded()) {
-            requireDivisible(block);
+            OptimizerState state = new OptimizerState(optimizer); // Throws if it cannot be divided.
+            if (isFullySharded()) {
+                TrainerSetup.requireDivisible(block, state);
+            }
         }
         replicas.forEach(replica -> replica.load(block, processes));
         if (isFullySharded()) {
@@ -465,23 +328,6 @@ public final class DataParallelTrainer extends Trainer {
                 && replicas.get(0).group() != null;
     }
 
-    /** Refuses parameters that are not float32 with mixed precision. */
-    private void requireMasters(Block block) {
-        for (Pair<String, Parameter> named : block.getParameters()) {
-            ScalarType type = Torch.scalarType(named.getValue().getArray());
-            if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE
-                    && type.isFloatingPoint()
-                    && type != ScalarType.FLOAT32) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "initialize: mixed precision %s needs float32 parameters, but '%s'"
-                                        + " is %s; set the model's data type to float32, or use"
-                                        + " MixedPrecisionPolicy.NONE",
-                                settings.mixedPrecision(), named.getKey(), type));
-            }
-        }
-    }
-
     /** Refuses options that differ between processes, as these would train wrongly. */
     private void requireSameOptions() {
         ProcessGroup group = processes ? replicas.get(0).group() : null;
@@ -496,29 +342,6 @@ public final class DataParallelTrainer extends Trainer {
             }
         } catch (IOException e) {
             throw new UncheckedIOException(e);
-        }
-    }
-
-    /** Refuses what the sharding strategy cannot divide. */
-    private void requireDivisible(Block block) {
-        OptimizerState state = new OptimizerState(optimizer);
-        if (!isFullySharded()) {
-            return;
-        }
-        ProcessGroup parts = DividedBlock.groupOf(block);
-        if (parts != null && parts.worldSize() > 1) {
-            throw new IllegalArgumentException(
-                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
-                            + " among the ranks of group '"
-                            + parts.name()
-                            + "' already; use SHARD_OPTIMIZER");
-        }
-        for (Parameter parameter : block.getParameters().values()) {
-            if (state.count(parameter.getId()) != null) {
-                throw new IllegalStateException(
-                        "initialize: the optimizer has state of an earlier trainer, which"
-                                + " FULL_SHARD cannot divide; create a new optimizer");
-            }
         }
     }
 

@@ -13,6 +13,7 @@
  * SplitForward       forward and backward pass of all ranks on the parts of a batch
  * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
  * SyncBatchNorm      batch normalisation over the rows of all ranks
+ * TrainerSetup       what a configuration means for a process, and what it refuses
  */
 /**
  * Data-parallel and tensor-parallel training: trainer, gradient buckets, distributed sampler. Start
