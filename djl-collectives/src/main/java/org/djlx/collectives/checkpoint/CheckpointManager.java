@@ -38,6 +38,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.JoinListener;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
 import org.djlx.nativeops.torch.Torch;
@@ -105,7 +106,7 @@ import org.slf4j.LoggerFactory;
  *
  * <p>Not thread-safe.
  */
-public final class CheckpointManager extends TrainingListenerAdapter {
+public final class CheckpointManager extends TrainingListenerAdapter implements JoinListener {
 
     private static final Logger LOG = LoggerFactory.getLogger(CheckpointManager.class);
 
@@ -718,6 +719,14 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+        if (trainer instanceof DataParallelTrainer own) {
+            own.callInJoin(this);
+        }
+        onJoinedBatch(trainer);
+    }
+
+    @Override
+    public void onJoinedBatch(Trainer trainer) {
         saveIfDue(trainer);
         exitIfTold(trainer);
         progress =
@@ -899,8 +908,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          * code 143; the launcher starts them again if restarts are left, unless it was stopped
          * itself. The resumed job draws other random numbers than an uninterrupted one. A second
          * SIGTERM ends the process at once. A SIGTERM after the last batch has no effect; once the
-         * trainer is closed, SIGTERM ends the process. Not possible with {@code optJoin}. All
-         * ranks must set the same value.
+         * trainer is closed, SIGTERM ends the process. All ranks must set the same value.
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

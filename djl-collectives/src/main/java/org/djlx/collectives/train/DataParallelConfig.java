@@ -212,9 +212,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
-     * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. Clipping and
-     * {@link DataParallelTrainer#noSync} are refused, and checkpoints can be saved only after join.
-     * All ranks must set the same value.
+     * calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass, step and
+     * {@link JoinListener}. Clipping and {@link DataParallelTrainer#noSync} are refused.
+     * Checkpoints are saved by a training listener, or after join. All ranks must set the same
+     * value.
      *
      * @param join true to allow it; false, the default, for an error
      * @return this configuration

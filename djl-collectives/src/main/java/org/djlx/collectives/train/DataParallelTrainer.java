@@ -5,7 +5,6 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -31,7 +30,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
-import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.spi.BackendOptions;
@@ -59,12 +57,9 @@ public final class DataParallelTrainer extends Trainer {
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
     private Layout layout; // of the first batch; null before
-    private NDList firstData; // a row of the first batch, for join; null before
-    private NDList firstLabels; // of that row; null if there are none
     private final GradScaler scaler; // null for none
     private Boolean finite; // whether the divided gradients are; null before unscale()
-    private NDArray told; // with optJoin: the last call that was all-reduced; null before
-    private Work telling; // the all-reduce of told
+    private final UnevenBatches unevenBatches = new UnevenBatches(this);
     private boolean loaded;
     private boolean stepped;
     private boolean reduced; // whether the last backward pass has reduced its gradients
@@ -331,7 +326,10 @@ public final class DataParallelTrainer extends Trainer {
     /** Refuses options that differ between processes, as these would train wrongly. */
     private void requireSameOptions() {
         ProcessGroup group = processes ? replicas.get(0).group() : null;
-        String options = settings.common() + ", " + (scaler == null ? "no GradScaler" : scaler);
+        String options =
+                settings.common()
+                        + (", " + (scaler == null ? "no GradScaler" : scaler))
+                        + (isUneven() ? ", JoinListeners " + unevenBatches.names() : "");
         try {
             List<String> all = Agreement.exchange(group, "initialize", () -> options);
             if (all.stream().distinct().count() > 1) {
@@ -383,13 +381,12 @@ public final class DataParallelTrainer extends Trainer {
             replicas.forEach(Replica::takeWritten);
             return;
         }
-        List<Replica> others = replicas.subList(1, replicas.size());
-        for (int i : others.isEmpty() ? List.<Integer>of() : replicas.get(0).written()) {
+        for (int i : replicas.size() == 1 ? List.<Integer>of() : replicas.get(0).written()) {
             NDArray written = replicas.get(0).parameters().get(i).array();
-            others.forEach(
-                    other ->
-                            NoGradient.run(
-                                    () -> Torch.copy(other.parameters().get(i).array(), written)));
+            for (Replica other : replicas.subList(1, replicas.size())) {
+                NDArray array = other.parameters().get(i).array();
+                NoGradient.run(() -> Torch.copy(array, written));
+            }
         }
     }
 
@@ -464,7 +461,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
-    private final class Collector implements GradientCollector {
+    final class Collector implements GradientCollector {
 
         private final GradientScope scope;
 
@@ -480,11 +477,15 @@ public final class DataParallelTrainer extends Trainer {
                                 + " scale of the GradScaler, so no more can be added; call step"
                                 + " or zeroGradients first");
             }
-            tell(Call.BACKWARD);
+            tell(UnevenBatches.Call.BACKWARD);
             backward(() -> scope.backward(target, scaler == null ? 1 : scaler.scale()));
         }
 
-        private void backward(Runnable pass) {
+        GradientScope scope() {
+            return scope;
+        }
+
+        void backward(Runnable pass) {
             boolean several = loaded && replicas.get(0).group() != null;
             if (several) {
                 sendChangedGradients();
@@ -547,12 +548,14 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
-        tell(Call.FORWARD);
+        tell(UnevenBatches.Call.FORWARD);
         return pass(data, labels);
     }
 
-    private NDList pass(NDList data, NDList labels) {
-        keepFirst(data, labels);
+    NDList pass(NDList data, NDList labels) {
+        if (isUneven()) {
+            unevenBatches.keepFirst(data, labels);
+        }
         long begin = System.nanoTime();
         follow();
         replicas.forEach(Replica::followFreezing);
@@ -691,7 +694,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     public double clipGradNorm(double maxNorm) {
         requirePositive("clipGradNorm: maxNorm", maxNorm);
-        finishBackward("clipGradNorm");
+        prepareClipping("clipGradNorm");
         unscale();
         double norm = ofEachRank(replica -> replica.clipNorm(getModel().getBlock(), maxNorm));
         noteGradients();
@@ -730,7 +733,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void clipGradValue(double clipValue) {
         requirePositive("clipGradValue: clipValue", clipValue);
-        finishBackward("clipGradValue");
+        prepareClipping("clipGradValue");
         unscale();
         eachRank(replica -> replica.clipValue(clipValue));
         noteGradients();
@@ -742,16 +745,21 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    private void finishBackward(String call) {
+    private void prepareClipping(String call) {
         requireUsable(call);
         refuseJoin(call);
+        finishGradients();
+    }
+
+    /** Makes the gradients those of all ranks, so far as backward passes have not. */
+    private void finishGradients() {
         closePasses();
         follow();
         sendChangedGradients();
     }
 
     private void refuseJoin(String call) {
-        if (settings.join() && group() != null) {
+        if (isUneven()) {
             throw new IllegalStateException(
                     call
                             + " is not possible with optJoin: ranks that have no batch left would"
@@ -805,15 +813,14 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public void step() {
         requireUsable("step");
-        tell(Call.STEP);
+        tell(UnevenBatches.Call.STEP);
         update();
     }
 
-    private void update() {
+    /** Reduces the gradients and updates the parameters, without telling other ranks. */
+    void update() {
         long begin = System.nanoTime();
-        closePasses();
-        follow();
-        sendChangedGradients();
+        finishGradients();
         boolean skipped = !unscale();
         if (scaler != null) {
             finite = null;
@@ -843,37 +850,6 @@ public final class DataParallelTrainer extends Trainer {
         addMetric("step", begin);
     }
 
-    /** The calls that ranks in {@link #join} repeat; JOINED if no rank makes one. */
-    private enum Call {
-        JOINED,
-        FORWARD,
-        BACKWARD,
-        STEP
-    }
-
-    /**
-     * Tells ranks in {@link #join} of a call, by an all-reduce of its ordinal.
-     *
-     * @return the call, or, for JOINED, the call of the ranks that still train
-     */
-    private Call tell(Call call) {
-        ProcessGroup group = group();
-        if (group == null || !settings.join()) {
-            return call;
-        }
-        if (told != null) {
-            telling.await();
-            told.close();
-        }
-        told = replicas.get(0).manager().create(new long[] {call.ordinal()});
-        telling = group.allReduce(told, ReduceOp.MAX);
-        if (call != Call.JOINED) {
-            return call;
-        }
-        telling.await();
-        return Call.values()[(int) told.getLong(0)];
-    }
-
     /**
      * Takes part in the steps of other processes that have more batches, until all processes have
      * called join. Call it after this process's last batch; at the end of an epoch of {@code
@@ -887,83 +863,37 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void join() {
         requireUsable("join");
-        if (group() == null || !settings.join()) {
-            return;
-        }
-        replicas.get(0).setIdle(true);
-        NDManager manager = null;
-        Collector collector = null;
-        List<NDArray> targets = new ArrayList<>();
-        try {
-            for (Call call = tell(Call.JOINED); call != Call.JOINED; call = tell(Call.JOINED)) {
-                if (collector == null && call != Call.STEP) {
-                    manager = getManager().newSubManager();
-                    collector = (Collector) newGradientCollector();
-                }
-                if (call == Call.FORWARD) {
-                    requireBatch();
-                    pass(copy(firstData, manager), copy(firstLabels, manager)).stream()
-                            .filter(Torch::requiresGradient)
-                            .forEach(targets::add);
-                } else if (call == Call.BACKWARD) {
-                    GradientScope scope = collector.scope;
-                    List<NDArray> zeros = targets.stream().map(NDArray::zerosLike).toList();
-                    collector.backward(() -> scope.backward(targets, zeros));
-                    targets.clear();
-                } else {
-                    update();
-                    if (collector != null) {
-                        collector.close();
-                        manager.close();
-                        collector = null;
-                    }
-                }
-            }
-        } finally {
-            replicas.get(0).setIdle(false);
-            if (collector != null) {
-                collector.close();
-                manager.close();
-            }
+        if (isUneven()) {
+            unevenBatches.join();
         }
     }
 
-    private void requireBatch() {
-        if (firstData == null) {
-            throw new IllegalStateException(
-                    "join: this process had no batch yet, so it cannot take part in the other"
-                            + " processes' steps; give each process at least one batch");
+    private boolean isUneven() {
+        return settings.join() && group() != null;
+    }
+
+    /** Tells ranks in {@link #join} of a call. */
+    private void tell(UnevenBatches.Call call) {
+        if (isUneven()) {
+            unevenBatches.tell(call);
         }
     }
 
-    /** Keeps a row of the first batch. */
-    private void keepFirst(NDList data, NDList labels) {
-        if (firstData == null && settings.join() && group() != null) {
-            Layout of = Layout.of(data, labels, null);
-            firstData = firstRow(data, of.data());
-            firstLabels = labels == null ? null : firstRow(labels, of.labels());
+    /**
+     * Has processes in {@link #join} call their listener {@link JoinListener#onJoinedBatch}, so
+     * that they take part in its collectives. All processes that train call it, in {@code
+     * onTrainingBatch} of the same listener: the listeners that are JoinListeners are the same, in
+     * the same order, on all processes. Does nothing without {@link DataParallelConfig#optJoin}.
+     *
+     * @param listener the listener that calls
+     * @throws IllegalArgumentException if the trainer's configuration does not have the listener
+     * @throws IllegalStateException if the trainer is closed or broken
+     */
+    public void callInJoin(JoinListener listener) {
+        requireUsable("callInJoin");
+        if (isUneven()) {
+            unevenBatches.tell(listener);
         }
-    }
-
-    private NDList firstRow(NDList arrays, boolean[] divided) {
-        NDList rows = new NDList();
-        for (int k = 0; k < arrays.size(); k++) {
-            NDArray array = arrays.get(k);
-            NDArray row = replicas.get(0).copy(divided[k] ? array.get("0:1") : array);
-            row.setName(array.getName());
-            rows.add(row);
-        }
-        return rows;
-    }
-
-    private static NDList copy(NDList arrays, NDManager manager) {
-        NDList copies = arrays == null ? null : new NDList();
-        for (int k = 0; arrays != null && k < arrays.size(); k++) {
-            NDArray copy = Torch.alias(manager, arrays.get(k));
-            copy.setName(arrays.get(k).getName());
-            copies.add(copy);
-        }
-        return copies;
     }
 
     @Override

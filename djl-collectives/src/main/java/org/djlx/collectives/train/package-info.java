@@ -14,6 +14,7 @@
  * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
  * SyncBatchNorm      batch normalisation over the rows of all ranks
  * TrainerSetup       what a configuration means for a process, and what it refuses
+ * UnevenBatches      processes with different numbers of batches
  */
 /**
  * Data-parallel and tensor-parallel training: trainer, gradient buckets, distributed sampler. Start
@@ -37,6 +38,8 @@
  *       processes
  *   <li>{@link org.djlx.collectives.train.GradientSynchronizer} - all-reduces gradients in programs
  *       that keep the engine PyTorch
+ *   <li>{@link org.djlx.collectives.train.JoinListener} - a listener that takes part in batches of
+ *       other processes
  *   <li>{@link org.djlx.collectives.train.MixedPrecisionPolicy} - the type of products and
  *       convolutions
  *   <li>{@link org.djlx.collectives.train.OptimizerState} - the state of an optimizer, such as

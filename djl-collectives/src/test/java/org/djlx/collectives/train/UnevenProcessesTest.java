@@ -27,18 +27,25 @@ import ai.djl.training.dataset.SequenceSampler;
 import ai.djl.training.evaluator.Accuracy;
 import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.checkpoint.CheckpointManager;
+import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -158,6 +165,177 @@ class UnevenProcessesTest {
                 assertArrayEquals(expected[i], own[i], TOLERANCE, "parameter " + i);
             }
         }
+    }
+
+    /** Checkpoints are saved at steps of which one process had no batch, and at ends of epochs. */
+    @Test
+    void aProcessWithoutBatchesTakesPartInCheckpoints(@TempDir Path directory) throws Exception {
+        List<float[][]> all =
+                onTwo(
+                        group -> {
+                            CheckpointManager checkpoints = checkpoints(directory);
+                            DataParallelConfig config = config(group, true);
+                            config.addTrainingListeners(checkpoints);
+                            int items = ROWS * STEPS[group.rank()];
+                            return train(
+                                    P2pEngine.NAME,
+                                    config,
+                                    trainer -> {
+                                        RandomAccessDataset data =
+                                                Training.dataset(
+                                                        trainer.getManager(),
+                                                        items,
+                                                        new BatchSampler(
+                                                                new SequenceSampler(), ROWS, true));
+                                        EasyTrain.fit(trainer, 2, data, null);
+                                    });
+                        });
+        try (Stream<Path> files = Files.list(directory)) {
+            assertEquals(
+                    List.of(10, 2, 4, 6, 8),
+                    files.map(file -> file.getFileName().toString().split("\\D+")[1])
+                            .sorted()
+                            .map(Integer::valueOf)
+                            .toList());
+        }
+        List<float[][]> restored =
+                onTwo(
+                        group ->
+                                train(
+                                        P2pEngine.NAME,
+                                        config(group, true),
+                                        trainer ->
+                                                assertEquals(
+                                                        new TrainingProgress(10, 2, 0),
+                                                        checkpoints(directory).restore(trainer))));
+        for (int i = 0; i < all.get(0).length; i++) {
+            assertArrayEquals(all.get(0)[i], restored.get(0)[i], "parameter " + i);
+            assertArrayEquals(all.get(1)[i], restored.get(1)[i], "parameter " + i);
+        }
+    }
+
+    private static CheckpointManager checkpoints(Path directory) {
+        return CheckpointManager.builder().setDirectory(directory).optEvery(2).optKeep(9).build();
+    }
+
+    /** Sums a number over the processes at every second batch, or all. */
+    private static final class Summing extends TrainingListenerAdapter implements JoinListener {
+
+        private final ProcessGroup group;
+        private final int every;
+        private final int value;
+        private final List<Integer> sums = new ArrayList<>();
+        private int batches;
+
+        Summing(ProcessGroup group, int every, int value) {
+            this.group = group;
+            this.every = every;
+            this.value = value;
+        }
+
+        @Override
+        public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+            ((DataParallelTrainer) trainer).callInJoin(this);
+            onJoinedBatch(trainer);
+        }
+
+        @Override
+        public void onJoinedBatch(Trainer trainer) {
+            if (++batches % every == 0) {
+                try (NDArray sum = trainer.getManager().create(new int[] {value})) {
+                    group.allReduce(sum, ReduceOp.SUM).await();
+                    sums.add(sum.toIntArray()[0]);
+                }
+            }
+        }
+    }
+
+    /** Each of two listeners takes part in what the same one does on other processes. */
+    @Test
+    void severalListenersTakePart() {
+        List<List<List<Integer>>> all =
+                onTwo(
+                        group -> {
+                            Summing one = new Summing(group, 2, 1 + group.rank());
+                            Summing two = new Summing(group, 3, 10 * (1 + group.rank()));
+                            DataParallelConfig config = config(group, true);
+                            config.addTrainingListeners(one, two);
+                            int items = ROWS * (group.rank() == 0 ? 2 : 6);
+                            train(P2pEngine.NAME, config, trainer -> fit(trainer, items));
+                            return List.of(one.sums, two.sums);
+                        });
+        for (List<List<Integer>> own : all) {
+            assertEquals(List.of(List.of(3, 3, 3), List.of(30, 30)), own);
+        }
+    }
+
+    private static void fit(Trainer trainer, int items) throws Exception {
+        BatchSampler batches = new BatchSampler(new SequenceSampler(), ROWS, true);
+        NDManager manager = trainer.getManager();
+        EasyTrain.fit(trainer, 1, Training.dataset(manager, items, batches), null);
+    }
+
+    @Test
+    void processesWithDifferentListenersAreRefused() throws Exception {
+        onTwo(
+                group -> {
+                    DataParallelConfig config = config(group, true);
+                    if (group.rank() == 1) {
+                        config.addTrainingListeners(new Summing(group, 1, 1));
+                    }
+                    Executable start = () -> train(P2pEngine.NAME, config, trainer -> {});
+                    String message =
+                            assertThrows(IllegalArgumentException.class, start).getMessage();
+                    assertTrue(message.contains("Summing"), message);
+                    return null;
+                });
+    }
+
+    /** The trainer does not know a listener that its configuration does not have. */
+    @Test
+    void anUnknownListenerIsRefused() {
+        onTwo(
+                group ->
+                        train(
+                                P2pEngine.NAME,
+                                config(group, true),
+                                trainer -> {
+                                    Summing unknown = new Summing(group, 1, 1);
+                                    assertThrows(
+                                            IllegalArgumentException.class,
+                                            () -> unknown.onTrainingBatch(trainer, null));
+                                    ((DataParallelTrainer) trainer).join();
+                                }));
+    }
+
+    /** A step of a penalty alone, without a forward pass, beside a process that has joined. */
+    @Test
+    void aPenaltyAloneBesideAJoinedProcess() {
+        List<float[][]> all =
+                onTwo(
+                        group ->
+                                train(
+                                        P2pEngine.NAME,
+                                        config(group, true).optRanks(1),
+                                        trainer -> {
+                                            trainPart(trainer, 1);
+                                            if (group.rank() == 0) {
+                                                penalize(trainer);
+                                            }
+                                            ((DataParallelTrainer) trainer).join();
+                                        }));
+        for (int i = 0; i < all.get(0).length; i++) {
+            assertArrayEquals(all.get(0)[i], all.get(1)[i], "parameter " + i);
+        }
+    }
+
+    /** Takes a step of which the gradient is 2 for each element of the first parameter. */
+    private static void penalize(Trainer trainer) {
+        NDArray weight = trainer.getModel().getBlock().getParameters().valueAt(0).getArray();
+        try (GradientCollector collector = trainer.newGradientCollector()) {
+            collector.backward(weight.sum().add(weight.sum()));
+        }
+        trainer.step();
     }
 
     /** Ranks that have joined would not clip, and would reduce what others accumulate. */
