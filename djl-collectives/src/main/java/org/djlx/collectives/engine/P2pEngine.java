@@ -83,7 +83,9 @@ import org.djlx.nativeops.NativeLibrary;
  *       DataParallelConfig#optCheckForward}). {@code forward} throws {@code
  *       IllegalArgumentException} otherwise.
  *   <li>Open {@code trainer.newGradientCollector()}. With the collector of {@code
- *       manager.getEngine()}, {@code forward} throws {@code IllegalStateException}.
+ *       manager.getEngine()}, {@code forward} throws {@code IllegalStateException}. Within another
+ *       trainer's collector, or a {@code GradientScope}, the end of its {@code backward} reduces
+ *       the gradients; with a {@code GradScaler} that throws {@code IllegalStateException}.
  *   <li>All ranks share the optimizer, under different parameter ids, and call it at the same time.
  *       {@code newTrainer} refuses a learning rate per parameter ({@code FixedPerVarTracker}). If
  *       another trainer used the optimizer before, the state of DJL's optimizers is copied from the

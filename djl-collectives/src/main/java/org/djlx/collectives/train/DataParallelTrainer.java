@@ -5,6 +5,7 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -63,6 +64,9 @@ public final class DataParallelTrainer extends Trainer {
     private boolean loaded;
     private boolean stepped;
     private boolean reduced; // whether the last backward pass has reduced its gradients
+    private GradientScope recording; // of the last collector; null before
+    private GradientScope followed; // a collector that is not this trainer's; null if none
+    private int followedPasses; // within it, whose backward pass has not ended
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
@@ -457,7 +461,8 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        return new Collector(GradientScope.open(this::dropGradients));
+        recording = GradientScope.open(this::dropGradients);
+        return new Collector(recording);
     }
 
     /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
@@ -486,19 +491,9 @@ public final class DataParallelTrainer extends Trainer {
         }
 
         void backward(Runnable pass) {
-            boolean several = loaded && replicas.get(0).group() != null;
-            if (several) {
-                sendChangedGradients();
-            }
-            if (loaded) {
-                replicas.forEach(Replica::beginBackward);
-            }
-            reduced = false;
+            beginBackward();
             pass.run();
-            if (several && !reduced && replicas.get(0).synchronizes()) {
-                eachRank(Replica::reduce);
-                noteGradients();
-            }
+            finishBackward();
         }
 
         @Override
@@ -510,6 +505,65 @@ public final class DataParallelTrainer extends Trainer {
         public void close() {
             scope.close();
         }
+    }
+
+    private void beginBackward() {
+        if (loaded) {
+            sendChangedGradients();
+            replicas.forEach(Replica::beginBackward);
+        }
+        reduced = false;
+    }
+
+    /** Makes the gradients those of all ranks, unless {@link #noSync} is open. */
+    private void finishBackward() {
+        boolean several = loaded && replicas.get(0).group() != null;
+        if (several && !reduced && replicas.get(0).synchronizes()) {
+            eachRank(Replica::reduce);
+            noteGradients();
+        }
+    }
+
+    /**
+     * Takes part in a collector that is not this trainer's, such as that of another trainer: its
+     * backward pass reduces gradients once all passes within the collector have gone back.
+     */
+    private void followCollector(GradientScope other, NDManager manager) {
+        if (scaler != null) {
+            throw new IllegalStateException(
+                    "forward: the open collector is not this trainer's, so it does not multiply the"
+                            + " loss by the scale of this trainer's GradScaler; open"
+                            + " trainer.newGradientCollector()");
+        }
+        if (replicas.get(0).group() == null) {
+            return;
+        }
+        if (other != followed) {
+            followed = other;
+            followedPasses = 0;
+        }
+        if (followedPasses++ == 0) {
+            beginBackward();
+            replicas.forEach(Replica::reduceLate);
+        }
+        other.record( // before the pass, so it goes back after it
+                "the end of a trainer's pass",
+                List.of(),
+                List.of(),
+                List.of(manager.zeros(new Shape())),
+                (inputs, kept, gradients) -> {
+                    if (other != followed) {
+                        throw new IllegalStateException(
+                                "backward: between forward and backward pass, the trainer's step,"
+                                        + " newGradientCollector, zeroGradients or a clipping has"
+                                        + " discarded this pass; call backward before");
+                    }
+                    if (--followedPasses == 0) {
+                        tell(UnevenBatches.Call.BACKWARD);
+                        finishBackward();
+                    }
+                    return List.of();
+                });
     }
 
     /**
@@ -561,15 +615,20 @@ public final class DataParallelTrainer extends Trainer {
         replicas.forEach(Replica::followFreezing);
         Block block = getModel().getBlock();
         GradientScope scope = GradientScope.current().orElse(null);
-        boolean scoped = replicas.size() > 1 || isFullySharded();
+        boolean scoped = replicas.size() > 1 || isFullySharded() || scaler != null;
         if (scope == null && scoped && JniUtils.isGradMode()) {
             throw new IllegalStateException(
                     "forward: gradients are on, but no collector of this trainer is open on this"
-                            + " thread, so the gradients of "
-                            + replicas.size()
-                            + " ranks would be lost; open trainer.newGradientCollector(), not"
+                            + " thread, so "
+                            + (scaler != null
+                                    ? "the loss would not be multiplied by the GradScaler's scale"
+                                    : "gradients of " + replicas.size() + " ranks would be lost")
+                            + "; open trainer.newGradientCollector(), not"
                             + " manager.getEngine().newGradientCollector(), or call"
                             + " trainer.evaluate for predictions without gradients");
+        }
+        if (scope != null && scope != recording) {
+            followCollector(scope, data.head().getManager());
         }
         try {
             return forward(
@@ -601,6 +660,13 @@ public final class DataParallelTrainer extends Trainer {
                         isFullySharded()
                                 ? replicas.get(rank).shards().forward(part, null, false, null)
                                 : block.forward(replicas.get(rank).store(), part, false, null));
+    }
+
+    /** Returns whether ranks run collectives in a block's forward pass. */
+    private static boolean meets(Block block) {
+        return block instanceof SyncBatchNorm
+                || block instanceof ActivationCheckpoint // in its first pass
+                || block.getChildren().values().stream().anyMatch(DataParallelTrainer::meets);
     }
 
     private NDList forward(
@@ -641,8 +707,7 @@ public final class DataParallelTrainer extends Trainer {
             NDList predictions =
                     SplitForward.run(
                             workers,
-                            !isFullySharded()
-                                    && (!training || !SyncBatchNorm.isIn(getModel().getBlock())),
+                            !isFullySharded() && !(training && meets(getModel().getBlock())),
                             devices,
                             data,
                             labels,
@@ -675,6 +740,7 @@ public final class DataParallelTrainer extends Trainer {
     private void closePasses() {
         passes.forEach(SplitForward::close);
         passes.clear();
+        followed = null;
         replicas.forEach(Replica::forgetPasses);
     }
 

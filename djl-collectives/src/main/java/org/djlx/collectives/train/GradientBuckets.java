@@ -9,6 +9,7 @@ import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
@@ -101,6 +102,7 @@ final class GradientBuckets {
     private List<Bucket> plan = List.of(); // their buckets
     private List<Bucket> buckets = List.of(); // of the current pass: the plan, or none
     private int issued;
+    private boolean apart; // whether no two of the issued gradients share memory
     private NDManager manager; // of the issued buckets' gradients; null if none is issued
 
     GradientBuckets(
@@ -166,7 +168,8 @@ final class GradientBuckets {
     void begin(List<NDArray> parameters) {
         NoGradient.run(
                 () -> {
-                    for (Bucket bucket : buckets.subList(0, issued)) {
+                    // A single rank's gradients stay where the pass adds to them.
+                    for (Bucket bucket : buckets.subList(0, group == null ? 0 : issued)) {
                         bucket.complete();
                         for (int i = 0; i < bucket.parameters.size(); i++) {
                             carry(bucket.parameters.get(i), bucket.gradients.get(i));
@@ -245,6 +248,9 @@ final class GradientBuckets {
         while (issued < buckets.size()) {
             issueNext();
         }
+        if (!apart) {
+            requireApart();
+        }
         // No map: NDArray.equals compares elements.
         PairList<NDArray, NDArray> reduced = new PairList<>();
         for (Bucket bucket : buckets) {
@@ -260,6 +266,25 @@ final class GradientBuckets {
             }
         }
         return reduced;
+    }
+
+    private void requireApart() {
+        Map<Long, NDArray> byAddress = new HashMap<>();
+        for (Bucket bucket : buckets) {
+            for (NDArray gradient : bucket.gradients) {
+                NDArray other = byAddress.put(Torch.dataPointer(gradient), gradient);
+                if (other != null && gradient.size() > 0) {
+                    throw new IllegalStateException(
+                            String.format(
+                                    "step: the gradients of two parameters, of shapes %s and %s,"
+                                        + " share memory, so each would change the other. A sum"
+                                        + " a.reshape(shape).add(b.reshape(shape)) of parameters"
+                                        + " does that: reshape the sum instead",
+                                    other.getShape(), gradient.getShape()));
+                }
+            }
+        }
+        apart = true;
     }
 
     /** Returns the reduced gradient of a parameter, after {@link #reduce}; null after the step. */
@@ -306,6 +331,7 @@ final class GradientBuckets {
 
     private void forget() {
         issued = 0;
+        apart = false;
         if (manager != null) {
             manager.close();
             manager = null;

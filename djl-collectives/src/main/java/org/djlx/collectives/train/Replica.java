@@ -162,7 +162,8 @@ public final class Replica implements AutoCloseable {
         }
 
         /**
-         * Returns a store of the current arrays in which a block's statistics are copies.
+         * Returns a store of the current arrays in which a block's statistics, and other arrays
+         * that passes may write to, are copies.
          *
          * @param ranks as {@link #group}
          * @param idle as {@link #isIdle}
@@ -172,7 +173,10 @@ public final class Replica implements AutoCloseable {
             own.idle = idle;
             own.arrays.putAll(arrays);
             for (Parameter parameter : block.getParameters().values()) {
-                if (FullyShard.isStatistic(parameter)) {
+                boolean other =
+                        parameter.getType() == Parameter.Type.OTHER
+                                && !parameter.requiresGradient();
+                if (other || FullyShard.isStatistic(parameter)) {
                     NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
                     copy.attach(copies);
                     own.put(parameter, copy);

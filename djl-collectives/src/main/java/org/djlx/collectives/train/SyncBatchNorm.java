@@ -70,12 +70,6 @@ final class SyncBatchNorm extends GhostBatchNorm {
                 "the batch normalisation in %s cannot be synchronised between ranks");
     }
 
-    /** Returns whether a block has synchronised batch normalisation. */
-    static boolean isIn(Block block) {
-        return block instanceof SyncBatchNorm
-                || block.getChildren().values().stream().anyMatch(SyncBatchNorm::isIn);
-    }
-
     @Override
     protected NDList forwardInternal(
             ParameterStore store,

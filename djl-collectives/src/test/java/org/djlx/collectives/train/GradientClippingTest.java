@@ -33,6 +33,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Clipping, accumulation without communication, and unused parameters, under DDP's names. */
@@ -191,6 +192,36 @@ class GradientClippingTest {
                     assertEquals(1 - 4 * RATE, value, TOLERANCE, weight.getName());
                 }
             }
+        }
+    }
+
+    private static float gradient(Parameter parameter) {
+        return NoGradient.get(() -> parameter.getArray().getGradient().toFloatArray()[0]);
+    }
+
+    /** As of one device, a gradient that is read after a pass behind a clipping is the sum. */
+    @ParameterizedTest
+    @CsvSource({"1, 1048576", "2, 1048576", "2, 1"})
+    void aPassAfterTheClippingAddsToWhatIsRead(int ranks, long bucketBytes) {
+        Heads heads = new Heads();
+        DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(ranks);
+        config.optBucketBytes(bucketBytes).optOptimizer(Training.optimizer("sgd"));
+        try (Model model = Model.newInstance("heads", P2pEngine.NAME)) {
+            model.setBlock(heads);
+            try (DataParallelTrainer trainer = (DataParallelTrainer) model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, 1));
+                NDList input = new NDList(trainer.getManager().ones(new Shape(4, 1)));
+                for (int pass = 0; pass < 2; pass++) {
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        collector.backward(trainer.forward(input).head().sum());
+                    }
+                    assertEquals(pass == 0 ? 4 : 6, gradient(heads.weights[0]), TOLERANCE);
+                    trainer.clipGradValue(2);
+                }
+                trainer.step();
+            }
+            float value = NoGradient.get(() -> heads.weights[0].getArray().toFloatArray()[0]);
+            assertEquals(1 - 2 * RATE, value, TOLERANCE);
         }
     }
 

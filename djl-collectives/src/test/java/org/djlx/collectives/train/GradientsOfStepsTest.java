@@ -4,6 +4,8 @@ package org.djlx.collectives.train;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.Model;
@@ -24,9 +26,12 @@ import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.shm.ShmBackendFactory;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
@@ -38,7 +43,9 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** What becomes of gradients between passes and steps, whatever a program does in between. */
@@ -61,6 +68,13 @@ class GradientsOfStepsTest {
         void pass() {
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 collector.backward(trainer.forward(input).head().sum());
+            }
+        }
+
+        /** Goes forward through this trainer and another one, and back. */
+        void passThrough(Trainer other) {
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                collector.backward(other.forward(trainer.forward(input)).head().sum());
             }
         }
 
@@ -106,6 +120,149 @@ class GradientsOfStepsTest {
         return NoGradient.get(() -> parameter.getArray().toFloatArray()[0]);
     }
 
+    /**
+     * A collector of one trainer goes twice through another trainer's block, as in a GAN, before or
+     * after a pass of the other's own collector. The bias' gradient is 1 for each row of each pass.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "1, 1, false",
+        "2, 1, false",
+        "2, 1, true",
+        "3, 1, true",
+        "2, 100000, false",
+        "2, 100000, true",
+        "3, 100000, true"
+    })
+    void passesOfAnotherTrainersCollector(int ranks, int bucketBytes, boolean own) {
+        SequentialBlock first = new SequentialBlock().add(Linear.builder().setUnits(6).build());
+        DataParallelConfig config = config(ranks, bucketBytes);
+        train(
+                config(ranks, bucketBytes),
+                first,
+                DataType.FLOAT32,
+                (outer, ignored) ->
+                        train(
+                                config,
+                                Training.block(),
+                                DataType.FLOAT32,
+                                (inner, block) -> {
+                                    float before = first(bias(block));
+                                    for (int step = 1; step <= 3; step++) {
+                                        int passes = own && step > 1 ? 3 : 2;
+                                        if (passes == 3) {
+                                            inner.pass();
+                                        }
+                                        outer.passThrough(inner.trainer);
+                                        outer.passThrough(inner.trainer);
+                                        inner.trainer.step();
+                                        before -= 0.05f * ROWS * passes;
+                                        assertEquals(before, first(bias(block)), 1e-4f, "" + step);
+                                    }
+                                }));
+    }
+
+    /** A scope of the program reduces as a collector does: what it reads and halves is the sum. */
+    @ParameterizedTest
+    @CsvSource({"1, 1", "2, 1", "3, 1", "2, 100000", "3, 100000"})
+    void gradientsAreChangedAfterAPassOfAnotherScope(int ranks, int bucketBytes) {
+        train(config(ranks, bucketBytes), Training.block(), DataType.FLOAT32, this::halve);
+    }
+
+    @Test
+    void processesChangeGradientsAfterAPassOfAnotherScope() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        DataParallelConfig config = config(1, 1).optProcessGroup(group);
+                        train(config, Training.block(), DataType.FLOAT32, this::halve);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Two scopes of two passes each; halves the gradients after each scope. */
+    private void halve(Passes passes, SequentialBlock block) {
+        Parameter bias = bias(block);
+        for (int step = 1; step <= 3; step++) {
+            float before = first(bias);
+            for (float expected : new float[] {2 * ROWS, 3 * ROWS}) {
+                try (GradientScope scope = GradientScope.open()) {
+                    NDArray one = passes.trainer.forward(passes.input).head();
+                    NDArray two = passes.trainer.forward(passes.input).head();
+                    scope.backward(one.sum().add(two.sum()));
+                }
+                try (NDArray gradient = bias.getArray().getGradient()) {
+                    assertEquals(expected, NoGradient.get(() -> gradient.toFloatArray()[0]), 1e-4f);
+                    NoGradient.run(() -> gradient.muli(0.5f));
+                }
+            }
+            passes.trainer.step();
+            assertEquals(before - 0.05f * 1.5f * ROWS, first(bias), 1e-5f, "step " + step);
+        }
+    }
+
+    /** What would lose the gradients of a pass, or mix them with others, is an error. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void aPassOfAnotherScopeEndsBeforeTheTrainersNextCall(int ranks) {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        DataParallelConfig config = config(ranks, 1);
+        if (ranks == 1) {
+            config.optProcessGroup(groups.get(0));
+        }
+        try {
+            train(
+                    config,
+                    Training.block(),
+                    DataType.FLOAT32,
+                    (passes, block) -> {
+                        try (GradientScope scope = GradientScope.open()) {
+                            NDArray y = passes.trainer.forward(passes.input).head().sum();
+                            ((DataParallelTrainer) passes.trainer).zeroGradients();
+                            assertThrows(IllegalStateException.class, () -> scope.backward(y));
+                        }
+                        ((DataParallelTrainer) passes.trainer).zeroGradients();
+                        float before = first(bias(block));
+                        passes.passAndStep();
+                        assertEquals(before - 0.05f * ROWS, first(bias(block)), 1e-5f);
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Another scope does not multiply the loss by the scale by which the step divides. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void aGradScalerNeedsTheTrainersCollector(int ranks) {
+        train(
+                config(ranks, 1).optGradScaler(new GradScaler()),
+                Training.block(),
+                DataType.FLOAT32,
+                (passes, block) -> {
+                    try (GradientScope scope = GradientScope.open()) {
+                        Executable pass =
+                                () -> scope.backward(passes.trainer.forward(passes.input).head());
+                        String message =
+                                assertThrows(IllegalStateException.class, pass).getMessage();
+                        assertTrue(message.contains("GradScaler"), message);
+                    }
+                    passes.passAndStep();
+                });
+    }
+
+    private static DataParallelConfig config(int ranks, int bucketBytes) {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optRanks(ranks).optBucketBytes(bucketBytes);
+        config.optOptimizer(Training.optimizer("sgd"));
+        return config;
+    }
+
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
     void frozenBetweenBackwardAndStep(int ranks) {
@@ -123,6 +280,30 @@ class GradientsOfStepsTest {
                     bias.freeze(false);
                     passes.passAndStep();
                     // Gradients of passes while it was frozen, and before, are forgotten.
+                    assertEquals(before - 0.05f * ROWS, first(bias), 1e-5f);
+                });
+    }
+
+    /** A small model, whose ranks' gradients are added in the step. */
+    @Test
+    void frozenBetweenAccumulationAndStep() {
+        train(
+                config(2, 1 << 20),
+                Training.block(),
+                DataType.FLOAT32,
+                (passes, block) -> {
+                    Parameter bias = bias(block);
+                    float before = first(bias);
+                    DataParallelTrainer.NoSync accumulating =
+                            ((DataParallelTrainer) passes.trainer).noSync();
+                    passes.pass();
+                    passes.pass();
+                    bias.freeze(true);
+                    passes.trainer.step();
+                    accumulating.close();
+                    assertEquals(before, first(bias));
+                    bias.freeze(false);
+                    passes.passAndStep();
                     assertEquals(before - 0.05f * ROWS, first(bias), 1e-5f);
                 });
     }

@@ -41,6 +41,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.checkpoint.CheckpointManager;
 import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -306,6 +307,45 @@ class UnevenProcessesTest {
                                             () -> unknown.onTrainingBatch(trainer, null));
                                     ((DataParallelTrainer) trainer).join();
                                 }));
+    }
+
+    /** A process that has joined takes part in passes within a scope of the other's program. */
+    @Test
+    void passesOfAnotherScopeBesideAJoinedProcess() throws Exception {
+        List<Float> biases =
+                onTwo(
+                        group -> {
+                            DataParallelConfig config = config(group, true);
+                            config.optDevices(new Device[] {Device.cpu()});
+                            config.optOptimizer(Training.optimizer("sgd"));
+                            return passesOfScopes(config, 3 - group.rank());
+                        });
+        // The gradient of a process is 1 for each row; the average divides by both processes.
+        float expected = -0.05f * (2 * 2 * ROWS + ROWS);
+        assertEquals(expected, biases.get(0), 1e-5f);
+        assertEquals(expected, biases.get(1), 1e-5f);
+    }
+
+    /** Steps of two passes; returns a bias of the last layer after training. */
+    private static float passesOfScopes(DataParallelConfig config, int steps) {
+        SequentialBlock block = Training.block();
+        try (Model model = Model.newInstance("scopes", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, FEATURES));
+                NDList ones = new NDList(trainer.getManager().ones(new Shape(ROWS, FEATURES)));
+                for (int step = 0; step < steps; step++) {
+                    try (GradientScope scope = GradientScope.open()) {
+                        NDArray one = trainer.forward(ones).head();
+                        scope.backward(one.sum().add(trainer.forward(ones).head().sum()));
+                    }
+                    trainer.step();
+                }
+                ((DataParallelTrainer) trainer).join();
+            }
+            NDArray bias = block.getChildren().valueAt(2).getParameters().valueAt(1).getArray();
+            return NoGradient.get(() -> bias.toFloatArray()[0]);
+        }
     }
 
     /** A step of a penalty alone, without a forward pass, beside a process that has joined. */
