@@ -6,6 +6,7 @@ import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -48,6 +49,7 @@ import org.slf4j.LoggerFactory;
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
+    private static final long SMALL_BYTES = 2 << 20;
     private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
 
     private final DataParallelConfig settings;
@@ -299,7 +301,8 @@ public final class DataParallelTrainer extends Trainer {
                 TrainerSetup.requireDivisible(block, state);
             }
         }
-        replicas.forEach(replica -> replica.load(block, processes));
+        boolean oneMemory = isSmall(block);
+        replicas.forEach(replica -> replica.load(block, processes, oneMemory));
         if (isFullySharded()) {
             replicas.get(0).shards().closeOriginals();
         }
@@ -314,6 +317,34 @@ public final class DataParallelTrainer extends Trainer {
                         replica.verify("before training", false);
                     });
         }
+    }
+
+    /**
+     * Returns whether the ranks are threads on the CPU and the block is so small that the caller's
+     * thread adds their gradients faster than they all-reduce them. False with compression, with
+     * buckets smaller than the block, and if the block has a parameter without gradient, other than
+     * statistics: it may write to it in each rank's pass.
+     */
+    private boolean isSmall(Block block) {
+        if (replicas.size() == 1
+                || replicas.get(0).device().isGpu()
+                || settings.shardingStrategy() != ShardingStrategy.NO_SHARD
+                || settings.compression() != GradientCompression.NONE) {
+            return false;
+        }
+        long bytes = 0;
+        for (Parameter parameter : block.getParameters().values()) {
+            NDArray array = parameter.getArray();
+            bytes +=
+                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 4;
+            boolean trained = parameter.requiresGradient() || FullyShard.isStatistic(parameter);
+            if (!trained
+                    || array.getDevice().isGpu()
+                    || bytes > Math.min(SMALL_BYTES, settings.bucketBytes())) {
+                return false;
+            }
+        }
+        return true;
     }
 
     /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
@@ -381,11 +412,15 @@ public final class DataParallelTrainer extends Trainer {
     /** Copies parameters that the program has written to since the last step to all ranks. */
     private void follow() {
         load();
+        if (replicas.get(0).sharesMemory()) {
+            List<Replica> others = replicas.subList(1, replicas.size());
+            others.forEach(other -> other.followMemory(replicas.get(0)));
+        }
         if (!stepped) {
             replicas.forEach(Replica::takeWritten);
             return;
         }
-        for (int i : replicas.size() == 1 ? List.<Integer>of() : replicas.get(0).written()) {
+        for (int i : isOfOneMemory() ? List.<Integer>of() : replicas.get(0).written()) {
             NDArray written = replicas.get(0).parameters().get(i).array();
             for (Replica other : replicas.subList(1, replicas.size())) {
                 NDArray array = other.parameters().get(i).array();
@@ -394,12 +429,17 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
+    /** Returns whether all ranks of this JVM have the same parameters, or there is only one. */
+    private boolean isOfOneMemory() {
+        return replicas.size() == 1 || replicas.get(0).sharesMemory();
+    }
+
     /**
      * Copies the first rank's optimizer state to all other ranks. An earlier trainer with the same
      * optimizer may have had fewer ranks, or may have failed in the middle of a step.
      */
     private void alignOptimizer() {
-        if (replicas.size() == 1) {
+        if (isOfOneMemory()) {
             return;
         }
         OptimizerState state;
@@ -427,9 +467,18 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private void eachRank(OfReplica body) {
+        run(replicas.size(), body);
+    }
+
+    /** Runs code on each rank that has gradients after they are reduced. */
+    private void eachReduced(OfReplica body) {
+        run(isOfOneMemory() ? 1 : replicas.size(), body);
+    }
+
+    private void run(int ranks, OfReplica body) {
         try {
             workers.run(
-                    replicas.size(),
+                    ranks,
                     rank -> {
                         body.run(replicas.get(rank));
                         return null;
@@ -517,8 +566,12 @@ public final class DataParallelTrainer extends Trainer {
 
     /** Makes the gradients those of all ranks, unless {@link #noSync} is open. */
     private void finishBackward() {
-        boolean several = loaded && replicas.get(0).group() != null;
-        if (several && !reduced && replicas.get(0).synchronizes()) {
+        if (!loaded || reduced || !replicas.get(0).synchronizes()) {
+            return;
+        }
+        if (replicas.get(0).sharesMemory()) {
+            addGradients();
+        } else if (replicas.get(0).group() != null) {
             eachRank(Replica::reduce);
             noteGradients();
         }
@@ -574,7 +627,10 @@ public final class DataParallelTrainer extends Trainer {
      */
     private void endBackward(int rank) {
         Replica replica = replicas.get(rank);
-        if (passes.size() == 1 && replica.synchronizes() && !replica.isLate()) {
+        if (passes.size() == 1
+                && replica.synchronizes()
+                && !replica.isLate()
+                && !replica.sharesMemory()) {
             replica.reduce();
             if (rank == 0) {
                 noteGradients();
@@ -583,8 +639,15 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
+    /** Adds the gradients of ranks that share the first rank's parameters to its gradients. */
+    private void addGradients() {
+        List<Replica> others = replicas.subList(1, replicas.size());
+        NoGradient.run(() -> others.forEach(replicas.get(0)::takeGradients));
+        reduced = true;
+    }
+
     private void noteGradients() {
-        if (replicas.size() > 1) {
+        if (!isOfOneMemory()) {
             replicas.get(0).noteGradients();
         }
     }
@@ -770,7 +833,7 @@ public final class DataParallelTrainer extends Trainer {
     /** Returns the value of the first rank. */
     private double ofEachRank(ToDoubleFunction<Replica> body) {
         double[] values = new double[replicas.size()];
-        eachRank(replica -> values[replica.index()] = body.applyAsDouble(replica));
+        eachReduced(replica -> values[replica.index()] = body.applyAsDouble(replica));
         return values[0];
     }
 
@@ -781,7 +844,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     private boolean unscale() {
         if (scaler != null && finite == null) {
-            eachRank(replica -> replica.scale(1 / scaler.scale()));
+            eachReduced(replica -> replica.scale(1 / scaler.scale()));
             finite = Double.isFinite(ofEachRank(each -> each.norm(getModel().getBlock())));
             noteGradients();
         }
@@ -801,7 +864,7 @@ public final class DataParallelTrainer extends Trainer {
         requirePositive("clipGradValue: clipValue", clipValue);
         prepareClipping("clipGradValue");
         unscale();
-        eachRank(replica -> replica.clipValue(clipValue));
+        eachReduced(replica -> replica.clipValue(clipValue));
         noteGradients();
     }
 
@@ -821,6 +884,9 @@ public final class DataParallelTrainer extends Trainer {
     private void finishGradients() {
         closePasses();
         follow();
+        if (replicas.get(0).sharesMemory() && !reduced) {
+            addGradients();
+        }
         sendChangedGradients();
     }
 
@@ -900,7 +966,7 @@ public final class DataParallelTrainer extends Trainer {
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);
-        eachRank(
+        eachReduced(
                 replica -> {
                     if (replica.step(optimizer, check, updated)) {
                         different.set(true);
@@ -912,7 +978,9 @@ public final class DataParallelTrainer extends Trainer {
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
         stepped = true;
-        replicas.get(0).written(); // by the step
+        if (!isOfOneMemory()) {
+            replicas.get(0).written(); // by the step
+        }
         addMetric("step", begin);
     }
 
@@ -974,7 +1042,7 @@ public final class DataParallelTrainer extends Trainer {
             passes.forEach(SplitForward::close);
             if (loaded && failure == null) {
                 replicas.forEach(Replica::forgetPasses); // Throws if a gather has failed.
-                if (stepped) {
+                if (stepped || replicas.get(0).sharesMemory()) {
                     follow();
                 }
                 if (replicas.get(0).group() != null) {

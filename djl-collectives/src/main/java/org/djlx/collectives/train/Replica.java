@@ -40,7 +40,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * One rank's copy of a block's parameters. The first rank of a JVM uses the block's own arrays
- * instead of a copy, if they are on its device.
+ * instead of a copy, if they are on its device. If the ranks of a JVM compute a small model on the
+ * CPU, the other ranks have views of its parameters, with gradients and statistics of their own.
  *
  * <p>Parameters are in the order of {@code block.getParameters()}: DJL's own store iterates over a
  * hash map, and derives the keys from the time, so its order differs between JVMs.
@@ -52,7 +53,8 @@ public final class Replica implements AutoCloseable {
      *
      * @param name its name in the block, the same in all JVMs
      * @param id the parameter's id in optimizers
-     * @param original the block's own array when training began; may be {@code array} itself
+     * @param original the block's own array when training began; {@code array} itself if they share
+     *     memory
      */
     public record Own(
             String name, String id, Parameter parameter, NDArray array, NDArray original) {
@@ -101,7 +103,8 @@ public final class Replica implements AutoCloseable {
     private final Map<NDArray, Long> taken = new IdentityHashMap<>();
     // By this rank's array: its autograd version after the last step.
     private final Map<NDArray, Long> current = new IdentityHashMap<>();
-    private final GradientBuckets buckets;
+    private final DataParallelConfig settings;
+    private GradientBuckets buckets;
     // By parameter: its reduced gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
     // By parameter: the rank that updates it; empty if each rank updates all parameters.
@@ -109,6 +112,7 @@ public final class Replica implements AutoCloseable {
     private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
     private int passes; // forward passes whose backward pass has not ended
+    private boolean sharesMemory; // whether the ranks of this JVM have the same parameters
     private boolean late; // whether gradients are reduced after backward passes, none within
     private boolean synchronizes = true; // whether backward passes reduce gradients
 
@@ -123,6 +127,7 @@ public final class Replica implements AutoCloseable {
         this.device = device;
         this.group = group;
         this.op = op;
+        this.settings = settings;
         sharding = group == null ? ShardingStrategy.NO_SHARD : settings.shardingStrategy();
         manager = parent.newSubManager(device);
         store = new Store(manager, group, settings.mixedPrecision());
@@ -273,8 +278,17 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Creates this rank's arrays. Call it once, after the block has been initialised. */
-    void load(Block block, boolean receives) {
+    /**
+     * Creates this rank's arrays. Call it once, after the block has been initialised.
+     *
+     * @param receives whether the parameters of rank 0 replace this rank's
+     * @param oneMemory whether the ranks of this JVM have the same parameters
+     */
+    void load(Block block, boolean receives, boolean oneMemory) {
+        sharesMemory = oneMemory;
+        if (oneMemory) {
+            buckets = new GradientBuckets(null, op, settings, manager);
+        }
         if (sharding == ShardingStrategy.FULL_SHARD) {
             shards = new FullyShard(this, block, op, receives);
         }
@@ -292,13 +306,15 @@ public final class Replica implements AutoCloseable {
                 shared.add(owns.get(original));
                 continue; // Two parameters may share an array.
             }
-            NDArray array = own(original);
+            boolean view = sharesMemory && index > 0 && !FullyShard.isStatistic(parameter);
+            NDArray array = view ? view(original) : own(original);
             taken.put(original, Torch.version(original));
             owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
             String own = idOf(parameter);
-            parameters.add(new Own(named.getKey(), own, parameter, array, original));
+            NDArray written = view ? array : original;
+            parameters.add(new Own(named.getKey(), own, parameter, array, written));
         }
         if (sharding == ShardingStrategy.SHARD_OPTIMIZER) {
             divideUpdates();
@@ -306,11 +322,61 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Returns a parameter's id in optimizers, which keep their state by id and device. Ranks may
-     * share a device, so their ids differ.
+     * Returns a parameter's id in optimizers, which keep their state by id and device. Ranks with
+     * copies may share a device, so their ids differ.
      */
     String idOf(Parameter parameter) {
-        return index == 0 ? parameter.getId() : parameter.getId() + "/" + index;
+        return index == 0 || sharesMemory ? parameter.getId() : parameter.getId() + "/" + index;
+    }
+
+    /**
+     * Returns whether the ranks of this JVM have the same parameters. The first rank then updates
+     * them, with the {@linkplain #takeGradients sum of all ranks' gradients}.
+     */
+    boolean sharesMemory() {
+        return sharesMemory;
+    }
+
+    /** Replaces views of memory that the program has replaced, as {@code NDArray.set} does. */
+    void followMemory(Replica first) {
+        for (int i = 0; i < parameters.size(); i++) {
+            Own own = parameters.get(i);
+            NDArray array = first.parameters.get(i).array;
+            if (!own.isStatistic() && Torch.dataPointer(own.array) != Torch.dataPointer(array)) {
+                first.takeGradients(this);
+                NDArray view = view(array);
+                view.setRequiresGradient(own.isTrained());
+                store.arrays.replaceAll((id, before) -> before == own.array ? view : before);
+                parameters.set(i, new Own(own.name, own.id, own.parameter, view, view));
+                own.array.close();
+            }
+        }
+    }
+
+    /** Adds another rank's gradients to this rank's, and removes them there. */
+    void takeGradients(Replica other) {
+        for (int i = 0; i < parameters.size(); i++) {
+            PtNDArray own = (PtNDArray) parameters.get(i).array;
+            PtNDArray from = (PtNDArray) other.parameters.get(i).array;
+            try (NDArray gradient = JniUtils.getGradient(from);
+                    NDArray sum = gradient == null ? null : JniUtils.getGradient(own)) {
+                if (sum != null) {
+                    sum.addi(gradient); // Both are float32: TorchInPlace would check that.
+                } else if (gradient != null && own.hasGradient()) { // not frozen since the pass
+                    Torch.setGradient(own, gradient);
+                }
+                if (gradient != null) {
+                    Torch.setGradient(from, null);
+                }
+            }
+        }
+    }
+
+    private NDArray view(NDArray original) {
+        NDArray view = original.stopGradient();
+        view.attach(manager);
+        view.setName(original.getName());
+        return view;
     }
 
     /**
@@ -352,6 +418,9 @@ public final class Replica implements AutoCloseable {
     public List<Piece> pieces() {
         List<Piece> pieces = new ArrayList<>();
         for (Own own : parameters) {
+            if (sharesMemory && index > 0 && !own.isStatistic()) {
+                continue; // of the first rank
+            }
             boolean owner = shards == null ? owner(own) == rank() : rank() == 0;
             Shape shape = own.array.getShape();
             pieces.add(new Piece(own.name, own.id, shape, 0, own.array, owner));

@@ -33,7 +33,10 @@ final class StagedForward {
         }
         List<Block> stages = new ArrayList<>();
         collect(block, stages);
-        if (scope == null || replica.group() == null || stages.size() < 2) {
+        if (scope == null
+                || replica.group() == null
+                || replica.sharesMemory()
+                || stages.size() < 2) {
             return forward(block, replica.store(), data, labels);
         }
         Map<NDArray, Integer> buckets = replica.buckets();

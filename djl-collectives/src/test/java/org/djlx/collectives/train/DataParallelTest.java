@@ -55,6 +55,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.train.Training.Outcome;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -135,6 +136,29 @@ class DataParallelTest {
                             trainer -> {});
             assertSame(expected, outcome);
         }
+    }
+
+    /** CPU ranks of a small model share its parameters and send nothing; with small buckets not. */
+    @ParameterizedTest
+    @CsvSource({"1048576, true", "64, false"})
+    void ranksOfASmallModelShareItsParameters(long bucketBytes, boolean shared) throws Exception {
+        Training.fit(
+                P2pEngine.NAME,
+                config("adam").optRanks(2).optBucketBytes(bucketBytes),
+                Training.block(),
+                ITEMS,
+                inOrder(BATCH),
+                1,
+                5,
+                trainer -> {
+                    List<Replica> replicas = ((DataParallelTrainer) trainer).replicas();
+                    for (int i = 0; i < 4; i++) {
+                        long first = Torch.dataPointer(replicas.get(0).parameters().get(i).array());
+                        long second =
+                                Torch.dataPointer(replicas.get(1).parameters().get(i).array());
+                        assertEquals(shared, first == second);
+                    }
+                });
     }
 
     /** Initial weights may come behind what initialises the trainer, also between predictions. */
@@ -842,9 +866,12 @@ class DataParallelTest {
         }
     }
 
-    /** Of a model of one bucket, or of two, of which the first has two layers. */
+    /**
+     * Of a model of two buckets, of which the first has two layers, or of one, whose gradients the
+     * caller's thread adds without a reduction.
+     */
     @ParameterizedTest
-    @CsvSource({"268, 0, 1, 2", "1000, 0, 0, 1"})
+    @CsvSource({"268, 0, 1, 2", "1000, 0, 0, 0"})
     void bucketsOfSeveralLayersAreReducedWhenTheyAreComplete(
             long bytes, int atSecond, int atFirst, int all) {
         DataParallelConfig config = config("sgd").optRanks(2).optBucketBytes(bytes);
