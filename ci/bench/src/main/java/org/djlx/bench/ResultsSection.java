@@ -123,14 +123,15 @@ final class ResultsSection {
                                                     step.get("TORCH_DDP")));
                                 }
                             });
+            if (bars.isEmpty()) {
+                return Optional.empty();
+            }
             String title = "Speed-up over DJL's engine PyTorch (1.0×)";
             String subtitle =
                     String.format(
                             "%s, float32, SGD; PyTorch %s; ci/results/%s",
                             cards(), version("torch"), name);
-            return bars.isEmpty()
-                    ? Optional.empty()
-                    : Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
+            return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
         }
         for (GpuBenchRow row : chartRows(accepted)) {
             String text = operation(row) + "  " + size(row);
