@@ -214,8 +214,9 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
     for (int c = 0; c < COLUMNS; c++) {
       const T* at = w + c * p.stride + k;
       Floats first = load(at), second = load(at + LANES);
-      if (row == 0) __builtin_prefetch((const char*)at + (N > 1 ? AHEAD_OF_ROWS : AHEAD), 0, 2);
-      if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch((const char*)(at + LANES) + (N > 1 ? AHEAD_OF_ROWS : AHEAD), 0, 2);
+      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 ? AHEAD_OF_ROWS : AHEAD);
+      if (row == 0) __builtin_prefetch(next, 0, 2);
+      if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch(next + 64, 0, 2);
       for (int r = 0; r < N; r++) {
         acc[r][c][0] += load(x + r * p.inputs + k) * first;
         acc[r][c][1] += load(x + r * p.inputs + k + LANES) * second;
@@ -247,15 +248,14 @@ template <int TYPE, int COLUMNS, int N> INLINE void tiles(const Product& p, int6
   if constexpr (N > 1) tiles<TYPE, COLUMNS, N / 2>(p, row, to, column);
 }
 
-// The first rows of x read weights from memory, in the order of their addresses, which is the fastest; the others, from the cache.
+// For 1 to 3 rows of x, one output at a time is the fastest: weights are read from memory in the order of their addresses. For more rows,
+// several outputs at a time load x less often.
 template <int TYPE> void multiply(const Product& p, int64_t from, int64_t to) {
-  int64_t first = p.rows < TILE ? p.rows : TILE;
-  for (int64_t column = from; column < to; column += 2) {
-    for (int64_t c = column; c < column + 2 && c < to; c++) tiles<TYPE, 1, TILE>(p, 0, first, c);
-    if (column + 2 <= to) tiles<TYPE, 2, TILE>(p, first, p.rows, column);
-    else
-      for (int64_t c = column; c < to; c++) tiles<TYPE, 1, TILE>(p, first, p.rows, c);
-  }
+  const int columns = LANES / 4;
+  int64_t column = from;
+  if (p.rows >= 4)
+    for (; column + columns <= to; column += columns) tiles<TYPE, columns, TILE>(p, 0, p.rows, column);
+  for (; column < to; column++) tiles<TYPE, 1, TILE>(p, 0, p.rows, column);
 }
 
 // from is the first output of a panel.
