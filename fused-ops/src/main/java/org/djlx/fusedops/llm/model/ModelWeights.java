@@ -50,6 +50,7 @@ public final class ModelWeights implements AutoCloseable {
                     ScalarType.FLOAT64);
 
     private static final long ALIGNMENT = 64; // of a weight in bytes
+    private static final long READ_ELEMENTS = 8 << 20; // at a time, on a CPU
 
     private static final String EMBEDDING = "model.embed_tokens.weight";
     private static final String HEAD = "lm_head.weight";
@@ -230,7 +231,9 @@ public final class ModelWeights implements AutoCloseable {
     private final Safetensors files;
     private final LongConsumer progress;
     private final NDManager manager;
-    private NativeMemory memory; // of all weights, in huge pages; null on a GPU or if quantized
+    // In huge pages: of all weights, or, if quantized, of the projection that is being read. Null
+    // on a GPU.
+    private NativeMemory memory;
     private long used; // bytes of the memory
     private final List<Layer> layers = new ArrayList<>();
     private NDArray embedding;
@@ -412,6 +415,9 @@ public final class ModelWeights implements AutoCloseable {
                 config.tied()
                         ? stored(embedding, null, false)
                         : stored(tokenRows(HEAD), null, true);
+        if (quantization != Quantization.NONE) {
+            closeMemory();
+        }
     }
 
     private Layer layer(Pieces pieces, LayerConfig of) {
@@ -472,7 +478,9 @@ public final class ModelWeights implements AutoCloseable {
         for (TensorPart part : parts) {
             total += pieces.get(part, expert, isBias).rows(config, ranks);
         }
-        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total), config.type());
+        boolean quantizes = !isBias && parts[0] != TensorPart.ROUTER;
+        Shape shape = pieces.get(parts[0], expert, isBias).shape(total);
+        NDArray array = empty(shape, config.type(), quantizes);
         long row = 0;
         for (TensorPart part : parts) {
             Piece piece = pieces.get(part, expert, isBias);
@@ -489,13 +497,34 @@ public final class ModelWeights implements AutoCloseable {
         return array;
     }
 
-    private NDArray empty(Shape shape, ScalarType type) {
-        if (memory == null) {
+    /**
+     * Returns an array to be filled.
+     *
+     * @param quantizes whether it is closed after it has been quantized, if the model is quantized
+     */
+    private NDArray empty(Shape shape, ScalarType type, boolean quantizes) {
+        boolean isGpu = manager.getDevice().isGpu();
+        if (isGpu || quantization != Quantization.NONE && !quantizes) {
             return Torch.empty(manager, shape, type);
         }
+        long bytes = shape.size() * type.itemSize();
+        if (quantization != Quantization.NONE) {
+            // New memory for each would be new pages, and malloc would keep some of it.
+            used = 0;
+            if (memory == null || memory.byteSize() < bytes) {
+                closeMemory();
+                memory = NativeMemory.allocateZeros(bytes, true);
+            }
+        }
         long offset = used;
-        used += aligned(shape.size() * type.itemSize());
+        used += aligned(bytes);
         return Torch.view(manager, memory, offset, shape, type);
+    }
+
+    private void closeMemory() {
+        if (memory != null) {
+            memory.close();
+        }
     }
 
     private static long aligned(long bytes) {
@@ -527,9 +556,17 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     private void fill(NDArray array, long row, String name, long from, long count) {
-        try (NDArray rows = array.get(new NDIndex().addSliceDim(row, row + count))) {
-            files.read(name, 0, from, from + count, rows);
-            progress.accept(rows.size() * Torch.scalarType(rows).itemSize());
+        // On a CPU a few rows at a time: the pages of the file that are being read take memory,
+        // too.
+        long columns = array.size() / array.getShape().get(0);
+        long step = array.getDevice().isGpu() ? count : 1 + READ_ELEMENTS / columns;
+        for (long done = 0; done < count; done += step) {
+            long next = Math.min(step, count - done);
+            long first = row + done;
+            try (NDArray rows = array.get(new NDIndex().addSliceDim(first, first + next))) {
+                files.read(name, 0, from + done, from + done + next, rows);
+                progress.accept(rows.size() * Torch.scalarType(rows).itemSize());
+            }
         }
     }
 
@@ -537,7 +574,7 @@ public final class ModelWeights implements AutoCloseable {
     private Linear columns(Pieces pieces, int expert, TensorPart part) {
         Piece piece = pieces.get(part, expert, false);
         long count = piece.columns / ranks;
-        NDArray array = empty(new Shape(piece.rows, count), config.type());
+        NDArray array = empty(new Shape(piece.rows, count), config.type(), true);
         files.read(piece.name, 1, rank * count, (rank + 1) * count, array);
         progress.accept(array.size() * config.type().itemSize());
         boolean biased = pieces.get(part, expert, true) != null;
@@ -549,7 +586,8 @@ public final class ModelWeights implements AutoCloseable {
         long count = vocabularyPart(config, ranks);
         long from = Math.min(rank * count, config.vocabularySize());
         long present = Math.min(count, config.vocabularySize() - from);
-        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
+        Shape shape = new Shape(count, config.hiddenSize());
+        NDArray array = empty(shape, config.type(), name.equals(HEAD));
         if (present < count) {
             try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
                     NDArray zeros = manager.zeros(rest.getShape())) {
@@ -569,7 +607,7 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     private NDArray norm(Piece piece, int pairs) {
-        NDArray array = empty(piece.shape(piece.rows), piece.type);
+        NDArray array = empty(piece.shape(piece.rows), piece.type, false);
         fill(array, 0, piece, 0, piece.rows, pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
@@ -603,8 +641,6 @@ public final class ModelWeights implements AutoCloseable {
         if (quantizeKernels != null) {
             quantizeKernels.close();
         }
-        if (memory != null) {
-            memory.close();
-        }
+        closeMemory();
     }
 }

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
@@ -20,6 +21,7 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -66,6 +68,21 @@ class ModelWeightsTest {
                 long stated = ranks * ModelWeights.byteSize(read, ranks);
                 assertEquals(stated, filled.get() + zeros);
             }
+        }
+    }
+
+    @Test
+    void readsMatricesLargerThanWhatIsReadAtATime() throws IOException {
+        ModelConfig large = LlamaFiles.config(ScalarType.BFLOAT16, true, 430_001, 7);
+        LlamaFiles.write(directory, large, 1);
+        try (Safetensors files = Safetensors.open(directory);
+                NDManager manager = NDManager.newBaseManager(Device.cpu());
+                ModelWeights weights =
+                        ModelWeights.read(
+                                large, 0, 1, Device.cpu(), Quantization.NONE, files, bytes -> {})) {
+            NDArray expected = Torch.empty(manager, new Shape(430_001, 40), ScalarType.BFLOAT16);
+            files.read("model.embed_tokens.weight", expected);
+            assertEquals(expected, weights.embedding());
         }
     }
 
