@@ -10,7 +10,6 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
@@ -45,8 +44,6 @@ final class ShardBench {
     private static final Device GPU = Device.gpu(0);
     private static final int RANKS = 2;
     private static final int TURN = 5; // steps of a kind, one after the other
-    private static final int MEMORY_STEPS = 3;
-    private static final TrainBench.Size LARGE = new TrainBench.Size(24, 2048, 2048, 8);
 
     /**
      * The medians of a run.
@@ -54,16 +51,8 @@ final class ShardBench {
      * @param rows the rows of each rank in a batch
      * @param gatheredMilliseconds of a step whose parameters are gathered before the time begins
      * @param exposed the part of the step that gathers take and computation does not hide
-     * @param bytes the GPU memory that a rank reserves for model LARGE
-     * @param memoryRatio that memory, by the memory of a rank with whole parameters
      */
-    record Result(
-            int rows,
-            double milliseconds,
-            double gatheredMilliseconds,
-            double exposed,
-            long bytes,
-            double memoryRatio) {}
+    record Result(int rows, double milliseconds, double gatheredMilliseconds, double exposed) {}
 
     private final TrainBench.Size size;
     private final int steps; // of each kind
@@ -95,7 +84,7 @@ final class ShardBench {
                 CudaStream stream = CudaStream.create(gpu)) {
             CudaStreamGuard guard = Torch.cudaStreamGuard(GPU, stream.handle());
             try {
-                return measure(group, gpu);
+                return measure(group);
             } finally {
                 guard.close();
                 stream.synchronize();
@@ -103,17 +92,17 @@ final class ShardBench {
         }
     }
 
-    private Result measure(ProcessGroup group, CudaDevice gpu) throws Exception {
-        for (TrainBench.Size model : List.of(size, LARGE)) {
-            try (Rank alone = new Rank(model, config())) {
-                alone.step(false);
-                alone.step(false);
-            }
+    private Result measure(ProcessGroup group) throws Exception {
+        try (Rank alone = new Rank(size, config())) {
+            alone.step(false);
+            alone.step(false);
         }
         DoubleStream.Builder own = DoubleStream.builder();
         DoubleStream.Builder gathered = DoubleStream.builder();
         meet();
-        try (Rank rank = new Rank(size, config(group, ShardingStrategy.FULL_SHARD))) {
+        DataParallelConfig sharded =
+                config().optProcessGroup(group).optShardingStrategy(ShardingStrategy.FULL_SHARD);
+        try (Rank rank = new Rank(size, sharded)) {
             for (int step = -4 * TURN; step < 2 * steps; step++) {
                 boolean before = Math.floorMod(step / TURN, 2) == 1;
                 meet();
@@ -125,32 +114,8 @@ final class ShardBench {
         }
         double step = Stats.median(own.build().toArray());
         double without = Stats.median(gathered.build().toArray());
-        long bytes = reserved(gpu, config(group, ShardingStrategy.FULL_SHARD));
-        long whole = reserved(gpu, config(group, ShardingStrategy.NO_SHARD));
         double exposed = (step - without) / step;
-        return new Result(size.rows(), step, without, exposed, bytes, (double) bytes / whole);
-    }
-
-    /** Returns the bytes that a rank reserves in training steps: libtorch gives none back. */
-    private long reserved(CudaDevice gpu, DataParallelConfig config) throws Exception {
-        CurrentStreams.await(GPU);
-        meet();
-        JniUtils.emptyCudaCache();
-        long before = free(gpu);
-        try (Rank rank = new Rank(LARGE, config)) {
-            for (int step = 0; step < MEMORY_STEPS; step++) {
-                rank.step(false);
-            }
-            return (before - free(gpu)) / RANKS;
-        }
-    }
-
-    /** Returns the free memory of the GPU while all ranks rest. */
-    private long free(CudaDevice gpu) throws Exception {
-        meet();
-        long bytes = gpu.freeMemory();
-        meet();
-        return bytes;
+        return new Result(size.rows(), step, without, exposed);
     }
 
     private void meet() throws Exception {
@@ -163,10 +128,6 @@ final class ShardBench {
         Tracker rate = Tracker.fixed(1e-4f);
         config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
         return config;
-    }
-
-    private static DataParallelConfig config(ProcessGroup group, ShardingStrategy strategy) {
-        return config().optProcessGroup(group).optShardingStrategy(strategy);
     }
 
     /** The model and trainer of a rank. */

@@ -70,7 +70,7 @@ final class TrainBenchCommand extends ReportCommand {
             names = "--shared",
             description =
                     "Instead, two ranks share one GPU: what fully sharded training does not hide of"
-                            + " its gathers, and its memory.")
+                            + " its gathers.")
     private boolean shared;
 
     private static final int WARM_UP = 10; // untimed steps of each turn
@@ -160,8 +160,7 @@ final class TrainBenchCommand extends ReportCommand {
         put("hidden", hidden);
         List<ShardBench.Result> results = new ArrayList<>();
         put("sharedSteps", results);
-        TextTable shares =
-                new TextTable("rows a rank", "ms a step", "ms gathered", "exposed", "memory");
+        TextTable shares = new TextTable("rows a rank", "ms a step", "ms gathered", "exposed");
         for (int size : rows) {
             TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
             ShardBench.Result result = new ShardBench(model, steps * rounds).run();
@@ -170,8 +169,7 @@ final class TrainBenchCommand extends ReportCommand {
                     size,
                     number("%.2f", result.milliseconds()),
                     number("%.2f", result.gatheredMilliseconds()),
-                    number("%.3f", result.exposed()),
-                    number("%.3f", result.memoryRatio()));
+                    number("%.3f", result.exposed()));
             store();
         }
         print("%s%n", shares);

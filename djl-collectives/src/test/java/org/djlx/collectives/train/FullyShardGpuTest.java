@@ -23,6 +23,7 @@ import ai.djl.nn.core.Linear;
 import ai.djl.nn.norm.LayerNorm;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.Initializer;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.PairList;
@@ -150,7 +151,10 @@ class FullyShardGpuTest {
     private static List<Float> train(
             Device device, DataParallelConfig config, Block block, int part, int parts) {
         config.optDevices(new Device[] {device});
-        block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+        Initializer weights = Training.weights(5);
+        block.setInitializer(
+                (owner, shape, type) -> weights.initialize(owner, shape, type).mul(0.1f),
+                Parameter.Type.WEIGHT);
         List<Float> losses = new ArrayList<>();
         try (Model model = Model.newInstance("sharded", device, P2pEngine.NAME)) {
             model.setBlock(block);
