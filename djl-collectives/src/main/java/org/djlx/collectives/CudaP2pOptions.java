@@ -45,6 +45,11 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <td>the operator's kernels</td>
  *   <td>the caller's</td>
  * </tr>
+ * <tr>
+ *   <td>all-gather, reduce-scatter, broadcast, barrier with {@link Builder#optCopyEngines}</td>
+ *   <td>copies</td>
+ *   <td>the group's</td>
+ * </tr>
  * <tr><td>all else</td><td>NCCL</td><td>the group's</td></tr>
  * </table>
  *
@@ -157,6 +162,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
     private final Boolean direct; // null: depends on the number of ranks
+    private final Boolean copyEngines; // null: if ranks share GPUs
 
     private CudaP2pOptions(Builder builder) {
         super(
@@ -170,6 +176,7 @@ public final class CudaP2pOptions extends BackendOptions {
         topology = builder.topology;
         sharedGpus = builder.sharedGpus;
         direct = builder.direct;
+        copyEngines = builder.copyEngines;
     }
 
     /** {@return the size of each rank's P2P buffer in bytes; 0 if there is none} */
@@ -230,7 +237,7 @@ public final class CudaP2pOptions extends BackendOptions {
     public String toString() {
         return String.format(
                 "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
-                        + " %s%s%s%s",
+                        + " %s%s%s%s%s",
                 bufferSize,
                 heapSize,
                 oneShotBytes == null ? AUTOMATIC : oneShotBytes,
@@ -238,12 +245,18 @@ public final class CudaP2pOptions extends BackendOptions {
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
                 direct == null ? "" : direct ? ", direct" : ", not direct",
+                isCopyEngines() ? ", copy engines" : "",
                 ncclOptions.isVerify() ? ", verified" : "");
     }
 
     /** {@return whether ranks may share a GPU} */
     public boolean isSharedGpus() {
         return sharedGpus;
+    }
+
+    /** {@return whether copy engines run collectives, see {@link Builder#optCopyEngines}} */
+    public boolean isCopyEngines() {
+        return copyEngines == null ? sharedGpus : copyEngines;
     }
 
     /** {@return whether ranks of one process may read and write each other's tensors} */
@@ -279,6 +292,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
         private Boolean direct;
+        private Boolean copyEngines;
 
         private Builder() {}
 
@@ -368,7 +382,8 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
-         * NCCL does not support shared GPUs, so operations that need NCCL fail.
+         * NCCL does not support shared GPUs: all-reduces, all-gathers, reduce-scatters, broadcasts
+         * and barriers run without it, see {@link #optCopyEngines}; all else that needs NCCL fails.
          *
          * <p>For ranks in one process:
          *
@@ -429,6 +444,25 @@ public final class CudaP2pOptions extends BackendOptions {
          */
         public Builder optDirect(boolean allowed) {
             this.direct = allowed;
+            return this;
+        }
+
+        /**
+         * Lets copies through the P2P buffers run all-gathers, reduce-scatters, broadcasts and
+         * barriers, instead of NCCL, on the group's stream. They leave the SMs to concurrent
+         * computation, as when a fully sharded trainer gathers parameters: a kernel runs only to
+         * wait for the other ranks and to reduce. Tensors larger than the buffers go in rounds.
+         * Without P2P buffers, NCCL is used. Where ranks share GPUs, all-reduces for which there is
+         * no kernel run by copies, too.
+         *
+         * <p>They overwrite the P2P buffers, as fused operators do, and reduce as {@link
+         * org.djlx.collectives.spi.Reductions}, in rank order. They cannot go into a CUDA graph.
+         *
+         * @param used true to use them; unless set, they are used if ranks share GPUs
+         * @return this builder
+         */
+        public Builder optCopyEngines(boolean used) {
+            this.copyEngines = used;
             return this;
         }
 

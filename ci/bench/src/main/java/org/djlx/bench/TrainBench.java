@@ -63,7 +63,7 @@ final class TrainBench implements AutoCloseable {
     }
 
     /** The mean squared error. Not DJL's L2 loss: autograd may lose the memory of its factor. */
-    private static final class Squares extends Loss {
+    static final class Squares extends Loss {
 
         Squares() {
             super("squares");

@@ -37,6 +37,7 @@
  * NcclBaseline - NCCL without a process group
  * BlockBench - one rank of bench-block
  * TrainBench - one contender of bench-train
+ * ShardBench - two fully sharded ranks on one GPU, of bench-train
  * DecodeBench - clients of the HTTP server
  * StepBench - callers of a generator
  * DecodePeer - decoding written with PyTorch's operators

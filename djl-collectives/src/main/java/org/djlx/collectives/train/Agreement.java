@@ -11,6 +11,7 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
  * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks
@@ -101,6 +102,7 @@ public final class Agreement {
         }
         try (NDArray flag = manager.create(new int[] {own ? 1 : 0})) {
             group.allReduce(flag, ReduceOp.MAX).await();
+            CurrentStreams.await(group.device());
             return flag.toIntArray()[0] > 0;
         }
     }

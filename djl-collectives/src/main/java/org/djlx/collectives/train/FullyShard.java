@@ -11,6 +11,8 @@ import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
+import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Collections;
@@ -18,6 +20,7 @@ import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
 import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -25,6 +28,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.train.Recomputation.Mode;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -47,6 +51,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *       computed; the result is added to the rank's gradients. One reduction is running at a time.
  *   <li>The optimizer updates views of the shard, one a parameter, under the id of the parameter.
  *   <li>All ranks visit stages in the same order, so they issue the same operations.
+ *   <li>On GPUs the operations run on the group's stream: by NCCL, or by copies ({@link
+ *       org.djlx.collectives.CudaP2pOptions.Builder#optCopyEngines}).
  * </ol>
  */
 final class FullyShard {
@@ -122,7 +128,7 @@ final class FullyShard {
                 wholes.add(whole);
                 shards.add(unit.shard);
             }
-            gathering = group.allGatherCoalesced(wholes, shards);
+            gathering = running(group.allGatherCoalesced(wholes, shards));
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
@@ -167,6 +173,8 @@ final class FullyShard {
     /** A running reduction of a stage's gradients. */
     private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
 
+    private static final int MOST_RUNNING = 3; // a gather, a reduction, and one that has just ended
+
     private final Replica replica;
     private final ProcessGroup group;
     private final Device device;
@@ -175,6 +183,7 @@ final class FullyShard {
     private final ReduceOp op;
     private final List<Stage> stages = new ArrayList<>();
     private Reduction reduction; // running, or null
+    private final Queue<Work> running = new ArrayDeque<>(); // the last operations
     private NDManager ofGradients; // owns the units' gradients and views of them; null if none
 
     /**
@@ -368,11 +377,23 @@ final class FullyShard {
         stage.release();
         finishReduction();
         if (!inputs.isEmpty()) {
-            Work work = group.reduceScatterCoalesced(results, inputs, op);
+            Work work = running(group.reduceScatterCoalesced(results, inputs, op));
             reduction = new Reduction(stage, rows, results, work);
         } else {
             rows.close();
         }
+    }
+
+    /**
+     * Limits how far the host is ahead: an operation keeps its arrays until the GPU has ended it,
+     * so a host that is far ahead would keep all gathered parameters.
+     */
+    private Work running(Work work) {
+        running.add(work);
+        if (running.size() > MOST_RUNNING) {
+            running.remove().await(Duration.ofDays(1)); // Its own timeout ends it before.
+        }
+        return work;
     }
 
     private void fill(NDManager rows, NDArray row, Part part) {
@@ -436,14 +457,17 @@ final class FullyShard {
     /** Returns the sum of the squares of the reduced gradients of all ranks' shards. */
     double squares() {
         try (NDManager temporary = manager.newSubManager()) {
+            Collection<NDArray> gradients = reducedGradients();
             double squares = 0;
-            for (NDArray gradient : reduced().values()) {
+            CurrentStreams.await(device);
+            for (NDArray gradient : gradients) {
                 try (NDArray norm = gradient.norm()) {
                     squares += Math.pow(norm.toType(DataType.FLOAT64, false).getDouble(), 2);
                 }
             }
             NDArray sum = temporary.create(new double[] {squares});
             group.allReduce(sum, ReduceOp.SUM).await();
+            CurrentStreams.await(device);
             return sum.toDoubleArray()[0];
         }
     }

@@ -17,6 +17,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -304,6 +305,7 @@ final class GradientBuckets {
     }
 
     private static boolean isZero(NDArray gradient) {
+        CurrentStreams.await(gradient.getDevice());
         try (NDArray different = gradient.neq(0);
                 NDArray any = different.any()) {
             return !any.getBoolean();

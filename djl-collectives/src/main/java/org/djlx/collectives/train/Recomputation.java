@@ -15,6 +15,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
@@ -116,7 +117,8 @@ final class Recomputation {
         }
     }
 
-    private static boolean isSame(List<NDArray> one, List<NDArray> other) {
+    private boolean isSame(List<NDArray> one, List<NDArray> other) {
+        CurrentStreams.await(store.manager().getDevice()); // It may wait for gathered parameters.
         boolean same = one.size() == other.size();
         for (int i = 0; same && i < one.size(); i++) {
             same = one.get(i).contentEquals(other.get(i));

@@ -33,6 +33,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -490,6 +491,7 @@ public final class Replica implements AutoCloseable {
      * @throws CollectiveException on all ranks if a bit of the parameters differs between ranks
      */
     void verify(String when, boolean trainedOnly) {
+        CurrentStreams.await(device);
         try (NDManager temporary = manager.newSubManager()) {
             ParameterChecksum checksum = new ParameterChecksum();
             for (Own own : parameters) {
@@ -500,6 +502,7 @@ public final class Replica implements AutoCloseable {
             NDArray own = temporary.create(new long[] {checksum.value()});
             NDArray all = temporary.create(new long[group.worldSize()]);
             group.allGatherIntoTensor(all, own).await();
+            CurrentStreams.await(device);
             long[] values = all.toLongArray();
             List<Integer> different =
                     IntStream.range(1, values.length)

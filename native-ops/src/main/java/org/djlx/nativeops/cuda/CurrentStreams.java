@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
+import ai.djl.Device;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.torch.AotiTorch;
+import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchChecks;
 
 /** Caches one wrapper for each of libtorch's current streams of one GPU. Thread-safe. */
@@ -24,6 +26,23 @@ public final class CurrentStreams implements AutoCloseable {
         this.cuda = cuda;
         TorchChecks.usableGpu(cuda.device());
         this.ordinal = cuda.device().getDeviceId();
+    }
+
+    /**
+     * Waits on the host for the calling thread's current stream of a GPU; a no-op for a CPU. Call
+     * it before a copy from the GPU to memory that is not pinned: while such a copy waits for its
+     * stream, it keeps other threads from launching on the GPU, and so a rank that shares it from
+     * the work for which the stream waits.
+     *
+     * @param device the device
+     */
+    public static void await(Device device) {
+        if (device.isGpu()) {
+            try (CudaDevice cuda = CudaDevice.open(device);
+                    CudaStream stream = CudaStream.wrap(cuda, Torch.currentCudaStream(device))) {
+                stream.synchronize();
+            }
+        }
     }
 
     /** {@return the calling thread's current stream; the caller must not close it} */

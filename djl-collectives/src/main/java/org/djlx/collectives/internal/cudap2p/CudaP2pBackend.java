@@ -23,9 +23,9 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Sends each operation to NCCL or to {@link P2p}. P2P runs all-reduces and operators on P2P
- * buffers. It needs GPUs that all reach each other's memory, or form a hybrid cube mesh; otherwise
- * NCCL runs everything.
+ * Sends each operation to NCCL, to {@link P2p} or to {@link CopyCollectives}. P2P runs all-reduces
+ * and operators on P2P buffers. It needs GPUs that all reach each other's memory, or form a hybrid
+ * cube mesh; otherwise NCCL runs everything.
  */
 final class CudaP2pBackend extends Backend {
 
@@ -37,6 +37,7 @@ final class CudaP2pBackend extends Backend {
     private final CudaDevice device;
     private final NcclBackend nccl;
     private final Optional<P2p> p2p;
+    private final CopyCollectives copies; // null if NCCL runs these collectives
     private boolean closed; // guarded by this
 
     private CudaP2pBackend(
@@ -51,6 +52,8 @@ final class CudaP2pBackend extends Backend {
         this.device = CudaDevice.open(nccl.device());
         try {
             this.p2p = P2p.create(context, options, device, topology, nccl.group());
+            boolean used = options.isCopyEngines();
+            this.copies = used ? p2p.flatMap(P2p::copies).orElse(null) : null;
         } catch (Throwable e) {
             device.close();
             throw e;
@@ -123,9 +126,12 @@ final class CudaP2pBackend extends Backend {
             return nccl.allReduce(operation, tensor, op);
         }
         Algorithm algorithm = p2p.get().algorithm(operation.tensor(), op);
-        return algorithm == null
-                ? nccl.allReduce(operation, tensor, op)
-                : p2p.get().allReduce(operation, tensor, op, algorithm, inOrder);
+        if (algorithm != null) {
+            return p2p.get().allReduce(operation, tensor, op, algorithm, inOrder);
+        }
+        return copies != null && options.isSharedGpus()
+                ? copies.allReduce(operation, tensor, op)
+                : nccl.allReduce(operation, tensor, op);
     }
 
     @Override
@@ -142,18 +148,24 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        return nccl.broadcast(operation, tensor, root);
+        return copies != null
+                ? copies.broadcast(operation, tensor, root)
+                : nccl.broadcast(operation, tensor, root);
     }
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        return nccl.allGather(operation, outputs, input);
+        return copies != null
+                ? copies.allGather(operation, outputs, input)
+                : nccl.allGather(operation, outputs, input);
     }
 
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        return nccl.reduceScatter(operation, output, inputs, op);
+        return copies != null
+                ? copies.reduceScatter(operation, output, inputs, op)
+                : nccl.reduceScatter(operation, output, inputs, op);
     }
 
     @Override
@@ -193,7 +205,7 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return nccl.barrier(operation);
+        return copies != null ? copies.barrier(operation) : nccl.barrier(operation);
     }
 
     @Override

@@ -333,6 +333,12 @@ final class P2p {
                 : Optional.of(buffers);
     }
 
+    /** Returns collectives by copies through the buffers; empty if the buffers are too small. */
+    Optional<CopyCollectives> copies() {
+        return Optional.of(new CopyCollectives(region, signals, group))
+                .filter(CopyCollectives::isPossible);
+    }
+
     /** Returns the algorithm for a tensor, the same on all ranks; null for NCCL. */
     Algorithm algorithm(TensorInfo tensor, ReduceOp op) {
         boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;

@@ -17,7 +17,7 @@ import org.djlx.nativeops.cuda.LaunchSize;
 /**
  * Launches the kernels of {@code signals.cu}: streams use them to enter operations, signal and
  * wait. The device counts epochs, so graphs can replay the kernels. Waits have a deadline, and end
- * when the host stops them. Not thread-safe.
+ * when the host stops them. Thread-safe: a helper may launch on the group's stream.
  */
 final class SignalKernels implements AutoCloseable {
 
@@ -86,7 +86,7 @@ final class SignalKernels implements AutoCloseable {
     }
 
     /** Enters an operation on a stream, and signals that to the peers. */
-    void enter(CudaStream stream) {
+    synchronized void enter(CudaStream stream) {
         enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(entered));
     }
 
@@ -108,7 +108,7 @@ final class SignalKernels implements AutoCloseable {
      *
      * @param ranks bit mask of the ranks that take part; the same on each of them
      */
-    void meet(CudaStream stream, int ranks, Duration timeout) {
+    synchronized void meet(CudaStream stream, int ranks, Duration timeout) {
         arguments.clear().add(met).add(ranks).add(status.address()).add(timeout.toNanos());
         meet.launch(stream, THREAD_PER_RANK, arguments);
     }
@@ -117,7 +117,8 @@ final class SignalKernels implements AutoCloseable {
      * Enters an operation on a stream, sends a part to the same offset in the buffers of all ranks,
      * and lets the stream wait for the parts of the peers. Uses channel 0.
      */
-    void exchange(CudaStream stream, long offset, long part, long byteSize, Duration timeout) {
+    synchronized void exchange(
+            CudaStream stream, long offset, long part, long byteSize, Duration timeout) {
         RegionLayout layout = region.layout();
         long row = layout.signal(RegionLayout.ENTERED, 0);
         arguments.clear().add(entered).add(layout.signal(0, 0) - row);
@@ -127,7 +128,7 @@ final class SignalKernels implements AutoCloseable {
     }
 
     /** Signals a peer from a stream. */
-    void signal(CudaStream stream, int peer, int channel) {
+    synchronized void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));
         signal.launch(stream, ONE_THREAD, arguments);
@@ -143,7 +144,8 @@ final class SignalKernels implements AutoCloseable {
         await(stream, channel, ranks, count(RegionLayout.ENTERED), timeout);
     }
 
-    private void await(CudaStream stream, int row, int ranks, long count, Duration timeout) {
+    private synchronized void await(
+            CudaStream stream, int row, int ranks, long count, Duration timeout) {
         if (ranks == 0) {
             return;
         }

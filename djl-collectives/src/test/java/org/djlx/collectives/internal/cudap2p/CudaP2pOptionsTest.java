@@ -86,6 +86,17 @@ class CudaP2pOptionsTest {
         assertTrue(options.ncclOptions().isVerify());
     }
 
+    /** Unless set, copies run collectives where ranks share GPUs. */
+    @Test
+    void copyEnginesFollowSharedGpus() {
+        for (boolean shared : List.of(true, false)) {
+            CudaP2pOptions.Builder builder = CudaP2pOptions.builder().optSharedGpus(shared);
+            assertEquals(shared, builder.build().isCopyEngines());
+            assertEquals(shared, builder.build().toString().contains("copy engines"));
+            assertEquals(!shared, builder.optCopyEngines(!shared).build().isCopyEngines());
+        }
+    }
+
     @Test
     void optionsOfOtherBackendsAreRefused() {
         GroupContext context =

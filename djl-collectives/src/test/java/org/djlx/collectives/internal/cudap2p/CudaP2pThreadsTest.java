@@ -70,6 +70,23 @@ class CudaP2pThreadsTest {
     private static final Operation.Agreed NOTHING =
             new Operation.Agreed(null, new long[0], null, 0);
 
+    private static final Set<String> COPIED =
+            Set.of(
+                    "allReduce",
+                    "allReduceStrided",
+                    "allReduceSameBits",
+                    "allReduceCoalesced",
+                    "reduceScatter",
+                    "reduceScatterTensor",
+                    "reduceScatterInPlace",
+                    "reduceScatterCoalesced",
+                    "broadcast",
+                    "conjugated",
+                    "allGather",
+                    "allGatherIntoTensor",
+                    "allGatherInPlace",
+                    "allGatherCoalesced");
+
     private int worldSize;
 
     @BeforeEach
@@ -128,13 +145,36 @@ class CudaP2pThreadsTest {
         P2pRanks.requireNccl();
         List<ProcessGroup> groups = new ArrayList<>();
         return NcclCases.cases(worldSize).entrySet().stream()
-                .map(entry -> dynamicTest(entry.getKey(), () -> check(entry.getValue(), groups)))
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () -> check(entry.getValue(), groups, P2pRanks.options())))
                 .onClose(() -> groups.forEach(ProcessGroup::destroy));
     }
 
-    private void check(ContractCases.Case body, List<ProcessGroup> groups) {
+    /** The cases of collectives that run by copies, in rounds if they are large. */
+    @TestFactory
+    Stream<DynamicTest> contractByCopies() {
+        List<ProcessGroup> groups = new ArrayList<>();
+        return NcclCases.cases(worldSize).entrySet().stream()
+                .filter(entry -> COPIED.contains(entry.getKey()))
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () ->
+                                                check(
+                                                        entry.getValue(),
+                                                        groups,
+                                                        P2pRanks.copiesOptions())))
+                .onClose(() -> groups.forEach(ProcessGroup::destroy));
+    }
+
+    private void check(
+            ContractCases.Case body, List<ProcessGroup> groups, CudaP2pOptions.Builder options) {
         if (groups.isEmpty()) {
-            groups.addAll(groups(P2pRanks.options()));
+            groups.addAll(groups(options));
         }
         boolean passed = false;
         try {

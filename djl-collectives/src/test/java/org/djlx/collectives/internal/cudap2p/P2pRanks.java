@@ -70,6 +70,13 @@ public final class P2pRanks {
         return options(NcclOptions.builder().optVerify(true));
     }
 
+    /** As {@link #options()}, with waits of the host, and with collectives by copies. */
+    static CudaP2pOptions.Builder copiesOptions() {
+        return options(NcclOptions.builder().optBlockingWait(true))
+                .optTimeout(Duration.ofSeconds(10))
+                .optCopyEngines(true);
+    }
+
     /** Options with a short timeout, for a rank on some GPU, or for all ranks on these. */
     static CudaP2pOptions.Builder options(Device... devices) {
         return options(NcclOptions.builder().optDevices(devices));
