@@ -82,7 +82,12 @@ record CheckpointSave(
         metadata.put("counts", new Gson().toJson(counts));
         NDManager copies = copied ? NDManager.newBaseManager(Device.cpu(), "PyTorch") : null;
         if (copied) {
-            NoGradient.run(() -> arrays.replaceAll((name, array) -> copy(array, copies)));
+            try {
+                NoGradient.run(() -> arrays.replaceAll((name, array) -> copy(array, copies)));
+            } catch (RuntimeException | Error e) {
+                copies.close();
+                throw e;
+            }
         }
         NDManager manager = copied ? copies : trainer.getManager();
         return new CheckpointSave(path, metadata, arrays, manager, copies, awaited);

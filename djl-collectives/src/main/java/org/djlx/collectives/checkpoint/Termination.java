@@ -27,6 +27,7 @@ final class Termination {
      */
     static synchronized void watch() {
         if (watchers == 0) {
+            requested = false; // of an earlier trainer
             before = handle(null);
         }
         watchers++;

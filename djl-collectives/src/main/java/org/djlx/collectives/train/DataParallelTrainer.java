@@ -591,6 +591,13 @@ public final class DataParallelTrainer extends Trainer {
         if (replicas.get(0).group() == null) {
             return;
         }
+        if (isUneven() && (isFullySharded() || meets(getModel().getBlock()))) {
+            throw new IllegalStateException(
+                    "forward: the open collector is not this trainer's, so ranks in join would not"
+                            + " be told of its backward pass, in which this model's ranks meet"
+                            + " (FULL_SHARD, synchronised batch normalisation); open"
+                            + " trainer.newGradientCollector()");
+        }
         if (other != followed) {
             followed = other;
             followedPasses = 0;

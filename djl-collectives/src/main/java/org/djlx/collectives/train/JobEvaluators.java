@@ -17,6 +17,7 @@ import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
  * Sums the loss and the evaluators of an epoch over processes, so that metrics and {@code
@@ -57,6 +58,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
         try (NDManager manager = own.replicas().get(0).manager().newSubManager();
                 NDArray array = manager.create(sums)) {
             group.allReduce(array, ReduceOp.SUM).await();
+            CurrentStreams.await(array.getDevice());
             sums = array.toDoubleArray();
         }
         for (int i = 0; i < sums.length; i++) {

@@ -681,6 +681,7 @@ public final class Replica implements AutoCloseable {
                             norms.add(norm.toType(DataType.FLOAT64, false));
                             shares.add(copies.getOrDefault(reduced.getKey(), whole));
                         }
+                        CurrentStreams.await(device);
                         double[] values =
                                 norms.isEmpty()
                                         ? new double[0]
@@ -691,6 +692,7 @@ public final class Replica implements AutoCloseable {
                         if (parts != null && parts.worldSize() > 1) {
                             NDArray sum = temporary.create(new double[] {squares});
                             parts.allReduce(sum, ReduceOp.SUM).await();
+                            CurrentStreams.await(device);
                             squares = sum.toDoubleArray()[0];
                         }
                     }

@@ -11,6 +11,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.train.SplitCheck.Layout;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -92,6 +93,7 @@ final class UnevenBatches {
             return call;
         }
         telling.await();
+        CurrentStreams.await(told.getDevice());
         return (int) told.getLong(0);
     }
 
@@ -149,7 +151,8 @@ final class UnevenBatches {
         if (firstData == null) {
             throw new IllegalStateException(
                     "join: this process had no batch yet, so it cannot take part in the other"
-                            + " processes' steps; give each process at least one batch");
+                            + " processes' steps; give each process at least one batch, also after"
+                            + " a restart within an epoch");
         }
     }
 

@@ -326,6 +326,23 @@ class UnevenProcessesTest {
         assertEquals(expected, biases.get(1), 1e-5f);
     }
 
+    /** Ranks in join learn of such a scope's backward pass only at its end, after it has met. */
+    @Test
+    void scopesOfTheProgramAreRefusedWhereBackwardPassesMeet() throws Exception {
+        onTwo(
+                group -> {
+                    DataParallelConfig config = config(group, true);
+                    config.optDevices(new Device[] {Device.cpu()});
+                    config.optShardingStrategy(ShardingStrategy.FULL_SHARD);
+                    config.optOptimizer(Training.optimizer("sgd"));
+                    IllegalStateException refusal =
+                            assertThrows(
+                                    IllegalStateException.class, () -> passesOfScopes(config, 1));
+                    assertTrue(refusal.getMessage().contains("ranks in join"), refusal::toString);
+                    return 0f;
+                });
+    }
+
     /** Steps of two passes; returns a bias of the last layer after training. */
     private static float passesOfScopes(DataParallelConfig config, int steps) {
         SequentialBlock block = Training.block();

@@ -14,6 +14,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
 import java.util.UUID;
+import java.util.concurrent.locks.LockSupport;
 import java.util.regex.Pattern;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -35,6 +36,8 @@ public final class AtomicFile implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(AtomicFile.class);
     private static final String INCOMPLETE = ".incomplete";
+    private static final int LOCK_ATTEMPTS = 100;
+    private static final long PROBE_NANOS = 1_000_000; // more than a probe takes
 
     private final Path target;
     private final Path temporary;
@@ -52,9 +55,20 @@ public final class AtomicFile implements AutoCloseable {
                         StandardOpenOption.WRITE,
                         LinkOption.NOFOLLOW_LINKS);
         try {
-            channel.tryLock();
+            for (int i = 0; i < LOCK_ATTEMPTS && !tryLock(channel); i++) {
+                LockSupport.parkNanos(PROBE_NANOS);
+            }
         } catch (IOException e) {
             logger.debug("no locks in the file system of {}", target, e);
+        }
+    }
+
+    /** Fails also while {@link #isLocked} of this or another process holds the lock, to ask. */
+    private static boolean tryLock(FileChannel channel) throws IOException {
+        try {
+            return channel.tryLock() != null;
+        } catch (OverlappingFileLockException e) {
+            return false; // Of this JVM.
         }
     }
 
