@@ -325,6 +325,14 @@ class ShardedCheckpointTest {
         assertTrue(files().stream().allMatch(file -> file.toString().contains("checkpoint-3.")));
     }
 
+    /** Returns the manager of a rank; the ranks' directories are not the same. */
+    private CheckpointManager apart(int rank, Path other, boolean async) {
+        return CheckpointManager.builder()
+                .setDirectory(rank == 0 ? directory : other)
+                .optAsync(async)
+                .build();
+    }
+
     /** The ranks' directories are not the same: the checkpoint is not complete on any rank. */
     @ParameterizedTest
     @CsvSource({"true", "false"})
@@ -337,11 +345,7 @@ class ShardedCheckpointTest {
                     2,
                     5,
                     (trainer, rank) -> {
-                        CheckpointManager checkpoints =
-                                CheckpointManager.builder()
-                                        .setDirectory(rank == 0 ? directory : other)
-                                        .optAsync(async)
-                                        .build();
+                        CheckpointManager checkpoints = apart(rank, other, async);
                         IOException e =
                                 assertThrows(
                                         IOException.class,
@@ -374,11 +378,7 @@ class ShardedCheckpointTest {
                     2,
                     5,
                     (trainer, rank) -> {
-                        CheckpointManager checkpoints =
-                                CheckpointManager.builder()
-                                        .setDirectory(rank == 0 ? directory : other)
-                                        .optAsync(true)
-                                        .build();
+                        CheckpointManager checkpoints = apart(rank, other, true);
                         checkpoints.save(trainer, TrainingProgress.START);
                         if (rank == 1) {
                             checkpoints.onTrainingEnd(trainer);

@@ -181,15 +181,9 @@ class UnevenProcessesTest {
                             return train(
                                     P2pEngine.NAME,
                                     config,
-                                    trainer -> {
-                                        RandomAccessDataset data =
-                                                Training.dataset(
-                                                        trainer.getManager(),
-                                                        items,
-                                                        new BatchSampler(
-                                                                new SequenceSampler(), ROWS, true));
-                                        EasyTrain.fit(trainer, 2, data, null);
-                                    });
+                                    trainer ->
+                                            EasyTrain.fit(
+                                                    trainer, 2, dataset(trainer, items), null));
                         });
         try (Stream<Path> files = Files.list(directory)) {
             assertEquals(
@@ -270,10 +264,14 @@ class UnevenProcessesTest {
         }
     }
 
-    private static void fit(Trainer trainer, int items) throws Exception {
+    /** Items in order, in batches of ROWS. */
+    private static RandomAccessDataset dataset(Trainer trainer, int items) throws Exception {
         BatchSampler batches = new BatchSampler(new SequenceSampler(), ROWS, true);
-        NDManager manager = trainer.getManager();
-        EasyTrain.fit(trainer, 1, Training.dataset(manager, items, batches), null);
+        return Training.dataset(trainer.getManager(), items, batches);
+    }
+
+    private static void fit(Trainer trainer, int items) throws Exception {
+        EasyTrain.fit(trainer, 1, dataset(trainer, items), null);
     }
 
     @Test
@@ -462,12 +460,7 @@ class UnevenProcessesTest {
                                     P2pEngine.NAME,
                                     config,
                                     trainer -> {
-                                        RandomAccessDataset data =
-                                                Training.dataset(
-                                                        trainer.getManager(),
-                                                        items,
-                                                        new BatchSampler(
-                                                                new SequenceSampler(), ROWS, true));
+                                        RandomAccessDataset data = dataset(trainer, items);
                                         EasyTrain.fit(trainer, 2, data, data);
                                     });
                         });
