@@ -22,12 +22,13 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * What a process writes for a checkpoint: a file of arrays, after the files of other processes that
- * it names. {@link CheckpointParts} reads them.
+ * The part of a checkpoint that one process writes: one file of arrays. The file that names the
+ * parts of other processes is written after those parts. {@link CheckpointParts} reads them.
  *
- * @param path null if this process writes nothing
- * @param copies owns the arrays; null if they are the trainer's
- * @param awaited files of other processes that must be complete before
+ * @param path the file; null if this process writes nothing
+ * @param manager the manager of the arrays
+ * @param copies owns copies of the arrays; null if the trainer owns the arrays
+ * @param awaited the files of other processes that must be complete before this file is written
  */
 record CheckpointSave(
         Path path,
@@ -43,10 +44,11 @@ record CheckpointSave(
     private static final long POLL_MILLIS = 20;
 
     /**
-     * Collects what the ranks of a trainer own.
+     * Collects the parameters and optimizer state that the ranks of this process own.
      *
-     * @param metadata gets the counts of updates
-     * @param copied whether arrays are copied to CPU memory, so that training may go on
+     * @param metadata receives the optimizer's update counts
+     * @param copied whether to copy the arrays to CPU memory, so that training can continue during
+     *     the write
      */
     static CheckpointSave of(
             DataParallelTrainer trainer,
@@ -105,13 +107,14 @@ record CheckpointSave(
     }
 
     /**
-     * Writes the file, after the files that it names.
+     * Writes the file after the files that it names, then closes the copies.
      *
-     * @param written returns when all processes will have written; null if it is not known yet
-     * @param patience how long a file may be neither here nor being written after that: network
-     *     file systems keep names
-     * @return the key of the file if it names the others; otherwise null
-     * @throws IOException if it cannot be written, or a file that it names does not come
+     * @param written returns the deadline for the other processes' files; null while it is not
+     *     known
+     * @param patience how long to wait after the deadline for a file that no process is writing:
+     *     network file systems cache directory entries
+     * @return the key of the file if it names the other files; otherwise null
+     * @throws IOException if the file cannot be written, or a file that it names does not appear
      */
     Object write(Supplier<Deadline> written, Duration patience) throws IOException {
         if (path == null) {
@@ -124,11 +127,15 @@ record CheckpointSave(
             CheckpointFile.write(path, metadata, arrays, manager);
             return metadata.containsKey("format") ? CheckpointFile.key(path) : null;
         } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
             throw new IOException(path + ": interrupted while parts were awaited", e);
         }
     }
 
-    /** Waits for a file of another process; after the deadline while it is being written. */
+    /**
+     * Waits for a file of another process. After the deadline, waits on only while a process is
+     * writing the file, and for {@code patience} after that.
+     */
     private static void awaitPart(Path part, Supplier<Deadline> written, Duration patience)
             throws IOException, InterruptedException {
         Deadline absent = Deadline.after(patience);

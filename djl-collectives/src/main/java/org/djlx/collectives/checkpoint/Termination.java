@@ -5,8 +5,7 @@ import java.lang.reflect.InvocationHandler;
 import java.lang.reflect.Proxy;
 
 /**
- * Whether this process has been sent SIGTERM while one or several jobs watch for it. A second
- * SIGTERM ends the process at once.
+ * Records SIGTERM while at least one job watches for it. A second SIGTERM ends the process at once.
  */
 final class Termination {
 
@@ -14,26 +13,27 @@ final class Termination {
     static final int EXIT_CODE = 143;
 
     private static int watchers;
-    private static Object before; // the handler that watch() has replaced
+    private static Object before; // the handler that watch() replaced
     private static volatile boolean requested;
 
     private Termination() {}
 
     /**
-     * Handles SIGTERM until as many calls of {@link #unwatch}. A shutdown hook would be too late:
-     * the hooks of groups run at the same time.
+     * Starts to handle SIGTERM. Each call needs one call of {@link #unwatch}; the last one restores
+     * the previous handler. A shutdown hook would be too late: it runs concurrently with the hooks
+     * that close process groups.
      *
-     * @throws IllegalStateException if the JVM does not let SIGTERM be handled
+     * @throws IllegalStateException if the JVM does not allow a handler for SIGTERM
      */
     static synchronized void watch() {
         if (watchers == 0) {
-            requested = false; // of an earlier trainer
+            requested = false; // may be left over from an earlier trainer
             before = handle(null);
         }
         watchers++;
     }
 
-    /** Restores the handler before {@link #watch}. */
+    /** Ends one {@link #watch}. The last call restores the previous handler. */
     static synchronized void unwatch() {
         watchers--;
         if (watchers == 0) {
@@ -42,10 +42,10 @@ final class Termination {
     }
 
     /**
-     * Sets the handler of SIGTERM, and returns the handler before. By reflection, as javac warns of
-     * each use of {@code sun.misc}.
+     * Sets the handler of SIGTERM and returns the previous one. Uses reflection because javac warns
+     * about each use of {@code sun.misc}.
      *
-     * @param handler a handler; null for one that notes the request
+     * @param handler the handler; null for the one that records the request
      */
     static Object handle(Object handler) {
         try {
@@ -53,6 +53,9 @@ final class Termination {
             Class<?> type = Class.forName("sun.misc.SignalHandler");
             InvocationHandler note =
                     (proxy, method, args) -> {
+                        if (!method.getName().equals("handle")) {
+                            return method.invoke(Termination.class, args); // toString and such
+                        }
                         if (requested) {
                             System.exit(EXIT_CODE);
                         }

@@ -9,32 +9,61 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Lets processes have different numbers of batches, as PyTorch's Join. Those that train tell those
- * in {@link DataParallelTrainer#join} of each call, and these repeat it with a row that counts for
- * nothing.
+ * Lets processes train on different numbers of batches, like PyTorch's {@code Join}.
+ *
+ * <ul>
+ *   <li>A process that trains announces each call: forward, backward, step or a listener.
+ *   <li>A process in {@link DataParallelTrainer#join} repeats the call, so that its collectives
+ *       match. Its passes use one row of its first batch, which adds nothing to gradients.
+ * </ul>
  */
 final class UnevenBatches {
 
-    /** The calls that ranks in join repeat; JOINED if no rank makes one. */
+    /** The calls that processes in join repeat; JOINED: all processes are in join. */
     enum Call {
         JOINED,
         FORWARD,
         BACKWARD,
         STEP,
-        LISTENER // plus the index of the JoinListener: the last one
+        LISTENER // keep last: its number plus the index of the JoinListener is announced
+    }
+
+    /** The passes of a step, which join repeats. */
+    private static final class Passes implements AutoCloseable {
+
+        private final NDManager manager;
+        private final DataParallelTrainer.Collector collector;
+        private final List<NDArray> outputs = new ArrayList<>(); // without a backward pass yet
+
+        Passes(DataParallelTrainer trainer) {
+            manager = trainer.getManager().newSubManager();
+            collector = (DataParallelTrainer.Collector) trainer.newGradientCollector();
+        }
+
+        void backward() {
+            List<NDArray> zeros = outputs.stream().map(NDArray::zerosLike).toList();
+            collector.backward(() -> collector.scope().backward(outputs, zeros));
+            outputs.clear();
+        }
+
+        @Override
+        public void close() {
+            try (manager) {
+                collector.close();
+            }
+        }
     }
 
     private final DataParallelTrainer trainer;
-    private NDList firstData; // a row of the first batch; null before
-    private NDList firstLabels; // of that row; null if there are none
-    private NDArray told; // the last call that was all-reduced; null before
-    private Work telling; // the all-reduce of told
+    private NDList firstData; // the first row of the first batch; null before that batch
+    private NDList firstLabels; // the labels of that row; null without labels
+    private NDArray announced; // the number of the last announced call; null before the first
+    private Work announcement; // the all-reduce of that number
 
     UnevenBatches(DataParallelTrainer trainer) {
         this.trainer = trainer;
@@ -44,17 +73,17 @@ final class UnevenBatches {
         return trainer.replicas().get(0);
     }
 
-    /** Tells ranks in join of a call. */
+    /** Announces a call to the processes in join. */
     void tell(Call call) {
         tell(call.ordinal());
     }
 
-    /** Returns the classes of the trainer's listeners, in their order. */
+    /** Returns the class names of the trainer's JoinListeners, in their order. */
     List<String> names() {
         return listeners().stream().map(listener -> listener.getClass().getName()).toList();
     }
 
-    /** Tells ranks in join that a listener is called. */
+    /** Announces a call of a listener to the processes in join. */
     void tell(JoinListener listener) {
         int index = listeners().indexOf(listener);
         if (index < 0) {
@@ -77,72 +106,64 @@ final class UnevenBatches {
     }
 
     /**
-     * Tells ranks in join of a call, by an all-reduce of its number.
+     * Announces a call by an all-reduce (MAX) of its number.
      *
-     * @return the call, or, for JOINED, the call of the ranks that still train
+     * @return the call; for JOINED, the call of the processes that still train
      */
     private int tell(int call) {
         ProcessGroup group = trainer.group();
-        if (told != null) {
-            telling.await();
-            told.close();
+        if (announced != null) {
+            announcement.await();
+            announced.close();
         }
-        told = replica().manager().create(new long[] {call});
-        telling = group.allReduce(told, ReduceOp.MAX);
+        announced = replica().manager().create(new long[] {call});
+        announcement = group.allReduce(announced, ReduceOp.MAX);
         if (call != Call.JOINED.ordinal()) {
             return call;
         }
-        telling.await();
-        CurrentStreams.await(told.getDevice());
-        return (int) told.getLong(0);
+        announcement.await();
+        CurrentStreams.await(announced.getDevice());
+        return (int) announced.getLong(0);
     }
 
-    /** Repeats the calls of other processes until all have joined. */
+    /** Repeats the calls of processes that still train until all are in join. */
     void join() {
         replica().setIdle(true);
-        NDManager manager = null;
-        DataParallelTrainer.Collector collector = null;
-        List<NDArray> targets = new ArrayList<>();
+        Passes passes = null;
         try {
             int joined = Call.JOINED.ordinal();
             for (int number = tell(joined); number != joined; number = tell(joined)) {
                 Call call = Call.values()[Math.min(number, Call.LISTENER.ordinal())];
-                if (collector == null && (call == Call.FORWARD || call == Call.BACKWARD)) {
-                    manager = trainer.getManager().newSubManager();
-                    collector = (DataParallelTrainer.Collector) trainer.newGradientCollector();
+                if (passes == null && (call == Call.FORWARD || call == Call.BACKWARD)) {
+                    passes = new Passes(trainer);
                 }
                 switch (call) {
                     case FORWARD -> {
                         requireBatch();
-                        trainer.pass(copy(firstData, manager), copy(firstLabels, manager)).stream()
+                        NDList data = copy(firstData, passes.manager);
+                        trainer.pass(data, copy(firstLabels, passes.manager)).stream()
                                 .filter(Torch::requiresGradient)
-                                .forEach(targets::add);
+                                .forEach(passes.outputs::add);
                     }
-                    case BACKWARD -> {
-                        GradientScope scope = collector.scope();
-                        List<NDArray> zeros = targets.stream().map(NDArray::zerosLike).toList();
-                        collector.backward(() -> scope.backward(targets, zeros));
-                        targets.clear();
-                    }
+                    case BACKWARD -> passes.backward();
                     case LISTENER ->
                             listeners()
                                     .get(number - Call.LISTENER.ordinal())
                                     .onJoinedBatch(trainer);
                     default -> {
                         trainer.update();
-                        if (collector != null) {
-                            collector.close();
-                            manager.close();
-                            collector = null;
+                        if (passes != null) {
+                            Passes ended = passes;
+                            passes = null;
+                            ended.close();
                         }
                     }
                 }
             }
         } finally {
             replica().setIdle(false);
-            if (collector != null) {
-                collector.close();
-                manager.close();
+            if (passes != null) {
+                passes.close();
             }
         }
     }
@@ -156,7 +177,7 @@ final class UnevenBatches {
         }
     }
 
-    /** Keeps a row of the first batch. */
+    /** Copies the first row of the first batch, with which join repeats passes. */
     void keepFirst(NDList data, NDList labels) {
         if (firstData == null) {
             Layout of = Layout.of(data, labels, null);
