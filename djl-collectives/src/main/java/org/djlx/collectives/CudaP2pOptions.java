@@ -162,7 +162,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
     private final Boolean direct; // null: depends on the number of ranks
-    private final Boolean copyEngines; // null: if ranks share GPUs
+    private final Boolean copyEngines; // null: only if ranks share GPUs
 
     private CudaP2pOptions(Builder builder) {
         super(
@@ -382,8 +382,8 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
-         * NCCL does not support shared GPUs: all-reduces, all-gathers, reduce-scatters, broadcasts
-         * and barriers run without it, see {@link #optCopyEngines}; all else that needs NCCL fails.
+         * NCCL does not support shared GPUs. All-reduces, all-gathers, reduce-scatters, broadcasts
+         * and barriers run without NCCL, see {@link #optCopyEngines}; other collectives fail.
          *
          * <p>For ranks in one process:
          *
@@ -448,17 +448,21 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Lets copies through the P2P buffers run all-gathers, reduce-scatters, broadcasts and
-         * barriers, instead of NCCL, on the group's stream. They leave the SMs to concurrent
-         * computation, as when a fully sharded trainer gathers parameters: a kernel runs only to
-         * wait for the other ranks and to reduce. Tensors larger than the buffers go in rounds.
-         * Without P2P buffers, NCCL is used. Where ranks share GPUs, all-reduces for which there is
-         * no kernel run by copies, too.
+         * Runs all-gathers, reduce-scatters, broadcasts and barriers as copies through the P2P
+         * buffers instead of by NCCL. Copy engines leave the SMs to concurrent computation, for
+         * example while a fully sharded trainer gathers parameters.
          *
-         * <p>They overwrite the P2P buffers, as fused operators do, and reduce as {@link
-         * org.djlx.collectives.spi.Reductions}, in rank order. They cannot go into a CUDA graph.
+         * <ul>
+         *   <li>Kernels run only to wait for the other ranks and to reduce.
+         *   <li>Tensors larger than the buffers are copied in several rounds.
+         *   <li>Reductions run in rank order, as in {@link org.djlx.collectives.spi.Reductions}.
+         *   <li>Like fused operators, these collectives overwrite the P2P buffers.
+         *   <li>They cannot be captured in a CUDA graph.
+         *   <li>If ranks share GPUs, all-reduces without a kernel also run as copies.
+         *   <li>Without P2P buffers, NCCL runs all of them.
+         * </ul>
          *
-         * @param used true to use them; unless set, they are used if ranks share GPUs
+         * @param used whether to use copy engines; by default, only if ranks share GPUs
          * @return this builder
          */
         public Builder optCopyEngines(boolean used) {

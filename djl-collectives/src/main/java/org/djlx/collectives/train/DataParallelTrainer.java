@@ -320,10 +320,16 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Returns whether the ranks are threads on the CPU and the block is so small that the caller's
-     * thread adds their gradients faster than they all-reduce them. False with compression, with
-     * buckets smaller than the block, and if the block has a parameter without gradient, other than
-     * statistics: it may write to it in each rank's pass.
+     * Returns whether ranks share the block's parameters: for a small block on CPUs, one thread
+     * adds gradients faster than the ranks all-reduce them. False in any of these cases:
+     *
+     * <ul>
+     *   <li>a rank on a GPU, or only one rank
+     *   <li>a sharding strategy or gradient compression
+     *   <li>a parameter that is not float32
+     *   <li>a block larger than 2 MiB or than a gradient bucket
+     *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
+     * </ul>
      */
     private boolean isSmall(Block block) {
         if (replicas.size() == 1
@@ -429,7 +435,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Returns whether all ranks of this JVM have the same parameters, or there is only one. */
+    /** Returns whether all ranks of this JVM share one set of parameters. True for one rank. */
     private boolean isOfOneMemory() {
         return replicas.size() == 1 || replicas.get(0).sharesMemory();
     }
@@ -564,7 +570,7 @@ public final class DataParallelTrainer extends Trainer {
         reduced = false;
     }
 
-    /** Makes the gradients those of all ranks, unless {@link #noSync} is open. */
+    /** Reduces the gradients over all ranks, unless {@link #noSync} is open. */
     private void finishBackward() {
         if (!loaded || reduced || !replicas.get(0).synchronizes()) {
             return;
@@ -578,8 +584,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Takes part in a collector that is not this trainer's, such as that of another trainer: its
-     * backward pass reduces gradients once all passes within the collector have gone back.
+     * Joins a collector that another trainer or the caller has opened. The backward pass reduces
+     * this trainer's gradients once all its passes within the collector have run backward.
      */
     private void followCollector(GradientScope other, NDManager manager) {
         if (scaler != null) {
@@ -887,7 +893,7 @@ public final class DataParallelTrainer extends Trainer {
         finishGradients();
     }
 
-    /** Makes the gradients those of all ranks, so far as backward passes have not. */
+    /** Reduces the gradients that backward passes have not reduced yet. */
     private void finishGradients() {
         closePasses();
         follow();
@@ -956,7 +962,9 @@ public final class DataParallelTrainer extends Trainer {
         update();
     }
 
-    /** Reduces the gradients and updates the parameters, without telling other ranks. */
+    /**
+     * Reduces the gradients and updates the parameters, without announcing it to processes in join.
+     */
     void update() {
         long begin = System.nanoTime();
         finishGradients();
@@ -1013,7 +1021,7 @@ public final class DataParallelTrainer extends Trainer {
         return settings.join() && group() != null;
     }
 
-    /** Tells ranks in {@link #join} of a call. */
+    /** Announces a call to processes in {@link #join}. */
     private void tell(UnevenBatches.Call call) {
         if (isUneven()) {
             unevenBatches.tell(call);
@@ -1021,10 +1029,14 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Has processes in {@link #join} call their listener {@link JoinListener#onJoinedBatch}, so
-     * that they take part in its collectives. All processes that train call it, in {@code
-     * onTrainingBatch} of the same listener: the listeners that are JoinListeners are the same, in
-     * the same order, on all processes. Does nothing without {@link DataParallelConfig#optJoin}.
+     * Makes processes in {@link #join} call {@link JoinListener#onJoinedBatch} of this listener, so
+     * that they take part in its collectives. Does nothing without {@link
+     * DataParallelConfig#optJoin}.
+     *
+     * <ul>
+     *   <li>All processes that train call it, in {@code onTrainingBatch} of the same listener.
+     *   <li>All processes have the same JoinListeners, in the same order.
+     * </ul>
      *
      * @param listener the listener that calls
      * @throws IllegalArgumentException if the trainer's configuration does not have the listener

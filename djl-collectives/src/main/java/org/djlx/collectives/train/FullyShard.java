@@ -385,8 +385,9 @@ final class FullyShard {
     }
 
     /**
-     * Limits how far the host is ahead: an operation keeps its arrays until the GPU has ended it,
-     * so a host that is far ahead would keep all gathered parameters.
+     * Limits how far the host is ahead, as PyTorch's {@code limit_all_gathers}: an operation keeps
+     * its arrays until the GPU has ended it, so a host that is far ahead would keep all gathered
+     * parameters.
      */
     private Work running(Work work) {
         running.add(work);

@@ -5,16 +5,21 @@ import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListener;
 
 /**
- * A training listener whose {@code onTrainingBatch} runs collectives of the trainer's processes.
- * With {@link DataParallelConfig#optJoin} its process may be in {@link DataParallelTrainer#join}
- * while others train on. Then {@code onTrainingBatch} first calls {@link
- * DataParallelTrainer#callInJoin}, and the joined process runs the same collectives in {@link
- * #onJoinedBatch}.
+ * A training listener that runs collectives in {@code onTrainingBatch}. With {@link
+ * DataParallelConfig#optJoin}, some processes may be in {@link DataParallelTrainer#join} while
+ * others still train. Two rules keep their collectives matched:
+ *
+ * <ul>
+ *   <li>{@code onTrainingBatch} calls {@link DataParallelTrainer#callInJoin} before its
+ *       collectives.
+ *   <li>{@link #onJoinedBatch} runs the same collectives on the processes in {@code join}.
+ * </ul>
  */
 public interface JoinListener extends TrainingListener {
 
     /**
-     * Called on a process in {@code join}, on its trainer's thread, for a batch of other processes.
+     * Called on a process in {@code join}, on its trainer's thread, when other processes have
+     * trained on a batch and call this listener.
      *
      * @param trainer the trainer of this process
      */

@@ -27,8 +27,9 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * What a configuration means for this process: whether it is one of several, its listeners, ranks
- * and the options of their group. Refuses blocks and optimizers that would train wrongly.
+ * Derives a trainer's setup from its configuration: whether this process is one of several, its
+ * number of ranks, its listeners, and the options of its process group. Rejects blocks and
+ * optimizers that would train wrongly.
  */
 final class TrainerSetup {
 
@@ -41,7 +42,9 @@ final class TrainerSetup {
         return LaunchEnvironment.current().isDistributed();
     }
 
-    /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
+    /**
+     * Returns whether this process has rank 0 in the data-parallel and the tensor-parallel group.
+     */
     static boolean isFirst(Model model, DataParallelConfig settings) {
         ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
         if (parts != null && parts.rank() > 0) {
@@ -57,8 +60,8 @@ final class TrainerSetup {
     }
 
     /**
-     * Returns a configuration that sums evaluators over processes. Listeners that log are those of
-     * the first rank only.
+     * Returns a copy of a configuration for one of several processes. Evaluators are summed over
+     * all processes. Only the first rank keeps the listeners that log.
      */
     static TrainingConfig ofRank(TrainingConfig config, boolean first) {
         DefaultTrainingConfig own =
@@ -82,7 +85,7 @@ final class TrainerSetup {
         return own;
     }
 
-    /** Returns the number of ranks in this JVM, if it is not one of several processes. */
+    /** Returns the number of ranks in a JVM that runs the whole job. */
     static int ranks(DataParallelConfig settings, Device[] devices) {
         Integer wanted = settings.ranks();
         if (!devices[0].isGpu()) {
@@ -99,8 +102,8 @@ final class TrainerSetup {
     }
 
     /**
-     * Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a
-     * handle.
+     * Rejects tensor-parallel blocks with several ranks in this JVM: the JVM has one handle of the
+     * tensor-parallel group, and ranks cannot share a handle.
      */
     static void requireWhole(Block block, int ranks) {
         ProcessGroup parts = DividedBlock.groupOf(block);
@@ -115,7 +118,7 @@ final class TrainerSetup {
         }
     }
 
-    /** Refuses learning rates by parameter: each rank's parameters have ids of their own. */
+    /** Rejects learning rates per parameter id: the ids differ between the ranks of this JVM. */
     static void requireOneRate(Optimizer optimizer, int ranks) {
         Class<?> type = optimizer.getClass();
         for (; type != Object.class; type = type.getSuperclass()) {
@@ -165,7 +168,7 @@ final class TrainerSetup {
                 .build();
     }
 
-    /** Refuses parameters that are not float32 with mixed precision. */
+    /** Rejects mixed precision for floating-point parameters other than float32. */
     static void requireMasters(DataParallelConfig settings, Block block) {
         for (Pair<String, Parameter> named : block.getParameters()) {
             ScalarType type = Torch.scalarType(named.getValue().getArray());
@@ -182,7 +185,10 @@ final class TrainerSetup {
         }
     }
 
-    /** Refuses what FULL_SHARD cannot divide. */
+    /**
+     * Rejects what FULL_SHARD cannot divide: tensor-parallel blocks, and the state that an
+     * optimizer has of an earlier trainer.
+     */
     static void requireDivisible(Block block, OptimizerState state) {
         ProcessGroup parts = DividedBlock.groupOf(block);
         if (parts != null && parts.worldSize() > 1) {

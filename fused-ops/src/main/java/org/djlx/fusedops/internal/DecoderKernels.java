@@ -131,15 +131,15 @@ public final class DecoderKernels implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
 
     /**
-     * What kernels are compiled for.
+     * The properties of a model for which the kernels are compiled.
      *
      * @param type float16 or bfloat16
-     * @param weightBits the bits of the weights of matmuls: 16, or 8 or 4 as {@link
-     *     QuantizeKernels} has them
-     * @param rows the largest number of rows of a matmul kernel: 8, 16, or up to {@value
-     *     #QUANTIZED_ROWS}, or {@value #MATMUL_ROWS} with 16 bits
+     * @param weightBits the bits of the weights of matmuls: 16, or 8 or 4 in the layout of {@link
+     *     QuantizeKernels}
+     * @param rows the largest number of rows of a matmul kernel: 8, 16, 32 or 64, up to {@value
+     *     #MATMUL_ROWS} with weights of 16 bits and {@value #QUANTIZED_ROWS} with others
      * @param headSize the elements of a head
-     * @param groupSize the heads of queries that share a head of keys and values
+     * @param groupSize the query heads that share a key and value head
      * @param blockTokens the tokens of a block of the KV cache
      */
     public record Model(
@@ -150,7 +150,7 @@ public final class DecoderKernels implements AutoCloseable {
             int groupSize,
             int blockTokens) {
 
-        /** Returns how much larger a row of x is than a row of weights. */
+        /** Returns the size of a row of x divided by the size of a row of weights. */
         private int xPacks() {
             return 16 / weightBits;
         }
@@ -217,8 +217,8 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the kernels but for sampling and matmuls, those for sampling, then matmuls: of a
-     * normed row, and of up to 8 rows, 16 and so on.
+     * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
+     * sampling; matmuls of one normalised row; matmuls of up to 8 rows, 16 rows and so on.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -358,7 +358,7 @@ public final class DecoderKernels implements AutoCloseable {
      * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows; the weights are read again for each {@link Model#rows}
+     * @param rows the number of rows; every {@link Model#rows} rows read the weights once
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated

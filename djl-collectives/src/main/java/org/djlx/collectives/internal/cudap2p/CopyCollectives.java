@@ -23,20 +23,20 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Collectives by copies through the P2P buffers, on the group's stream: copy engines move the data,
- * and kernels run only to wait and to reduce. An operation runs in rounds:
+ * Runs collectives as copies through the P2P buffers, on the group's stream. Copy engines move the
+ * data; kernels run only to wait and to reduce. An operation runs in rounds:
  *
  * <pre>
  *   buffer of a rank:  | half 0: a window for each source rank | half 1: as half 0 |
  * </pre>
  *
  * <ol>
- *   <li>Before its first copy, an operation waits until the peers have ended their earlier
- *       operations, which may use the buffers otherwise.
+ *   <li>Before its first copy, an operation waits until the peers have finished their earlier
+ *       operations, which may still use the buffers.
  *   <li>In a round, a rank copies a piece of its data into its windows on the peers, passes a
  *       barrier, and copies or reduces what it has received.
- *   <li>The next round uses the other half: a peer that writes to a half has passed the barrier
- *       that follows the half's last reader.
+ *   <li>Rounds alternate between the halves. So a peer overwrites a half only after a barrier that
+ *       follows the last read of that half.
  * </ol>
  */
 final class CopyCollectives {
@@ -59,28 +59,30 @@ final class CopyCollectives {
         window = region.layout().bufferSize() / 2 / ranks / ALIGNMENT * ALIGNMENT;
     }
 
-    /** Returns whether the buffers have room; the same on all ranks. */
+    /** Returns whether the buffers are large enough; the same on all ranks. */
     boolean isPossible() {
         return ranks > 1 && window > 0;
     }
 
-    /** Takes what a round has received into the windows of a half. */
+    /** Copies or reduces the data that a round has received into one half's windows. */
     private interface Round {
 
         /**
-         * Enqueues work.
+         * Enqueues the copies or the reduction on the stream.
          *
          * @param half the offset of the half in the buffer
          * @param done the bytes of each part that earlier rounds have moved
-         * @param size the bytes of this round
+         * @param size the bytes of each part in this round
          */
         void take(long half, long done, long size);
     }
 
     /**
-     * Sends parts of the same size to the peers.
+     * Sends one part to each peer, in rounds. All parts have the same size.
      *
-     * @param parts the address of the part for each rank; 0 for none
+     * @param parts the address of the part for each rank; 0 to send nothing
+     * @param byteSize the size of a part
+     * @param round called after each round's barrier
      */
     private void exchange(
             CudaStream stream, Operation operation, long[] parts, long byteSize, Round round) {
@@ -134,7 +136,7 @@ final class CopyCollectives {
         return group.issue(operation, new GpuCall(body, in, out, new long[0], false), result);
     }
 
-    /** Gathers into one array, or into one for each rank. */
+    /** Gathers into one array, or into one array per rank. */
     Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
         DeviceTensor in = input(input);
         List<DeviceTensor> out = outputs.stream().map(this::output).toList();
@@ -161,7 +163,10 @@ final class CopyCollectives {
         return issue(operation, body, List.of(in), out, outputs);
     }
 
-    /** Returns the addresses of the ranks' parts of one tensor, or of a tensor for each rank. */
+    /**
+     * Returns the address of each rank's part: consecutive parts of one tensor, or one tensor per
+     * rank.
+     */
     private long[] parts(List<DeviceTensor> tensors, long byteSize) {
         long[] parts = new long[ranks];
         for (int i = 0; i < ranks; i++) {
@@ -194,14 +199,14 @@ final class CopyCollectives {
         return issue(operation, body, sends ? own : none, sends ? none : own, List.of(tensor));
     }
 
-    /** Reduces the ranks' tensors; sums of 16-bit types as {@link Reductions} does. */
+    /** All-reduces a tensor. 16-bit types are summed as in {@link Reductions}. */
     Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         DeviceTensor io = input(tensor);
         GpuCall.Body body = stream -> reduce(stream, operation, toAll(io.address()), io, op);
         return issue(operation, body, List.of(), List.of(io), List.of(tensor));
     }
 
-    /** Reduces parts of one array, or of one for each rank. */
+    /** Reduce-scatters the parts of one array, or one array per rank. */
     Work reduceScatter(Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
         DeviceTensor out = output(output);
         List<DeviceTensor> in = inputs.stream().map(this::input).toList();

@@ -367,9 +367,9 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets whether, on GPUs in float16 and bfloat16, a sequence gets the same bits in every
-         * batch. If not, that holds for steps of up to 32 tokens, those of short prompts included;
-         * cuBLASLt multiplies larger ones, and its order of summation depends on the number of
-         * tokens. With it, steps have at most 64 tokens, and from 33 on they take longer.
+         * batch. If true, steps have at most 64 tokens, and those of more than 32 tokens, with FP8
+         * of more than 8, take longer. If false, cuBLASLt multiplies these larger steps, except
+         * with INT4, and its order of summation depends on the number of tokens.
          *
          * @param batchInvariant whether the bits are the same; default false
          * @return this builder

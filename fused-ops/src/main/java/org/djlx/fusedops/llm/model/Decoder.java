@@ -50,9 +50,9 @@ import org.djlx.nativeops.torch.Torch;
  * layer of a prefill's last token, and samples the next token.
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
- * the other sequences of the batch, bit for bit. Larger steps are multiplied by cuBLASLt, whose
- * algorithms depend on the number of rows, unless the decoder is batch-invariant. Kernels sum in
- * float32 and round their results to the element type.
+ * the other sequences of the batch, bit for bit. cuBLASLt multiplies larger steps, unless the
+ * decoder is batch-invariant or the weights are INT4; its algorithms depend on the number of rows.
+ * Kernels sum in float32 and round their results to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */

@@ -5,17 +5,18 @@ import java.util.Locale;
 import org.djlx.fusedops.internal.DecoderKernels;
 
 /**
- * How the weights of projections are stored. They are rounded to the nearest number while they are
- * read. The embedding, routers, norms, biases and the KV cache keep the model's type; an embedding
- * that is also the output matrix is stored twice. Activations are rounded, too:
+ * How the weights of projections are stored. Loading a model rounds them to the nearest number. The
+ * embedding, routers, norms, biases and the KV cache keep the model's type; an embedding that is
+ * also the output matrix is stored twice. Activations are rounded, too:
  *
  * <ul>
  *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact
- *   <li>on GPUs to e4m3 with a scale for each token, for products of FP8 weights in prefills and in
- *       steps of more than 8 rows, unless they are batch-invariant; otherwise not
+ *   <li>on GPUs, with FP8, to e4m3 with a scale for each token: in prefills, and in decode steps of
+ *       more than 8 rows unless the engine is batch-invariant
+ *   <li>on GPUs, with INT4: not
  * </ul>
  *
- * <p>On GPUs the model needs {@linkplain ModelKernels kernels}, and one rank.
+ * <p>On GPUs, quantization needs one rank and a model that has {@linkplain ModelKernels kernels}.
  */
 public enum Quantization {
     /** In the model's type. */
@@ -38,10 +39,10 @@ public enum Quantization {
     }
 
     /**
-     * {@return the largest number of rows that the decode kernels of GPUs multiply}
+     * {@return the largest number of rows of one matmul by the decode kernels of GPUs}
      *
-     * <p>For more rows of weights in 16 bits or e4m3, cuBLASLt is faster. Its bits depend on the
-     * number of rows.
+     * <p>With weights in 16 bits or e4m3, cuBLASLt multiplies more rows, unless the engine is
+     * batch-invariant; its bits depend on the number of rows. With INT4 the kernels run repeatedly.
      */
     int gpuRows(boolean batchInvariant) {
         return switch (this) {
