@@ -296,7 +296,7 @@ class AllReduceRmsNormGpuTest {
                                             device,
                                             new KernelCompiler(KernelCache.user()),
                                             new DecoderKernels.Model(
-                                                    ScalarType.BFLOAT16, 16, 8, 128, 1, 16))) {
+                                                    ScalarType.BFLOAT16, 16, 8, 128, 1, 16, 16))) {
                         ScalarType type = ScalarType.BFLOAT16;
                         NDArray x = TestArrays.random(manager, type, new Shape(1, depth), 60);
                         NDArray norm = TestArrays.random(manager, type, new Shape(depth), 61);

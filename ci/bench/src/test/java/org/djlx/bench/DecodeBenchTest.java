@@ -18,6 +18,7 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Quantization;
@@ -131,7 +132,8 @@ class DecodeBenchTest {
                         Collections.nCopies(32, layer),
                         1,
                         0,
-                        false);
+                        false,
+                        KvCache.Dtype.AUTO);
         assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization));
     }
 

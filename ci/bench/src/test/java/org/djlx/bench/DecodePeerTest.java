@@ -9,6 +9,7 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Rope;
@@ -42,7 +43,8 @@ class DecodePeerTest {
                         Collections.nCopies(3, LayerConfig.llama(rope, 16, 48)),
                         1,
                         0,
-                        false);
+                        false,
+                        KvCache.Dtype.AUTO);
         return DecodePeer.run(
                 "sh", script, DecodePeer.arguments(config, 2, 5, new int[] {1, 8}, 7));
     }

@@ -126,6 +126,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final CudaKernel top;
     private final CudaKernel sample;
     private final CudaKernel prefillRotateAndCache;
+    private final CudaKernel gather;
     private final CudaKernel activate;
     private final CudaKernel normHeads;
     private final KernelArguments arguments = new KernelArguments();
@@ -141,6 +142,8 @@ public final class DecoderKernels implements AutoCloseable {
      * @param headSize the elements of a head
      * @param groupSize the query heads that share a key and value head
      * @param blockTokens the tokens of a block of the KV cache
+     * @param cacheBits the bits of the elements of the KV cache: 16 for those of {@code type}, or 8
+     *     for e4m3 with scales
      */
     public record Model(
             ScalarType type,
@@ -148,7 +151,8 @@ public final class DecoderKernels implements AutoCloseable {
             int rows,
             int headSize,
             int groupSize,
-            int blockTokens) {
+            int blockTokens,
+            int cacheBits) {
 
         /** Returns the size of a row of x divided by the size of a row of weights. */
         private int xPacks() {
@@ -178,10 +182,12 @@ public final class DecoderKernels implements AutoCloseable {
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
-            attentionLate = module.kernel("decode_attention_late");
+            attentionLate =
+                    model.cacheBits == 8 ? attention : module.kernel("decode_attention_late");
             attentionCached = module.kernel("decode_attention_cached");
             rotateAndCache = module.kernel("decode_rotate_and_cache");
             prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
+            gather = module.kernel("prefill_gather");
             activate = module.kernel("prefill_activate");
             normHeads = module.kernel("norm_heads");
             top = modules.get(1).kernel("decode_top");
@@ -229,7 +235,8 @@ public final class DecoderKernels implements AutoCloseable {
                         type,
                         "-DHEAD_SIZE=" + model.headSize,
                         "-DGROUP_SIZE=" + model.groupSize,
-                        "-DBLOCK_TOKENS=" + model.blockTokens));
+                        "-DBLOCK_TOKENS=" + model.blockTokens,
+                        "-DCACHE_BITS=" + model.cacheBits));
         parts.add(new Part(SAMPLING_SOURCE, type));
         for (int rows = 1; rows <= model.rows; rows = Math.max(PACK, 2 * rows)) {
             parts.add(
@@ -443,12 +450,23 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
+     * The KV cache of a layer, by address. A head that is stored in e4m3 has a scale in float32:
+     * its largest magnitude divided by 448, and NaN or infinite if an element is.
+     *
+     * @param keys the keys, of shape (slots, heads of keys, head size)
+     * @param values the values, of the same shape
+     * @param keyScales of shape (blocks, heads of keys, tokens of a block); not used with 16 bits
+     * @param valueScales of the same shape
+     */
+    public record Cache(long keys, long values, long keyScales, long valueScales) {}
+
+    /**
      * The arrays of attention, by address.
      *
      * @param output the output, of shape (rows, heads of queries, head size)
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
-     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, of the same shape
+     * @param cache the KV cache. With 8 bits, attention uses the new keys and values as they are
+     *     stored, too
      * @param positions an int for each row: the position of the new token, or -1 for none. The
      *     kernel reads positions and table while the previous matmul still runs, so write them
      *     before a kernel or copy that ends before that matmul starts
@@ -464,8 +482,7 @@ public final class DecoderKernels implements AutoCloseable {
     public record Attention(
             long output,
             long qkv,
-            long keys,
-            long values,
+            Cache cache,
             long positions,
             long table,
             long cosines,
@@ -497,8 +514,10 @@ public final class DecoderKernels implements AutoCloseable {
                 .addStruct(
                         of.output,
                         of.qkv,
-                        of.keys,
-                        of.values,
+                        of.cache.keys,
+                        of.cache.values,
+                        of.cache.keyScales,
+                        of.cache.valueScales,
                         of.positions,
                         of.table,
                         of.cosines,
@@ -631,8 +650,7 @@ public final class DecoderKernels implements AutoCloseable {
      * keys and values to the KV cache.
      *
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
-     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, of the same shape
+     * @param slots an int for each row: its slot in the KV cache
      * @param start the position of the first token in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
      * @param sines the sines, of the same shape
@@ -642,8 +660,7 @@ public final class DecoderKernels implements AutoCloseable {
             CudaStream stream,
             int rows,
             long qkv,
-            long keys,
-            long values,
+            Cache cache,
             long slots,
             long start,
             long cosines,
@@ -652,8 +669,48 @@ public final class DecoderKernels implements AutoCloseable {
             int heads) {
         arguments
                 .clear()
-                .addStruct(qkv, keys, values, slots, start, cosines, sines, queries, heads);
+                .addStruct(
+                        qkv,
+                        cache.keys,
+                        cache.values,
+                        cache.keyScales,
+                        cache.valueScales,
+                        slots,
+                        start,
+                        cosines,
+                        sines,
+                        queries,
+                        heads);
         prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
+    }
+
+    /**
+     * Copies keys and values of the given slots from the KV cache, in the model's type.
+     *
+     * @param keys the output, of shape (rows, heads, head size)
+     * @param values the output, of the same shape
+     * @param slots a long for each row
+     */
+    public void gather(
+            CudaStream stream,
+            int rows,
+            long keys,
+            long values,
+            Cache cache,
+            long slots,
+            int heads) {
+        arguments
+                .clear()
+                .addStruct(
+                        keys,
+                        values,
+                        cache.keys,
+                        cache.values,
+                        cache.keyScales,
+                        cache.valueScales,
+                        slots,
+                        heads);
+        gather.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
     }
 
     /**

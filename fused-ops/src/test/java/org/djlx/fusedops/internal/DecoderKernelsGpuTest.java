@@ -10,6 +10,8 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.SplittableRandom;
@@ -32,7 +34,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * Matmuls of few rows compared with loops in float64. The bits do not depend on the number of rows.
+ * Matmuls of few rows, and attention, compared with loops in float64. The bits do not depend on the
+ * number of rows.
  */
 @Tag("gpu")
 @Timeout(120)
@@ -104,7 +107,7 @@ class DecoderKernelsGpuTest {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         int rows = bits == 16 ? DecoderKernels.MATMUL_ROWS : DecoderKernels.QUANTIZED_ROWS;
         return new DecoderKernels(
-                device, compiler, new DecoderKernels.Model(type, bits, rows, 128, 4, 16));
+                device, compiler, new DecoderKernels.Model(type, bits, rows, 128, 4, 16, 16));
     }
 
     private void check(
@@ -209,6 +212,293 @@ class DecoderKernelsGpuTest {
             float[] actual = multiply(kernels, gated, rows, x, weight, null, width, norm);
             assertArrayEquals(expected, actual);
             assertArrayEquals(floats(sum), floats(newResidual));
+        }
+    }
+
+    /**
+     * Sequences whose cache blocks lie apart, after tokens of earlier sequences: NaN, in e4m3 480.
+     * Values have magnitudes of 1 to 0.001.
+     */
+    @ParameterizedTest(name = "{0}, cache of {1} bits, heads of {2}, {3} in a group, window {4}")
+    @CsvSource({
+        "BFLOAT16, 16, 128, 4, 0",
+        "FLOAT16, 16, 80, 1, 100",
+        "BFLOAT16, 8, 128, 4, 0",
+        "FLOAT16, 8, 128, 8, 0",
+        "BFLOAT16, 8, 64, 7, 100",
+        "FLOAT16, 8, 80, 1, 0",
+        "BFLOAT16, 8, 112, 2, 0"
+    })
+    void attentionIsThatOfKeysAndValuesAsTheyAreStored(
+            ScalarType type, int cacheBits, int headSize, int groupSize, int window) {
+        int[] some = {1, 2, 15, 16, 17, 100, 127, 128, 129, 257, 300, 700};
+        int[] lengths = IntStream.range(0, 48).map(i -> some[i % some.length]).toArray();
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        DecoderKernels.Model model =
+                new DecoderKernels.Model(type, 16, 8, headSize, groupSize, 16, cacheBits);
+        try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
+                AttentionCase all = new AttentionCase(kernels, model, window, lengths)) {
+            float[] actual = all.attend(false, 0, lengths.length);
+            all.requireNear(actual);
+            assertArrayEquals(actual, all.attend(true, 0, lengths.length));
+            int row = some.length * groupSize * 2 * headSize; // of that many sequences
+            float[] few = Arrays.copyOfRange(actual, row, 2 * row);
+            assertArrayEquals(few, all.attend(false, some.length, 2 * some.length));
+        }
+    }
+
+    /** Prompts in the KV cache, and the next token of each. */
+    private final class AttentionCase implements AutoCloseable {
+
+        private static final int HEADS = 2; // of keys
+        private static final int BLOCK = 16;
+        private static final int STRIDE = 64; // of the block table
+
+        private final DecoderKernels kernels;
+        private final DecoderKernels.Model model;
+        private final int window;
+        private final int[] lengths;
+        private final NDManager buffers = manager.newSubManager();
+        private final DecoderKernels.Cache cache;
+        private final NDArray cosines;
+        private final NDArray sines;
+        private final NDArray qkv; // of the new tokens
+        private final int[][] slots; // of each sequence
+        private final double[][][] stored = new double[2][][]; // keys and values of each sequence
+
+        AttentionCase(
+                DecoderKernels kernels, DecoderKernels.Model model, int window, int... lengths) {
+            this.kernels = kernels;
+            this.model = model;
+            this.window = window;
+            this.lengths = lengths;
+            int size = model.headSize();
+            int blocks = Arrays.stream(lengths).map(length -> (length + BLOCK - 1) / BLOCK).sum();
+            long elements = (long) blocks * BLOCK * HEADS * size;
+            long scales = (long) blocks * BLOCK * HEADS;
+            cache =
+                    new DecoderKernels.Cache(
+                            garbage(elements * model.cacheBits() / 8),
+                            garbage(elements * model.cacheBits() / 8),
+                            garbage(scales * Float.BYTES),
+                            garbage(scales * Float.BYTES));
+            Shape angles = new Shape(STRIDE * BLOCK, size / 2);
+            cosines = buffers.ones(angles);
+            sines = buffers.zeros(angles);
+            SplittableRandom random = new SplittableRandom(5);
+            slots = new int[lengths.length][];
+            int next = blocks;
+            for (int row = 0; row < lengths.length; row++) {
+                slots[row] = new int[lengths[row]];
+                for (int i = 0; i < lengths[row]; i++) {
+                    next -= i % BLOCK == 0 ? 1 : 0;
+                    slots[row][i] = next * BLOCK + i % BLOCK;
+                }
+            }
+            qkv = tokens(random, lengths.length, model.groupSize() * HEADS, 1);
+            stored[0] = new double[lengths.length][];
+            stored[1] = new double[lengths.length][];
+            for (int row = 0; row < lengths.length; row++) {
+                store(random, row);
+            }
+        }
+
+        private long garbage(long bytes) {
+            NDArray array = buffers.full(new Shape(bytes), 255, DataType.UINT8);
+            return Torch.dataPointer(array);
+        }
+
+        /** Returns heads of queries, keys and values of tokens. */
+        private NDArray tokens(SplittableRandom random, int count, int queries, float magnitude) {
+            int size = model.headSize();
+            int width = (queries + 2 * HEADS) * size;
+            float[] values = new float[count * width];
+            for (int i = 0; i < values.length; i++) {
+                boolean isValue = i % width >= width - HEADS * size;
+                values[i] = (float) random.nextGaussian() * (isValue ? magnitude : 1);
+            }
+            try (NDArray floats = manager.create(values, new Shape(count, width))) {
+                NDArray tokens = Torch.cast(floats, model.type());
+                tokens.attach(buffers);
+                return tokens;
+            }
+        }
+
+        /** Stores the prompt of a row, and checks what can be gathered from the cache. */
+        private void store(SplittableRandom random, int row) {
+            int size = model.headSize();
+            int count = lengths[row] - 1;
+            float magnitude = (float) Math.pow(10, -(row % 4));
+            NDArray prompt = tokens(random, Math.max(1, count), 0, magnitude);
+            if (count > 0) {
+                kernels.rotateAndCache(
+                        streams.get(),
+                        count,
+                        Torch.dataPointer(prompt),
+                        cache,
+                        Torch.dataPointer(buffers.create(slots[row])),
+                        0,
+                        Torch.dataPointer(cosines),
+                        Torch.dataPointer(sines),
+                        0,
+                        HEADS);
+            }
+            double[] own = doubles(qkv);
+            int width = own.length / lengths.length;
+            double[] all = Arrays.copyOf(doubles(prompt), lengths[row] * 2 * HEADS * size);
+            System.arraycopy(
+                    own,
+                    (row + 1) * width - 2 * HEADS * size,
+                    all,
+                    count * 2 * HEADS * size,
+                    2 * HEADS * size);
+            if (model.cacheBits() == 8) {
+                all = QuantizedReference.fp8(all, size);
+            }
+            for (int i = 0; i < 2; i++) {
+                stored[i][row] = new double[lengths[row] * HEADS * size];
+                for (int token = 0; token < lengths[row]; token++) {
+                    System.arraycopy(
+                            all,
+                            (2 * token + i) * HEADS * size,
+                            stored[i][row],
+                            token * HEADS * size,
+                            HEADS * size);
+                }
+            }
+            if (count > 0) {
+                requireGathered(row, count);
+            }
+        }
+
+        private void requireGathered(int row, int count) {
+            int size = model.headSize();
+            Shape shape = new Shape(count, HEADS * size);
+            NDArray keys = Torch.empty(buffers, shape, model.type());
+            NDArray values = Torch.empty(buffers, shape, model.type());
+            long[] from = Arrays.stream(slots[row]).limit(count).asLongStream().toArray();
+            kernels.gather(
+                    streams.get(),
+                    count,
+                    Torch.dataPointer(keys),
+                    Torch.dataPointer(values),
+                    cache,
+                    Torch.dataPointer(buffers.create(from)),
+                    HEADS);
+            assertArrayEquals(rounded(stored[0][row], count), floats(keys));
+            assertArrayEquals(rounded(stored[1][row], count), floats(values));
+        }
+
+        /** Returns heads of some tokens in the model's type. */
+        private float[] rounded(double[] heads, int count) {
+            float[] some = new float[count * HEADS * model.headSize()];
+            for (int i = 0; i < some.length; i++) {
+                some[i] = (float) heads[i];
+            }
+            try (NDArray array = manager.create(some);
+                    NDArray narrow = Torch.cast(array, model.type())) {
+                return floats(narrow);
+            }
+        }
+
+        /** Returns the attention of the new tokens of some rows. */
+        float[] attend(boolean sharesSequences, int from, int to) {
+            int rows = to - from;
+            int size = model.headSize();
+            int queries = model.groupSize() * HEADS;
+            int[] positions = new int[rows];
+            int[] firstChunks = new int[rows + 1];
+            int[] table = new int[rows * STRIDE];
+            for (int i = 0; i < rows; i++) {
+                int length = lengths[from + i];
+                positions[i] = length - 1;
+                firstChunks[i + 1] = firstChunks[i] + (length - 1) / DecoderKernels.CHUNK + 1;
+                for (int block = 0; block * BLOCK < length; block++) {
+                    table[i * STRIDE + block] = slots[from + i][block * BLOCK];
+                }
+            }
+            // A copy, because the queries and keys of shared sequences are rotated in place.
+            try (NDArray own = qkv.get(new NDIndex().addSliceDim(from, to)).duplicate();
+                    NDManager step = buffers.newSubManager()) {
+                NDArray output = Torch.empty(step, new Shape(rows, queries * size), model.type());
+                int chunkSize = queries * (size + DecoderKernels.CHUNK_EXTRA);
+                kernels.attend(
+                        streams.get(),
+                        new DecoderKernels.Attention(
+                                Torch.dataPointer(output),
+                                Torch.dataPointer(own),
+                                cache,
+                                Torch.dataPointer(step.create(positions)),
+                                Torch.dataPointer(step.create(table)),
+                                Torch.dataPointer(cosines),
+                                Torch.dataPointer(sines),
+                                Torch.dataPointer(step.create(firstChunks)),
+                                Torch.dataPointer(
+                                        step.zeros(new Shape(firstChunks[rows], chunkSize))),
+                                Torch.dataPointer(
+                                        step.zeros(new Shape(rows, HEADS), DataType.INT32)),
+                                window),
+                        sharesSequences,
+                        rows,
+                        HEADS,
+                        (700 + DecoderKernels.CHUNK - 1) / DecoderKernels.CHUNK,
+                        STRIDE);
+                return floats(output);
+            }
+        }
+
+        /** Compares the attention of all rows with loops. */
+        void requireNear(float[] actual) {
+            int size = model.headSize();
+            int queries = model.groupSize() * HEADS;
+            double[] own = doubles(qkv);
+            int width = own.length / lengths.length;
+            double rounding = model.type() == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
+            for (int row = 0; row < lengths.length; row++) {
+                int first = window == 0 ? 0 : Math.max(0, lengths[row] - window);
+                for (int query = 0; query < queries; query++) {
+                    int head = query / model.groupSize();
+                    double[] weights = new double[lengths[row]];
+                    double sum = 0;
+                    for (int token = first; token < lengths[row]; token++) {
+                        int key = (token * HEADS + head) * size;
+                        double score =
+                                dot(own, row * width + query * size, stored[0][row], key, size)[0];
+                        weights[token] = Math.exp(score / Math.sqrt(size));
+                        sum += weights[token];
+                    }
+                    for (int i = 0; i < size; i++) {
+                        double expected = 0;
+                        double most = 0;
+                        for (int token = first; token < lengths[row]; token++) {
+                            double value = stored[1][row][(token * HEADS + head) * size + i];
+                            expected += weights[token] / sum * value;
+                            most += weights[token] / sum * Math.abs(value);
+                        }
+                        double error =
+                                Math.abs(actual[(row * queries + query) * size + i] - expected);
+                        // Weights have an error of 1e-5 from their scores.
+                        double bound = rounding * Math.abs(expected) + 5e-5 * most + 1e-7;
+                        if (!(error <= bound)) {
+                            fail(
+                                    error
+                                            + " of "
+                                            + expected
+                                            + " at row "
+                                            + row
+                                            + ", "
+                                            + query
+                                            + ", "
+                                            + i);
+                        }
+                    }
+                }
+            }
+        }
+
+        @Override
+        public void close() {
+            buffers.close();
         }
     }
 

@@ -21,6 +21,9 @@ class KernelLayoutTest {
     void llama() {
         KernelConstants attention = constants("decoder/decoder.cu", "-DHEAD_SIZE=128");
         assertEquals(attention.value("CHUNK"), DecoderKernels.CHUNK);
+        assertEquals(
+                List.of("keys", "values", "key_scales", "value_scales"),
+                List.copyOf(attention.struct("Cache").offsets().keySet()));
         KernelConstants llama = constants("decoder/sampling.cu");
         assertEquals(llama.value("TOP_BLOCKS"), DecoderKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), DecoderKernels.LAST_SAMPLED);

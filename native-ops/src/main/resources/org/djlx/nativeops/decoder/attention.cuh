@@ -11,6 +11,7 @@
 // Synchronisation: the blocks of a row and KV head count themselves in `chunks_ended`; no wait.
 #pragma once
 #include "decoder/common.cuh"
+#include "e4m3.cuh"
 #include "rotary.cuh"
 
 #ifndef HEAD_SIZE
@@ -22,23 +23,60 @@
 #ifndef BLOCK_TOKENS
 #define BLOCK_TOKENS 16
 #endif
+#ifndef CACHE_BITS
+#define CACHE_BITS 16
+#endif
 
 #ifdef HAS_BFLOAT16
 
 const int WARP_TOKENS = 16;
 const int ATTENTION_WARPS = 8;
 const int CHUNK = ATTENTION_WARPS * WARP_TOKENS;
-const int KEY_STEPS = (HEAD_SIZE + STEP - 1) / STEP;              // loads of a key by 4 lanes
-const int VALUE_STEPS = (HEAD_SIZE + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
-const int PADDED_HEAD = HEAD_SIZE + 8;                            // fewer bank conflicts
+const int PADDED_HEAD = HEAD_SIZE + 8;  // fewer bank conflicts
 static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "the tokens of a warp are in one cache block");
+
+// The KV cache of a layer. NARROW: elements are e4m3, with a scale for each token and KV head.
+const bool NARROW = CACHE_BITS == 8;
+#if CACHE_BITS == 8
+typedef unsigned char Cached;
+#else
+typedef Bits Cached;
+#endif
+struct Cache {
+  Cached* keys;       // (tokens, KV heads, HEAD_SIZE)
+  Cached* values;
+  float* key_scales;  // (blocks, KV heads, BLOCK_TOKENS)
+  float* value_scales;
+};
+const int CACHED_PACK = 16 / sizeof(Cached);  // elements that a lane loads at a time
+const int PARTS = CACHED_PACK / PACK;         // packs of T of one load
+const int KEY_STEPS = (HEAD_SIZE + 4 * CACHED_PACK - 1) / (4 * CACHED_PACK);    // loads of a key by 4 lanes
+const int VALUE_STEPS = (HEAD_SIZE + 8 * CACHED_PACK - 1) / (8 * CACHED_PACK);  // loads of a value by 8 lanes
+
+__device__ __forceinline__ u64 scale_index(u32 slot, u64 heads, u32 head) {
+  return (slot / BLOCK_TOKENS * heads + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS;
+}
+
+__device__ __forceinline__ u32 word(const uint4& pack, int i) {
+  return i == 0 ? pack.x : i == 1 ? pack.y : i == 2 ? pack.z : pack.w;
+}
+
+// The pack of T `part` of a load, without its scale.
+__device__ __forceinline__ uint4 widened(const uint4& load, int part) {
+  return NARROW ? pack_of_e4m3<T>(word(load, 2 * part), word(load, 2 * part + 1)) : load;
+}
+
+// Element i of two loads as a pair of T, without scales.
+__device__ __forceinline__ u32 elements(const uint4& first, const uint4& second, int i) {
+  if (!NARROW) return __byte_perm(word(first, i / 2), word(second, i / 2), i % 2 ? 0x7632 : 0x5410);
+  return from_e4m3<T>(__byte_perm(word(first, i / 4), word(second, i / 4), (4 + i % 4) << 12 | i % 4 << 4));
+}
 
 // Positions and block table are written before the first kernel of a step starts: they are read before wait_for_primary().
 struct Attention {
   Bits* output;          // (rows, KV heads * GROUP_SIZE, HEAD_SIZE)
   const Bits* qkv;       // (rows, query heads + key heads + value heads, HEAD_SIZE)
-  Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
-  Bits* values;
+  Cache cache;
   const int* positions;  // of the new tokens; -1: no token
   const int* table;      // block table: (rows, table_stride), the first token of each block in the cache
   const float* cosines;  // (positions, HEAD_SIZE / 2)
@@ -68,6 +106,25 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
   to[i + HEAD_SIZE / 2] = second;
 }
 
+// Rounds a head to e4m3, by a warp. Returns the lane's 4 elements, of those that the head has. If an element is NaN or infinite, so
+// is the scale.
+__device__ __forceinline__ u32 narrowed(const Bits* head, float& scale) {
+  u32 lane = threadIdx.x % WARP;
+  uint2 four = lane * 4 < HEAD_SIZE ? ((const uint2*)head)[lane] : make_uint2(0, 0);
+  float x[4];
+  u32 most = 0, bytes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    x[i] = T::load((Bits)((i < 2 ? four.x : four.y) >> i % 2 * 16));
+    most = max(most, magnitude_bits(x[i]));
+  }
+  float largest = __uint_as_float(__reduce_max_sync(~0u, most)), inverse = largest > 0 ? 448 / largest : 0;
+  scale = largest / 448;
+#pragma unroll
+  for (int i = 0; i < 4; i++) bytes |= to_e4m3(x[i] * inverse) << i * 8;
+  return bytes;
+}
+
 // Index of an element of a head in `merged`: avoids bank conflicts.
 __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 
@@ -78,6 +135,8 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   static_assert(LATE_VALUES || !CACHED, "early values do not include the newest token");
   __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
   __shared__ __align__(16) Bits own_key[HEAD_SIZE];
+  __shared__ __align__(16) Cached own[2][HEAD_SIZE];  // NARROW: key and value of the newest token
+  __shared__ float own_scales[2];
   __shared__ __align__(16) float merged[ATTENTION_WARPS][GROUP_SIZE][PADDED_HEAD];
   __shared__ float warp_max[ATTENTION_WARPS][8], warp_total[ATTENTION_WARPS][8];
   __shared__ bool is_last;
@@ -97,25 +156,26 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   first_chunk = first_chunk * args.heads + (u64)head * count;
   const Bits* qkv = args.qkv + (u64)row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
   const int* table = args.table + (u64)row * args.table_stride;
-  auto cache_offset = [&](int token) {
-    return ((u64)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS) * args.heads + head) * HEAD_SIZE;
-  };
+  auto slot_of = [&](int token) { return (u32)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS); };
+  auto cache_offset = [&](u32 slot) { return (slot * args.heads + head) * HEAD_SIZE; };
   u32 pitch = args.heads * HEAD_SIZE;  // elements between tokens of a cache block
   const Bits* new_key = qkv + (args.heads * GROUP_SIZE + head) * HEAD_SIZE;
   const Bits* new_value = qkv + (args.heads * (GROUP_SIZE + 1) + head) * HEAD_SIZE;
+  const Cached* own_value = NARROW ? own[1] : (const Cached*)new_value;
 
   // Elements past the end are zeros.
   uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
   int first = chunk * CHUNK + warp * WARP_TOKENS;
-  u64 base = first <= position ? cache_offset(first) : 0;
+  u32 slot = first <= position ? slot_of(first) : 0;
+  u64 base = cache_offset(slot);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int token = first + half * 8 + upper;
     bool there = token < position || (CACHED && token == position);
-    const Bits* key = args.keys + base + (half * 8 + upper) * pitch;
+    const Cached* key = args.cache.keys + base + (half * 8 + upper) * pitch;
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
-      u32 e = step * STEP + within * PACK;
+      u32 e = (step * 4 + within) * CACHED_PACK;
       keys[half][step] = there && e < HEAD_SIZE ? *(const uint4*)(key + e) : zeros();
     }
   }
@@ -124,15 +184,22 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     for (int i = 0; i < 4; i++) {
       int token = first + i / 2 * 8 + within * 2 + i % 2;
       bool there = token < end;
-      const Bits* value = !CACHED && token == position ? new_value : args.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
+      const Cached* old_value = args.cache.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
+      const Cached* value = !CACHED && token == position ? own_value : old_value;
 #pragma unroll
       for (int step = 0; step < VALUE_STEPS; step++) {
-        u32 e = (step * 8 + upper) * PACK;
+        u32 e = (step * 8 + upper) * CACHED_PACK;
         values[i][step] = there && e < HEAD_SIZE ? *(const uint4*)(value + e) : zeros();
       }
     }
   };
   if (!LATE_VALUES) load_values(position);
+  // NARROW: a lane has the scale of the key of token `lane`, or of the value of token `lane` - WARP_TOKENS.
+  float token_scale = 0;
+  if (NARROW) {
+    const float* scales = lane < WARP_TOKENS ? args.cache.key_scales : args.cache.value_scales;
+    token_scale = scales[scale_index(slot, args.heads, head) + lane % WARP_TOKENS];
+  }
   // Step 2: rotate the queries; the block with the newest token also rotates its key and writes key and value to the cache.
   if (!CACHED) wait_for_primary();
   const float* cosines = args.cosines + (u64)position * (HEAD_SIZE / 2);
@@ -153,28 +220,44 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; newest && i < HEAD_SIZE / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
   __syncthreads();
+  if (NARROW && newest && warp < 2) {
+    u32 own_slot = slot_of(position);
+    float own_scale;
+    u32 bytes = narrowed(warp == 0 ? own_key : new_value, own_scale);
+    if (lane * 4 < HEAD_SIZE) {
+      ((u32*)own[warp])[lane] = bytes;
+      ((u32*)((warp == 0 ? args.cache.keys : args.cache.values) + cache_offset(own_slot)))[lane] = bytes;
+    }
+    if (lane == 0) {
+      float* scales = warp == 0 ? args.cache.key_scales : args.cache.value_scales;
+      own_scales[warp] = scales[scale_index(own_slot, args.heads, head)] = own_scale;
+    }
+  }
+  if (NARROW) __syncthreads();
   if (newest) {
-    u64 at = cache_offset(position);
+    if (NARROW && first + (int)lane % WARP_TOKENS == position) token_scale = own_scales[lane / WARP_TOKENS];
+    u64 at = cache_offset(slot_of(position));
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < HEAD_SIZE; i += ATTENTION_WARPS * WARP) {
-      args.keys[at + i] = own_key[i];
-      args.values[at + i] = new_value[i];
+    for (u32 i = threadIdx.x; !NARROW && i < HEAD_SIZE; i += ATTENTION_WARPS * WARP) {
+      args.cache.keys[at + i] = own_key[i];
+      args.cache.values[at + i] = new_value[i];
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+      const Cached* key = NARROW ? own[0] : (const Cached*)own_key;
 #pragma unroll
       for (int step = 0; step < KEY_STEPS; step++) {
-        u32 e = step * STEP + within * PACK;
-        if (first + half * 8 + (int)upper == position && e < HEAD_SIZE) keys[half][step] = *(const uint4*)&own_key[e];
+        u32 e = (step * 4 + within) * CACHED_PACK;
+        if (first + half * 8 + (int)upper == position && e < HEAD_SIZE) keys[half][step] = *(const uint4*)(key + e);
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+      if (first + i / 2 * 8 + (int)within * 2 + i % 2 != position) continue;
 #pragma unroll
-      for (int step = 0; step < VALUE_STEPS; step++) {
-        u32 e = (step * 8 + upper) * PACK;
-        bool own = !LATE_VALUES && first + i / 2 * 8 + (int)within * 2 + i % 2 == position;
-        if (own && e < HEAD_SIZE) values[i][step] = *(const uint4*)(new_value + e);
+      for (int step = 0; !LATE_VALUES && step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * CACHED_PACK;
+        if (e < HEAD_SIZE) values[i][step] = *(const uint4*)(own_value + e);
       }
     }
   }
@@ -183,21 +266,35 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   float scores[2][4] = {};
 #pragma unroll
   for (int step = 0; step < KEY_STEPS; step++) {
-    u32 e = step * STEP + within * PACK;
-    uint4 query = upper < GROUP_SIZE && e < HEAD_SIZE ? *(const uint4*)&queries[upper < GROUP_SIZE ? upper : 0][e] : zeros();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      mma(scores[half], query.x, 0, query.y, 0, keys[half][step].x, keys[half][step].y);
-      mma(scores[half], query.z, 0, query.w, 0, keys[half][step].z, keys[half][step].w);
+    for (int part = 0; part < PARTS; part++) {
+      u32 e = (step * 4 + within) * CACHED_PACK + part * PACK;
+      uint4 query = upper < GROUP_SIZE && e < HEAD_SIZE ? *(const uint4*)&queries[upper < GROUP_SIZE ? upper : 0][e] : zeros();
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        uint4 key = widened(keys[half][step], part);
+        mma(scores[half], query.x, 0, query.y, 0, key.x, key.y);
+        mma(scores[half], query.z, 0, query.w, 0, key.z, key.w);
+      }
     }
   }
   if (LATE_VALUES) load_values(position + 1);
+  float largest_scale = 1;  // NARROW: of the warp's values; float16 has too few exponents for products of weights and scales
+  if (NARROW) {
+    int distance = position - first - (int)lane % WARP_TOKENS;
+    if (distance < 0 || distance >= (int)args.window) token_scale = 0;  // may be of an earlier sequence
+    if (!T::IS_BFLOAT16) {
+      largest_scale = __uint_as_float(__reduce_max_sync(~0u, lane < WARP_TOKENS ? 0 : __float_as_uint(token_scale)));
+      if (lane >= WARP_TOKENS && largest_scale > 0) token_scale /= largest_scale;
+    }
+  }
   // Step 4: softmax weights of the warp's tokens. A lane has the scores of query `upper` for the 4 tokens whose values it has.
   float max_score = LOWEST, sum = 0, weights[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int distance = position - (first + i / 2 * 8 + (int)within * 2 + i % 2);
     bool there = distance >= 0 && distance < (int)args.window;
+    if (NARROW) scores[i / 2][i % 2] *= __shfl_sync(~0u, token_scale, i / 2 * 8 + within * 2 + i % 2);
     weights[i] = there ? scores[i / 2][i % 2] * scale : 2 * LOWEST;
     max_score = fmaxf(max_score, weights[i]);
   }
@@ -210,6 +307,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   for (int i = 0; i < 4; i++) {
     weights[i] = exp2f(weights[i] - max_score);
     sum += weights[i];
+    if (NARROW) weights[i] *= __shfl_sync(~0u, token_scale, WARP_TOKENS + i / 2 * 8 + within * 2 + i % 2);
     large[i] = T::store(weights[i]);
     small[i] = T::store(weights[i] - T::load(large[i]));
   }
@@ -222,25 +320,26 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   // Step 5: weights * values.
 #pragma unroll
   for (int step = 0; step < VALUE_STEPS; step++) {
-    // Column c of product i is element i of the packs of the lanes with `upper` = c.
-    float weighted[2][PACK];
-    Pack<T> parts[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) parts[i].vector = values[i][step];
+    for (int part = 0; part < PARTS; part++) {
+      // Column c of product i is element i of a load of the lanes with `upper` = c.
+      float weighted[2][PACK];
 #pragma unroll
-    for (int i = 0; i < PACK; i++) {
-      float both[4] = {};
-      mma(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
-               pair(parts[0].elements[i], parts[1].elements[i]), pair(parts[2].elements[i], parts[3].elements[i]));
-      weighted[0][i] = both[0] + both[2];
-      weighted[1][i] = both[1] + both[3];
-    }
-    if (upper < GROUP_SIZE) {
+      for (int i = 0; i < PACK; i++) {
+        float both[4] = {};
+        int e = part * PACK + i;
+        mma(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
+                 elements(values[0][step], values[1][step], e), elements(values[2][step], values[3][step], e));
+        weighted[0][i] = (both[0] + both[2]) * largest_scale;
+        weighted[1][i] = (both[1] + both[3]) * largest_scale;
+      }
+      if (upper < GROUP_SIZE) {
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        u32 e = (step * 8 + within * 2) * PACK + k * 4;
-        const float* four = weighted[k / 2] + k % 2 * 4;
-        if (e < HEAD_SIZE) *(float4*)&merged[warp][upper][swizzled(e)] = make_float4(four[0], four[1], four[2], four[3]);
+        for (int k = 0; k < 4; k++) {
+          u32 e = (step * 8 + within * 2 + k / 2) * CACHED_PACK + part * PACK + k % 2 * 4;
+          const float* four = weighted[k / 2] + k % 2 * 4;
+          if (e < HEAD_SIZE) *(float4*)&merged[warp][upper][swizzled(e)] = make_float4(four[0], four[1], four[2], four[3]);
+        }
       }
     }
   }
@@ -311,21 +410,26 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     attend<late, cached>(args, scale);                                                                               \
   }
 
+#if CACHE_BITS == 8  // values take half the registers, and are always loaded early
+ATTENTION(decode_attention, false, false, 4)
+ATTENTION(decode_attention_cached, true, true, 3)
+#else
 ATTENTION(decode_attention, false, false, 2)
 ATTENTION(decode_attention_late, true, false, 4)
 ATTENTION(decode_attention_cached, true, true, 4)
+#endif
 
 // Rotates the queries and keys of a row in place, and writes its keys and values to the cache. A thread has a pack of each half of a
-// head, or a pack of a value.
-__device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 heads, Bits* keys, Bits* values, u64 slot,
+// head, or a pack of a value; NARROW: a warp then has a head of keys or values.
+__device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 heads, const Cache& cache, u64 slot,
                                                  const float* cosines, const float* sines) {
   const u32 PACKS = HEAD_SIZE / 2 / PACK;  // of half a head
   u64 size = heads * HEAD_SIZE;
   u32 first_key = queries, first_value = first_key + heads;
-  for (u32 i = threadIdx.x; i < (first_value + 2 * heads) * PACKS; i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < (first_value + (NARROW ? 0 : 2 * heads)) * PACKS; i += blockDim.x) {
     if (i >= first_value * PACKS) {
       u32 pack = i - first_value * PACKS;
-      ((uint4*)(values + slot * size))[pack] = ((const uint4*)(qkv + first_value * HEAD_SIZE))[pack];
+      ((uint4*)(cache.values + slot * size))[pack] = ((const uint4*)(qkv + first_value * HEAD_SIZE))[pack];
       continue;
     }
     u32 head = i / PACKS, pack = i % PACKS;
@@ -343,11 +447,22 @@ __device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 hea
     }
     from[0] = first.vector;
     from[PACKS] = second.vector;
-    if (head >= first_key) {
-      uint4* key = (uint4*)(keys + slot * size + (head - first_key) * HEAD_SIZE) + pack;
+    if (!NARROW && head >= first_key) {
+      uint4* key = (uint4*)(cache.keys + slot * size + (head - first_key) * HEAD_SIZE) + pack;
       key[0] = first.vector;
       key[PACKS] = second.vector;
     }
+  }
+  if (!NARROW) return;
+  __syncthreads();
+  u32 lane = threadIdx.x % WARP;
+  for (u32 i = threadIdx.x / WARP; i < 2 * heads; i += blockDim.x / WARP) {
+    bool is_key = i < heads;
+    u64 head = is_key ? i : i - heads;
+    float scale;
+    u32 bytes = narrowed(qkv + (queries + i) * HEAD_SIZE, scale);
+    if (lane * 4 < HEAD_SIZE) ((u32*)((is_key ? cache.keys : cache.values) + slot * size + head * HEAD_SIZE))[lane] = bytes;
+    if (lane == 0) (is_key ? cache.key_scales : cache.value_scales)[scale_index(slot, heads, head)] = scale;
   }
 }
 
@@ -361,7 +476,7 @@ extern "C" __global__ void decode_rotate_and_cache(const __grid_constant__ Atten
   u64 slot = args.table[row * args.table_stride + position / BLOCK_TOKENS] + position % BLOCK_TOKENS;
   Bits* qkv = (Bits*)args.qkv + row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
   u64 angles = (u64)position * (HEAD_SIZE / 2);
-  rotate_and_cache(qkv, args.heads * GROUP_SIZE, args.heads, args.keys, args.values, slot, args.cosines + angles, args.sines + angles);
+  rotate_and_cache(qkv, args.heads * GROUP_SIZE, args.heads, args.cache, slot, args.cosines + angles, args.sines + angles);
 }
 
 #endif

@@ -1,7 +1,7 @@
 // Kernels of one rank of an LLM, except for the large matmuls. They are compiled from three sources at the same time:
 //
 //   decoder.cu     decode steps: embedding, attention to the KV cache (attention.cuh)
-//                  prefill: norms of heads; rotary embedding with the write to the KV cache; the MLP's gated activation
+//                  prefill: norms of heads; rotary embedding with the write to the KV cache, copies from it; the MLP's gated activation
 //   matmul.cu      decode steps: matmul of few rows; once for each number of rows
 //   sampling.cu    decode steps: logits to tokens
 //
@@ -15,6 +15,7 @@
 //   HEAD_SIZE     a multiple of 16, up to 128
 //   GROUP_SIZE    query heads that share a KV head, up to 8
 //   BLOCK_TOKENS  tokens of a KV cache block; a multiple of 16
+//   CACHE_BITS    16: elements of T; 8: e4m3, with a scale for each token and KV head
 // Needs compute capability 8.0.
 #include "decoder/attention.cuh"
 #include "rms_norm.cuh"
@@ -54,8 +55,7 @@ extern "C" __global__ void decode_embed(const __grid_constant__ Embedding args) 
 
 struct Rotation {
   Bits* qkv;             // (rows, query heads + key heads + value heads, HEAD_SIZE); queries and keys are rotated in place
-  Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
-  Bits* values;
+  Cache cache;
   const int* slots;      // KV cache slot of each row
   u64 start;             // position of the first row in its sequence
   const float* cosines;  // (positions, HEAD_SIZE / 2)
@@ -69,8 +69,37 @@ extern "C" __global__ void prefill_rotate_and_cache(const __grid_constant__ Rota
   u64 row = blockIdx.x, position = args.start + row;
   Bits* qkv = args.qkv + row * (args.queries + 2 * args.heads) * HEAD_SIZE;
   u64 angles = position * (HEAD_SIZE / 2);
-  rotate_and_cache(qkv, args.queries, args.heads, args.keys, args.values, args.slots[row], args.cosines + angles,
-                   args.sines + angles);
+  rotate_and_cache(qkv, args.queries, args.heads, args.cache, args.slots[row], args.cosines + angles, args.sines + angles);
+}
+
+struct Gathering {
+  Bits* keys;        // (rows, KV heads, HEAD_SIZE)
+  Bits* values;
+  Cache cache;
+  const u64* slots;  // KV cache slot of each row
+  u64 heads;         // KV heads
+};
+
+// Copies keys and values from the KV cache. One block per row.
+extern "C" __global__ void prefill_gather(const __grid_constant__ Gathering args) {
+  u64 row = blockIdx.x, slot = args.slots[row];
+  u32 packs = args.heads * HEAD_SIZE / PACK;
+  for (u32 i = threadIdx.x; i < 2 * packs; i += blockDim.x) {
+    bool is_key = i < packs;
+    u32 pack = is_key ? i : i - packs;
+    const Cached* from = (is_key ? args.cache.keys : args.cache.values) + (slot * packs + pack) * PACK;
+    Pack<T> x;
+#if CACHE_BITS == 8
+    x.vector = pack_of_e4m3<T>(((const u32*)from)[0], ((const u32*)from)[1]);
+    u64 at = scale_index(slot, args.heads, pack * PACK / HEAD_SIZE);
+    float scale = (is_key ? args.cache.key_scales : args.cache.value_scales)[at];
+#pragma unroll
+    for (int e = 0; e < PACK; e++) x.elements[e] = T::store(T::load(x.elements[e]) * scale);
+#else
+    x.vector = *(const uint4*)from;
+#endif
+    ((uint4*)(is_key ? args.keys : args.values))[row * packs + pack] = x.vector;
+  }
 }
 
 struct HeadNorms {

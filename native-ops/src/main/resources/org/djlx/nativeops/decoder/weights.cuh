@@ -8,6 +8,7 @@
 // Converting to T is exact, and takes bit operations that all GPUs have.
 #pragma once
 #include "decoder/common.cuh"
+#include "e4m3.cuh"
 
 #ifndef WEIGHT_BITS
 #define WEIGHT_BITS 16
@@ -28,42 +29,19 @@ __device__ __forceinline__ u32 element_of(u32 byte, int i) {
   return byte * 8 / WEIGHT_BITS + i * PACK;
 }
 
-// a * b + c for two elements of T each.
-__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
-  u32 result;
-  if (T::IS_BFLOAT16) {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  }
-  return result;
-}
-
-// Two e4m3, each in the upper byte of a half. Moved to where T has the last four bits of the exponent and the first three of the
-// mantissa, their bits are too small by a power of two, subnormal ones too.
-__device__ __forceinline__ u32 from_e4m3(u32 bytes) {
-  const int SHIFT = T::IS_BFLOAT16 ? 4 : 1;
-  const u32 FACTORS = T::IS_BFLOAT16 ? 0x7b807b80 : 0x5c005c00;  // 2^120, 2^8
-  u32 bits = (bytes & 0x80008000) | (bytes >> SHIFT & (0x7f007f00 >> SHIFT));
-  return multiply_add(bits, FACTORS, 0x80008000);
-}
-
 // Two numbers q + 8, selected from 4 bytes. With the upper byte of 2^7 or 2^10 they are 2^7 + 8 + q or 2^10 + 8 + q.
 __device__ __forceinline__ u32 from_int4(u32 bytes, u32 selector) {
   const u32 UPPER = T::IS_BFLOAT16 ? 0x43434343 : 0x64646464;
   const u32 ONES = T::IS_BFLOAT16 ? 0x3f803f80 : 0x3c003c00;
   const u32 OFFSETS = T::IS_BFLOAT16 ? 0xc308c308 : 0xe408e408;
-  return multiply_add(__byte_perm(bytes, UPPER, selector), ONES, OFFSETS);
+  return multiply_add<T>(__byte_perm(bytes, UPPER, selector), ONES, OFFSETS);
 }
 
 // The weights for pack `i` of x of 16 bytes, without their scale.
 __device__ __forceinline__ uint4 weights_of(const uint4& bytes, int i) {
   if (WEIGHT_BITS == 16) return bytes;
   u32 first = i % 2 ? bytes.z : bytes.x, second = i % 2 ? bytes.w : bytes.y;
-  if (WEIGHT_BITS == 8) {
-    return make_uint4(from_e4m3(__byte_perm(first, 0, 0x1404)), from_e4m3(__byte_perm(first, 0, 0x3424)),
-                      from_e4m3(__byte_perm(second, 0, 0x1404)), from_e4m3(__byte_perm(second, 0, 0x3424)));
-  }
+  if (WEIGHT_BITS == 8) return pack_of_e4m3<T>(first, second);
   first = first >> i / 2 * 4 & 0x0f0f0f0f;
   second = second >> i / 2 * 4 & 0x0f0f0f0f;
   return make_uint4(from_int4(first, 0x4140), from_int4(first, 0x4342), from_int4(second, 0x4140), from_int4(second, 0x4342));

@@ -8,6 +8,7 @@
 // A number is rounded to the nearest, ties to even. If a number is NaN or infinite, so is its scale.
 // Synchronisation: none between blocks. Kernels of activations wait for the primary kernel.
 #include "block_sum.cuh"
+#include "e4m3.cuh"
 #include "element.cuh"
 #include "silu.cuh"
 
@@ -33,18 +34,6 @@ __device__ __forceinline__ u32 block_most(u32 most) {
   __syncthreads();
   for (int warp = 0; warp < ROW_THREADS / WARP; warp++) most = max(most, of_warps[warp]);
   return most;
-}
-
-__device__ __forceinline__ u32 magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffff; }
-
-// Rounds to e4m3; 448 and -448 for what is larger. A sum with 2^20 times the number's power of two rounds to 4 significant bits.
-__device__ __forceinline__ u32 to_e4m3(float x) {
-  float magnitude = fminf(fabsf(x), 448);
-  float large = __uint_as_float(max(__float_as_uint(magnitude) & 0x7f800000, 121u << 23) + (20 << 23));
-  float rounded = magnitude + large - large;
-  bool is_normal = rounded >= 0.015625f;
-  u32 bits = is_normal ? (__float_as_uint(rounded) >> 20) - (120 << 3) : (u32)(rounded * 512);
-  return bits | (__float_as_uint(x) >> 24 & 0x80);
 }
 
 // One block per row.

@@ -36,6 +36,7 @@ class KernelArchitectureTest {
     private static final Pattern CODE = Pattern.compile("\0\\.text\\.(\\w+)(?=\0)");
 
     private static final String ALL_REDUCE = "all_reduce/all_reduce.cu";
+    private static final String DECODER_SOURCE = "decoder/decoder.cu";
     private static final String MATMUL = "decoder/matmul.cu";
 
     private static final Set<String> DECODER =
@@ -46,6 +47,7 @@ class KernelArchitectureTest {
                     "decode_attention_late",
                     "decode_attention_cached",
                     "prefill_rotate_and_cache",
+                    "prefill_gather",
                     "prefill_activate",
                     "norm_heads");
 
@@ -104,6 +106,9 @@ class KernelArchitectureTest {
         Set<String> all = new TreeSet<>(expected(bfloat16).get(ALL_REDUCE));
         all.addAll(names(List.of("mesh"), types(bfloat16)));
         assertEquals(all, kernels(compiler, architecture, ALL_REDUCE, "-DRANKS=8"));
+        Set<String> fp8Cache = new TreeSet<>(expected(bfloat16).get(DECODER_SOURCE));
+        fp8Cache.remove("decode_attention_late");
+        assertEquals(fp8Cache, kernels(compiler, architecture, DECODER_SOURCE, "-DCACHE_BITS=8"));
         for (int bits : new int[] {16, 8, 4}) {
             for (int rows = 1; rows <= (bits == 16 ? 64 : 32); rows = Math.max(8, 2 * rows)) {
                 assertEquals(
@@ -151,7 +156,7 @@ class KernelArchitectureTest {
                         types);
         block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
-        sources.put("decoder/decoder.cu", bfloat16 ? DECODER : Set.of());
+        sources.put(DECODER_SOURCE, bfloat16 ? DECODER : Set.of());
         sources.put(
                 "decoder/sampling.cu", bfloat16 ? Set.of("decode_top", "decode_sample") : Set.of());
         sources.put(MATMUL, bfloat16 ? matmuls(8) : Set.of());

@@ -21,6 +21,7 @@ import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.ModelWeights;
@@ -72,7 +73,8 @@ final class LlamaDirectory {
                                 Rope.of(theta, hidden / heads), hidden / heads, intermediate)),
                 1,
                 0,
-                false);
+                false,
+                KvCache.Dtype.AUTO);
     }
 
     /**

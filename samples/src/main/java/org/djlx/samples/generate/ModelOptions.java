@@ -17,6 +17,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.djl.LoadingProgress;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
@@ -92,6 +93,14 @@ public final class ModelOptions {
     private Quantization quantization = Quantization.NONE;
 
     @Option(
+            names = "--kv-cache-dtype",
+            paramLabel = "TYPE",
+            description =
+                    "How the KV cache stores keys and values, one of ${COMPLETION-CANDIDATES}; fp8"
+                            + " is for GPUs; auto, in the model's type, if not given.")
+    private KvCache.Dtype kvCacheDtype = KvCache.Dtype.AUTO;
+
+    @Option(
             names = "--no-prefix-caching",
             description = "Compute every prompt anew; see docs/text-generation.md.")
     private boolean noPrefixCaching;
@@ -141,6 +150,7 @@ public final class ModelOptions {
                         .optMaxRunning(maxRunning)
                         .optMaxQueued(maxQueued)
                         .optQuantization(quantization)
+                        .optKvCacheDtype(kvCacheDtype)
                         .optGpuMemoryUtilization(memoryUtilization)
                         .optPrefixCaching(!noPrefixCaching)
                         .optBatchInvariant(batchInvariant)

@@ -139,6 +139,9 @@ class GenerateCommandTest extends CommandTest {
                 output(2, "generate", model, "--prompt", "x", "--ranks", 3)
                         .contains("cannot be divided among 3 ranks"));
         assertTrue(output(2, "generate", model, "--prompt", "x", "--ranks", 0).contains("--ranks"));
+        assertTrue(
+                output(2, "generate", model, "--prompt", "x", "--kv-cache-dtype", "fp8")
+                        .contains("fp8 keys and values are for GPUs"));
         Files.createDirectory(none);
         assertTrue(output(2, "generate", none, "--prompt", "x").contains("config.json"));
         Files.copy(model.resolve("config.json"), none.resolve("config.json"));

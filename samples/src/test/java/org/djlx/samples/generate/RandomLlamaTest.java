@@ -18,6 +18,7 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Rope;
@@ -47,7 +48,8 @@ class RandomLlamaTest {
                     Collections.nCopies(2, LayerConfig.llama(Rope.of(10_000, 4), 4, 24)),
                     1,
                     0,
-                    false);
+                    false,
+                    KvCache.Dtype.AUTO);
 
     @TempDir private Path folder;
 

@@ -24,6 +24,7 @@ import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
@@ -88,6 +89,8 @@ import org.slf4j.LoggerFactory;
  *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
  *   <li>{@code quantize}: {@code fp8} on GPUs, {@code int8} on CPUs, or {@code int4}; see {@link
  *       TextEngine.Builder#optQuantization}.
+ *   <li>{@code kv_cache_dtype}: {@code auto} or, on GPUs, {@code fp8}; see {@link
+ *       TextEngine.Builder#optKvCacheDtype}.
  *   <li>{@code enable_prefix_caching}: see {@link TextEngine.Builder#optPrefixCaching}.
  *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
  * </ul>
@@ -200,6 +203,12 @@ public final class TextModelLoader implements ParallelModelLoader {
                 "none, fp8, int8 or int4",
                 value -> Quantization.valueOf(value.toUpperCase(Locale.ROOT)),
                 builder::optQuantization);
+        set(
+                left,
+                "kv_cache_dtype",
+                "auto or fp8",
+                value -> KvCache.Dtype.valueOf(value.toUpperCase(Locale.ROOT)),
+                builder::optKvCacheDtype);
         set(
                 left,
                 "dtype",

@@ -113,8 +113,10 @@ record GeneratorSettings(
     }
 
     private void checkQuantization(ModelConfig config) {
-        if (quantization == null) {
-            throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
+        if (quantization == null || config.kvCacheDtype() == null) {
+            throw new IllegalArgumentException(
+                    "the quantization or the KV cache dtype is null; use Quantization.NONE and"
+                            + " KvCache.Dtype.AUTO");
         }
         ModelKernels.check(config, device(), ranks(), quantization);
     }

@@ -34,7 +34,7 @@ abstract class Architecture {
                             Map.entry("qwen3_moe", new Qwen3Moe())));
 
     /** Reads a {@code config.json}. */
-    static ModelConfig read(ConfigEntries json) {
+    static ModelConfig read(ConfigEntries json, KvCache.Dtype kvCacheDtype) {
         String type = json.text("model_type", "");
         Architecture architecture = ALL.get(type);
         check(
@@ -46,7 +46,7 @@ abstract class Architecture {
         check(
                 !json.has("quantization_config"),
                 "quantization_config is not supported: use a model without quantization");
-        return architecture.config(type, json);
+        return architecture.config(type, json, kvCacheDtype);
     }
 
     static Architecture of(ModelConfig config) {
@@ -71,7 +71,7 @@ abstract class Architecture {
         return 0;
     }
 
-    private ModelConfig config(String type, ConfigEntries json) {
+    private ModelConfig config(String type, ConfigEntries json, KvCache.Dtype kvCacheDtype) {
         int hidden = json.integer("hidden_size", null);
         int heads = json.integer("num_attention_heads", null);
         int count = json.integer("num_hidden_layers", null);
@@ -100,7 +100,8 @@ abstract class Architecture {
                 layers,
                 isGemma() ? Math.sqrt(hidden) : 1,
                 json.number("final_logit_softcapping", 0.0),
-                isGemma());
+                isGemma(),
+                kvCacheDtype);
     }
 
     private static ScalarType type(String name) {

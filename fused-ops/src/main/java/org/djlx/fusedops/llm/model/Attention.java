@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.Torch;
  * Attention of one rank's heads over the KV cache, with libtorch's operators:
  *
  * <ul>
- *   <li>the first chunk of a prompt attends to itself: {@link Torch#attention}, unless scores are
- *       limited or a window hides some of them;
+ *   <li>the first chunk of a prompt attends to itself, not to keys and values that the cache has
+ *       rounded: {@link Torch#attention}, unless scores are limited or a window hides some of them;
  *   <li>later chunks, and single tokens, attend to the cache as well: {@link Torch#attentionOfLast}
  *       if the model has kernels, otherwise matmuls and softmax.
  * </ul>
@@ -326,8 +326,9 @@ final class Attention {
             return mergeHeads(Torch.attention(parts.get(0), keys, values, true));
         }
         if (!span.isFirst) {
-            keys = headsFirst(cache.keys(manager, layer, span.slots));
-            values = headsFirst(cache.values(manager, layer, span.slots));
+            NDList cached = gpu.gather(manager, layer, span.slots, cache);
+            keys = headsFirst(cached.get(0));
+            values = headsFirst(cached.get(1));
         }
         int window = config.layer(layer).attention().window();
         return mergeHeads(Torch.attentionOfLast(parts.get(0), keys, values, window));

@@ -656,8 +656,7 @@ final class Decoder implements AutoCloseable {
         return new DecoderKernels.Attention(
                 Torch.dataPointer(attended),
                 Torch.dataPointer(qkv),
-                Torch.dataPointer(cache.keys(layer)),
-                Torch.dataPointer(cache.values(layer)),
+                cache.addresses(layer),
                 positions,
                 table,
                 Torch.dataPointer(attention.tables(layer).cosines()),

@@ -8,6 +8,8 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.host.NativeMemory;
@@ -17,7 +19,8 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
  * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
- * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent.
+ * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent. With {@link Dtype#FP8}
+ * only kernels read and write it.
  *
  * <p>The cache is not memory of libtorch's allocator, which keeps GPU memory when arrays are
  * closed. On the CPU, pages take memory when they are first written.
@@ -27,12 +30,30 @@ public final class KvCache implements AutoCloseable {
     /** The number of slots in a block. */
     public static final int BLOCK_TOKENS = 16;
 
+    /** How keys and values are stored; vLLM's names. */
+    public enum Dtype {
+        /** In the model's type. */
+        AUTO,
+        /**
+         * Float8 (e4m3), with a scale in float32 for each token and KV head: its largest magnitude
+         * divided by 448. For GPUs, and models that have {@linkplain ModelKernels kernels}.
+         */
+        FP8;
+
+        @Override
+        public String toString() {
+            return name().toLowerCase(Locale.ROOT);
+        }
+    }
+
     private final int slots;
     private final NDManager manager;
     private CudaDevice gpu; // null on the CPU
     private NativeMemory memory; // null if it could not be allocated
+    private long end; // of the arrays in memory
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
+    private final List<NDArray> scales = new ArrayList<>(); // FP8: of keys and values of each layer
 
     /**
      * Allocates the cache.
@@ -54,10 +75,15 @@ public final class KvCache implements AutoCloseable {
             } else {
                 memory = NativeMemory.allocateZeros(bytes, false);
             }
+            boolean fp8 = config.kvCacheDtype() == Dtype.FP8;
             Shape shape = new Shape(slots, ModelWeights.kvHeads(config, ranks), config.headSize());
+            ScalarType type = fp8 ? ScalarType.UINT8 : config.type();
             for (int layer = 0; layer < config.layers(); layer++) {
-                keys.add(zeros(2 * layer, shape, config.type()));
-                values.add(zeros(2 * layer + 1, shape, config.type()));
+                keys.add(zeros(shape, type));
+                values.add(zeros(shape, type));
+                for (int i = 0; fp8 && i < 2; i++) {
+                    scales.add(zeros(shape.slice(0, 2), ScalarType.FLOAT32));
+                }
             }
             done = true;
         } finally {
@@ -68,9 +94,9 @@ public final class KvCache implements AutoCloseable {
     }
 
     /** Returns zeros. Attention multiplies masked slots by 0, so they must not contain NaN. */
-    private NDArray zeros(int index, Shape shape, ScalarType type) {
-        long offset = index * shape.size() * type.itemSize();
-        NDArray array = Torch.view(manager, memory, offset, shape, type);
+    private NDArray zeros(Shape shape, ScalarType type) {
+        NDArray array = Torch.view(manager, memory, end, shape, type);
+        end += shape.size() * type.itemSize();
         if (gpu != null) {
             try (NDArray zero = manager.create(0f)) {
                 Torch.copy(array, zero.broadcast(shape));
@@ -91,12 +117,11 @@ public final class KvCache implements AutoCloseable {
      * @param slots the number of slots
      */
     public static long byteSize(ModelConfig config, int ranks, long slots) {
-        return 2L
-                * config.layers()
-                * slots
-                * ModelWeights.kvHeads(config, ranks)
-                * config.headSize()
-                * config.type().itemSize();
+        int headBytes =
+                config.kvCacheDtype() == Dtype.FP8
+                        ? config.headSize() + Float.BYTES
+                        : config.headSize() * config.type().itemSize();
+        return 2L * config.layers() * slots * ModelWeights.kvHeads(config, ranks) * headBytes;
     }
 
     /** Writes keys and values, of shape (tokens, KV heads, head size), to one slot per token. */
@@ -113,6 +138,15 @@ public final class KvCache implements AutoCloseable {
     /** Returns all values of a layer, of shape (slots, KV heads, head size). */
     NDArray values(int layer) {
         return values.get(layer);
+    }
+
+    /** Returns the arrays of a layer. */
+    DecoderKernels.Cache addresses(int layer) {
+        return new DecoderKernels.Cache(
+                Torch.dataPointer(keys.get(layer)),
+                Torch.dataPointer(values.get(layer)),
+                scales.isEmpty() ? 0 : Torch.dataPointer(scales.get(2 * layer)),
+                scales.isEmpty() ? 0 : Torch.dataPointer(scales.get(2 * layer + 1)));
     }
 
     /** Gathers the keys of the given slots into shape (slots…, KV heads, head size). */

@@ -36,6 +36,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * @param embeddingScale the factor of embeddings
  * @param logitCap limits logits to {@code cap · tanh(logit / cap)}; 0 for no limit
  * @param addsOneToNorms whether norms multiply by 1 plus their weight
+ * @param kvCacheDtype how keys and values are stored; not in {@code config.json}
  */
 public record ModelConfig(
         String modelType,
@@ -52,7 +53,8 @@ public record ModelConfig(
         List<LayerConfig> layerConfigs,
         double embeddingScale,
         double logitCap,
-        boolean addsOneToNorms) {
+        boolean addsOneToNorms,
+        KvCache.Dtype kvCacheDtype) {
 
     static final int MAX_LAYERS = 10_000; // bounds the list of tensor names
     static final int MAX_SIZE = 1 << 24; // so that the product of two sizes fits a long
@@ -75,6 +77,7 @@ public record ModelConfig(
      * @param embeddingScale the factor of embeddings
      * @param logitCap limits logits to {@code cap · tanh(logit / cap)}; 0 for no limit
      * @param addsOneToNorms whether norms multiply by 1 plus their weight
+     * @param kvCacheDtype how keys and values are stored; not in {@code config.json}
      * @throws IllegalArgumentException if a value is out of range
      */
     public ModelConfig {
@@ -131,20 +134,22 @@ public record ModelConfig(
      *     message names the file and the entry
      */
     public static ModelConfig read(Path directory) throws IOException {
-        return read(directory, null);
+        return read(directory, null, KvCache.Dtype.AUTO);
     }
 
     /**
-     * Reads {@code config.json} as {@link #read(Path)} does, for another type.
+     * Reads {@code config.json} as {@link #read(Path)} does, for other types.
      *
      * @param directory the model directory
      * @param type the type of the weights and of the computation; null for that of {@code
      *     config.json}
+     * @param kvCacheDtype how keys and values are stored
      * @return the configuration
      * @throws IOException if a file cannot be read
      * @throws IllegalArgumentException if the architecture, an entry or the type is not supported
      */
-    public static ModelConfig read(Path directory, DataType type) throws IOException {
+    public static ModelConfig read(Path directory, DataType type, KvCache.Dtype kvCacheDtype)
+            throws IOException {
         Path file = directory.resolve("config.json");
         JsonObject json = object(file);
         if (type != null) {
@@ -158,7 +163,7 @@ public record ModelConfig(
             }
         }
         try {
-            return Architecture.read(new ConfigEntries(json));
+            return Architecture.read(new ConfigEntries(json), kvCacheDtype);
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
         }
@@ -259,13 +264,15 @@ public record ModelConfig(
         List<Object> rest =
                 List.of(kvHeads, headSize, maxLength, epsilon, tied, endTokens, layerConfigs);
         return String.format(
-                "%s of %d layers, hidden size %d, %d heads, %d tokens, type %s, configuration %08x",
+                "%s of %d layers, hidden size %d, %d heads, %d tokens, type %s, KV cache %s,"
+                        + " configuration %08x",
                 modelType,
                 layers(),
                 hiddenSize,
                 heads,
                 vocabularySize,
                 type,
+                kvCacheDtype,
                 rest.toString().hashCode());
     }
 }

@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.model;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
@@ -37,9 +38,6 @@ import org.djlx.nativeops.torch.Torch;
 public final class ModelKernels implements AutoCloseable {
 
     private static final int FP8_CAPABILITY = 9; // as a major number, for products by cuBLASLt
-    private static final String NO_KERNELS =
-            "%s weights need kernels, which this model or these GPUs do not have: docs/support.md"
-                    + " says which have them; use no quantization";
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -85,7 +83,8 @@ public final class ModelKernels implements AutoCloseable {
                 quantization.gpuRows(batchInvariant),
                 config.headSize(),
                 config.heads() / ranks / ModelWeights.kvHeads(config, ranks),
-                KvCache.BLOCK_TOKENS);
+                KvCache.BLOCK_TOKENS,
+                config.kvCacheDtype() == KvCache.Dtype.FP8 ? 8 : 16);
     }
 
     /**
@@ -161,6 +160,7 @@ public final class ModelKernels implements AutoCloseable {
      *     </ul>
      *
      * @throws IllegalArgumentException if there are no kernels, but weights are quantized on a GPU
+     *     or the KV cache is in fp8
      */
     static Optional<ModelKernels> create(
             ModelConfig config,
@@ -168,6 +168,7 @@ public final class ModelKernels implements AutoCloseable {
             Quantization quantization,
             boolean batchInvariant) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
+            requireKernels(false, config, Quantization.NONE);
             return Optional.empty();
         }
         try (NDManager manager = NDManager.newBaseManager(group.device());
@@ -176,7 +177,7 @@ public final class ModelKernels implements AutoCloseable {
             // A sum, as ranks that share a GPU have no other reduction.
             group.allReduce(possible, ReduceOp.SUM).await();
             if (possible.getFloat() < group.worldSize()) {
-                require(quantization == Quantization.NONE, NO_KERNELS, quantization);
+                requireKernels(false, config, quantization);
                 return Optional.empty();
             }
         }
@@ -184,8 +185,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Checks that a device can compute with quantized weights. That all ranks have peer access is
-     * checked later.
+     * Checks that a device can compute with quantized weights, and with a KV cache in fp8. That all
+     * ranks have peer access is checked later.
      *
      * @param config the model's configuration
      * @param device a device of the same kind as those of all ranks
@@ -196,21 +197,25 @@ public final class ModelKernels implements AutoCloseable {
      */
     public static void check(
             ModelConfig config, Device device, int ranks, Quantization quantization) {
-        if (quantization == Quantization.NONE) {
+        boolean fp8Cache = config.kvCacheDtype() == KvCache.Dtype.FP8;
+        if (quantization == Quantization.NONE && !fp8Cache) {
             return;
         }
         if (!device.isGpu()) {
+            require(!fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
             require(quantization != Quantization.FP8, "%s weights are for GPUs; use int8", "fp8");
             NativeLibrary.CPU_KERNELS.ensureAvailability();
             return;
         }
+        boolean possible = config.type() != ScalarType.FLOAT32 && computes(config);
+        requireKernels(possible, config, Quantization.NONE); // keys and values
         boolean fp8 = quantization == Quantization.FP8;
         require(
                 quantization != Quantization.INT8,
                 "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
                 device);
         require(
-                ranks == 1,
+                ranks == 1 || quantization == Quantization.NONE,
                 "%s weights on GPUs need 1 rank, not %d; use one GPU, or no quantization",
                 quantization,
                 ranks);
@@ -231,8 +236,19 @@ public final class ModelKernels implements AutoCloseable {
                     device,
                     major,
                     gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MINOR));
-            require(isSupported(config, gpu, ranks, quantization), NO_KERNELS, quantization);
+            requireKernels(isSupported(config, gpu, ranks, quantization), config, quantization);
         }
+    }
+
+    /** Requires kernels if weights are quantized or the KV cache is in fp8. */
+    private static void requireKernels(
+            boolean areThere, ModelConfig config, Quantization quantization) {
+        boolean fp8Cache = config.kvCacheDtype() == KvCache.Dtype.FP8;
+        require(
+                areThere || quantization == Quantization.NONE && !fp8Cache,
+                "%s need kernels, which this model or these GPUs do not have: docs/support.md says"
+                        + " which have them; use no quantization, and the KV cache dtype auto",
+                fp8Cache ? "fp8 keys and values" : quantization + " weights");
     }
 
     private static void require(boolean condition, String message, Object... arguments) {
@@ -487,14 +503,34 @@ public final class ModelKernels implements AutoCloseable {
                 currentStreams.get(),
                 prompt.tokens,
                 Torch.dataPointer(qkv),
-                Torch.dataPointer(cache.keys(layer)),
-                Torch.dataPointer(cache.values(layer)),
+                cache.addresses(layer),
                 prompt.slots(),
                 prompt.start,
                 Torch.dataPointer(attention.tables(layer).cosines()),
                 Torch.dataPointer(attention.tables(layer).sines()),
                 heads - 2 * kvHeads,
                 kvHeads);
+    }
+
+    /**
+     * Returns the keys and the values of the given slots, of shape (slots, KV heads, head size) in
+     * the model's type.
+     *
+     * @param slots int64
+     */
+    NDList gather(NDManager manager, int layer, NDArray slots, KvCache cache) {
+        Shape shape = new Shape(slots.size(), kvHeads, config.headSize());
+        NDArray keys = Torch.empty(manager, shape, config.type());
+        NDArray values = Torch.empty(manager, shape, config.type());
+        kernels.gather(
+                currentStreams.get(),
+                (int) slots.size(),
+                Torch.dataPointer(keys),
+                Torch.dataPointer(values),
+                cache.addresses(layer),
+                Torch.dataPointer(slots),
+                kvHeads);
+        return new NDList(keys, values);
     }
 
     /**

@@ -6,8 +6,9 @@ import org.djlx.fusedops.internal.DecoderKernels;
 
 /**
  * How the weights of projections are stored. Loading a model rounds them to the nearest number. The
- * embedding, routers, norms, biases and the KV cache keep the model's type; an embedding that is
- * also the output matrix is stored twice. Activations are rounded, too:
+ * embedding, routers, norms and biases keep the model's type, and {@link KvCache.Dtype} says how
+ * keys and values are stored; an embedding that is also the output matrix is stored twice.
+ * Activations are rounded, too:
  *
  * <ul>
  *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact

@@ -418,6 +418,7 @@ class TextModelLoaderTest {
         refuse("option no_such_option=1 is not supported: remove it", "no_such_option", "1");
         refuse("option quantize must be none, fp8, int8 or int4, not q4", "quantize", "q4");
         refuse("fp8 weights are for GPUs", "quantize", "fp8");
+        refuse("fp8 keys and values are for GPUs", "kv_cache_dtype", "fp8");
         refuse(
                 "option pipeline_parallel_degree=2 is not supported: it must be 1",
                 "pipeline_parallel_degree",
@@ -511,7 +512,7 @@ class TextModelLoaderTest {
                         .results()
                         .map(match -> match.group(1))
                         .toList();
-        assertEquals(11, options.size(), options::toString);
+        assertEquals(12, options.size(), options::toString);
         for (String option : options) {
             if (option.equals("tool_call_parser")) {
                 refuse("unknown format of tool calls 'all'", option, "all");
@@ -524,6 +525,7 @@ class TextModelLoaderTest {
                         case "dtype" -> "auto, fp32, fp16 or bf16";
                         case "quantize" -> "none, fp8, int8 or int4";
                         case "kv_cache_bytes" -> "a whole number";
+                        case "kv_cache_dtype" -> "auto or fp8";
                         default -> "a whole number, 1 or more";
                     };
             refuse("option " + option + " must be " + kind + ", not all", option, "all");

@@ -803,6 +803,7 @@ class TextEngineGpuTest {
                         layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate)),
                 1,
                 0,
-                false);
+                false,
+                KvCache.Dtype.AUTO);
     }
 }

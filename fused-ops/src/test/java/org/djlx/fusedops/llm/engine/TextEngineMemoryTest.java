@@ -20,6 +20,7 @@ import java.util.Map;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
@@ -56,7 +57,8 @@ class TextEngineMemoryTest {
                         Collections.nCopies(4, LayerConfig.llama(LlamaFiles.rope(64), 64, 2048)),
                         1,
                         0,
-                        false);
+                        false,
+                        KvCache.Dtype.AUTO);
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), LlamaFiles.json(config).toString());
         Map<String, Shape> shapes = ModelWeights.shapes(config);

@@ -52,7 +52,8 @@ public final class LlamaFiles {
                 Collections.nCopies(2, LayerConfig.llama(rope(headSize), headSize, 128)),
                 1,
                 0,
-                false);
+                false,
+                KvCache.Dtype.AUTO);
     }
 
     public static ModelConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
@@ -71,7 +72,8 @@ public final class LlamaFiles {
                 Collections.nCopies(2, LayerConfig.llama(rope(6), 6, 48)),
                 1,
                 0,
-                false);
+                false,
+                KvCache.Dtype.AUTO);
     }
 
     public static Path write(Path directory, ModelConfig config, long seed) throws IOException {

@@ -12,6 +12,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.function.BiFunction;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
@@ -21,16 +22,25 @@ import org.djlx.nativeops.torch.Torch;
 public final class LlamaReference {
 
     private final ModelConfig config;
+    private final UnaryOperator<double[]> cached;
     private final double[] frequencies;
     private final Map<String, double[]> weights = new HashMap<>();
 
     public LlamaReference(Path directory) throws IOException {
-        this(directory, (spec, values) -> values);
+        this(directory, (spec, values) -> values, heads -> heads);
     }
 
-    /** Reads a model, and changes its tensors; a tied embedding also as the output matrix. */
-    LlamaReference(Path directory, BiFunction<TensorSpec, double[], double[]> change)
+    /**
+     * Reads a model, and changes its tensors; a tied embedding also as the output matrix.
+     *
+     * @param cached changes the heads of keys, or of values, of a token
+     */
+    LlamaReference(
+            Path directory,
+            BiFunction<TensorSpec, double[], double[]> change,
+            UnaryOperator<double[]> cached)
             throws IOException {
+        this.cached = cached;
         config = ModelConfig.read(directory);
         String json = Files.readString(directory.resolve("config.json"));
         frequencies =
@@ -79,7 +89,8 @@ public final class LlamaReference {
             double[] h = normalized(x[t], name + "input_layernorm.weight");
             q[t] = turned(product(weights.get(name + "self_attn.q_proj.weight"), h), t);
             k[t] = turned(product(weights.get(name + "self_attn.k_proj.weight"), h), t);
-            v[t] = product(weights.get(name + "self_attn.v_proj.weight"), h);
+            k[t] = cached.apply(k[t]);
+            v[t] = cached.apply(product(weights.get(name + "self_attn.v_proj.weight"), h));
         }
         int sharing = config.heads() / config.kvHeads();
         for (int t = 0; t < length; t++) {

@@ -81,6 +81,7 @@ class LlamaTypesTest {
                 Collections.nCopies(2, LayerConfig.llama(LlamaFiles.rope(32), 32, 512)),
                 1,
                 0,
-                false);
+                false,
+                KvCache.Dtype.AUTO);
     }
 }

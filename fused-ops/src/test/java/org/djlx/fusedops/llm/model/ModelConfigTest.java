@@ -81,11 +81,21 @@ class ModelConfigTest {
                                         Rope.llama3(500000, 64, 8, 1, 4, 8192), 128, 14336)),
                         1,
                         0,
-                        false),
+                        false,
+                        KvCache.Dtype.AUTO),
                 config);
         for (int ranks : new int[] {1, 2, 4, 8, 16, 32}) {
             config.checkDivisible(ranks);
         }
+    }
+
+    /** Ranks compare the summaries of their models. */
+    @Test
+    void summariesDifferIfKeysAndValuesAreStoredInAnotherWay() throws IOException {
+        String own = read(LLAMA_3_1).toString();
+        ModelConfig fp8 = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        assertTrue(own.contains("type BFLOAT16, KV cache auto"), own);
+        assertEquals(own.replace("KV cache auto", "KV cache fp8"), fp8.toString());
     }
 
     @Test

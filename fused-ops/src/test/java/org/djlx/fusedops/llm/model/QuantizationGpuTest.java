@@ -8,10 +8,11 @@ import ai.djl.ndarray.types.DataType;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.EnumMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
@@ -85,23 +86,70 @@ class QuantizationGpuTest {
         }
     }
 
+    /**
+     * Keys and values in fp8, beside a reference that rounds them. Single tokens and short chunks
+     * attend to all as they are stored; a long first chunk attends to its own before they are
+     * rounded, and later chunks to all as they are stored. Elements of 16 bits are rounded to
+     * another number than the reference's if they lie near the middle of two e4m3.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "BFLOAT16, 1, 1, 1, 0.03",
+        "FLOAT16, 1, 1, 1, 0.015",
+        "BFLOAT16, 40, 30, 1, 0.03",
+        "BFLOAT16, 100, 80, 1, 0.05",
+        "FLOAT16, 100, 80, 1, 0.05",
+        "BFLOAT16, 100, 80, 2, 0.05"
+    })
+    void promptsAndStepsAgreeOnRoundedKeysAndValues(
+            ScalarType type, int first, int second, int ranks, double most) throws Exception {
+        int[] chunks = new int[40];
+        Arrays.fill(chunks, 1);
+        chunks[0] = first;
+        chunks[1] = second;
+        Case of = new Case(Quantization.NONE, type, true, chunks);
+        double[][] exact = of.expected(Quantization.NONE);
+        double[][] rounded = of.expected(Quantization.NONE, KvCache.Dtype.FP8);
+        ModelConfig config = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        float[][] logits = logits(config, ranks, Quantization.NONE, of.tokens, chunks);
+        double own = 0;
+        double all = 0;
+        for (int i = 0; i < chunks.length; i++) {
+            own += error(rounded[i], logits[i]) / chunks.length;
+            all += error(exact[i], logits[i]) / chunks.length;
+        }
+        String errors =
+                String.format(
+                        "%s, chunks of %d and %d: mean error %.4f, with that of an fp8 cache %.4f",
+                        type, first, second, own, all);
+        System.out.println(errors);
+        assertTrue(own < most, errors);
+        assertTrue(all > 0.015 && all < 0.06, errors); // Keys and values are rounded.
+    }
+
     /** As {@link QuantizationTest}'s, in bfloat16; steps of one token. */
     @Test
     void theLossOfATrainedModelRisesLittle() throws Exception {
         P2pRanks.require(1);
         TrainedLlama trained = TrainedLlama.write(directory);
-        ModelConfig config = ModelConfig.read(directory, DataType.BFLOAT16);
-        Map<Quantization, Double> losses = new EnumMap<>(Quantization.class);
-        for (Quantization quantization :
-                List.of(Quantization.NONE, Quantization.FP8, Quantization.INT4)) {
-            float[][] logits = logits(config, quantization, trained.tokens(), trained.chunks());
-            losses.put(quantization, trained.loss(logits));
+        Map<String, Double> losses = new LinkedHashMap<>();
+        for (KvCache.Dtype dtype : KvCache.Dtype.values()) {
+            ModelConfig config = ModelConfig.read(directory, DataType.BFLOAT16, dtype);
+            for (Quantization quantization :
+                    List.of(Quantization.NONE, Quantization.FP8, Quantization.INT4)) {
+                float[][] logits =
+                        logits(config, 1, quantization, trained.tokens(), trained.chunks());
+                losses.put(quantization + "/" + dtype, trained.loss(logits));
+            }
         }
-        System.out.println("losses " + losses);
-        double exact = losses.get(Quantization.NONE);
+        System.out.println("losses, weights/cache " + losses);
+        double exact = losses.get("none/auto");
         assertTrue(exact < TrainedLlama.ENTROPY + 0.3, losses::toString);
-        assertTrue(losses.get(Quantization.FP8) - exact < 0.02, losses::toString);
-        assertTrue(losses.get(Quantization.INT4) - exact < 0.03, losses::toString);
+        assertTrue(losses.get("fp8/auto") - exact < 0.02, losses::toString);
+        assertTrue(losses.get("int4/auto") - exact < 0.03, losses::toString);
+        assertTrue(losses.get("none/fp8") - exact < 0.02, losses::toString);
+        assertTrue(losses.get("fp8/fp8") - exact < 0.03, losses::toString);
+        assertTrue(losses.get("int4/fp8") - exact < 0.04, losses::toString);
     }
 
     private static double error(double[] expected, float[] actual) {
@@ -132,6 +180,12 @@ class QuantizationGpuTest {
 
         /** Returns the logits after each chunk, of weights as they are stored. */
         double[][] expected(Quantization of) throws IOException {
+            return expected(of, KvCache.Dtype.AUTO);
+        }
+
+        /** Returns the logits after each chunk, also of keys and values as they are stored. */
+        double[][] expected(Quantization of, KvCache.Dtype cache) throws IOException {
+            int size = config.headSize();
             LlamaReference reference =
                     new LlamaReference(
                             directory,
@@ -142,7 +196,11 @@ class QuantizationGpuTest {
                                 }
                                 int depth = (int) spec.shape().get(1);
                                 return QuantizedReference.rounded(values, depth, of);
-                            });
+                            },
+                            heads ->
+                                    cache == KvCache.Dtype.AUTO
+                                            ? heads
+                                            : QuantizedReference.fp8(heads, size));
             double[][] all = reference.logits(tokens);
             double[][] last = new double[chunks.length][];
             int end = 0;
@@ -155,15 +213,18 @@ class QuantizationGpuTest {
 
         /** Returns the logits after each chunk. */
         float[][] logits() throws Exception {
-            return QuantizationGpuTest.this.logits(config, quantization, tokens, chunks);
+            return QuantizationGpuTest.this.logits(config, 1, quantization, tokens, chunks);
         }
     }
 
     /** Returns the logits after each chunk of a sequence. */
     private float[][] logits(
-            ModelConfig config, Quantization quantization, int[] tokens, int... chunks)
+            ModelConfig config, int ranks, Quantization quantization, int[] tokens, int... chunks)
             throws Exception {
-        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 1, P2pRanks.options().build());
+        P2pRanks.require(1);
+        GpuTests.require(ranks); // ranks that share a GPU would need streams of their own
+        List<ProcessGroup> groups =
+                ProcessGroups.local("cuda_p2p", ranks, P2pRanks.options().build());
         try (Safetensors files = Safetensors.open(directory)) {
             return ProcessGroups.run(
                             groups,

@@ -77,7 +77,8 @@ class QuantizationTest {
                         layers,
                         1,
                         0,
-                        false);
+                        false,
+                        KvCache.Dtype.AUTO);
         List<TensorSpec> specs = new ArrayList<>();
         ModelWeights.shapes(config)
                 .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
@@ -194,6 +195,16 @@ class QuantizationTest {
         return logits;
     }
 
+    /** Kernels alone read a KV cache in fp8. */
+    @Test
+    void aModelWithoutKernelsRefusesFp8KeysAndValues() throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.BFLOAT16, true), 1);
+        ModelConfig config = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        Exception e =
+                assertThrows(Exception.class, () -> logits(config, Quantization.NONE, 1, TOKENS));
+        assertTrue(e.toString().contains("fp8 keys and values need kernels"), e::toString);
+    }
+
     /** Returns the root mean square of the difference, relative to that of the expected. */
     static double error(float[] expected, float[] actual) {
         double difference = 0;
@@ -207,16 +218,29 @@ class QuantizationTest {
 
     @ParameterizedTest
     @CsvSource({
-        "INT8, BFLOAT16, 1, int8 weights are supported on CPUs only",
-        "INT4, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
-        "FP8, FLOAT16, 1, fp8 weights need a model in bfloat16",
-        "FP8, BFLOAT16, 0, fp8 weights are for GPUs; use int8"
+        "INT8, AUTO, BFLOAT16, 1, int8 weights are supported on CPUs only",
+        "INT4, AUTO, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
+        "INT4, FP8, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
+        "FP8, AUTO, FLOAT16, 1, fp8 weights need a model in bfloat16",
+        "FP8, AUTO, BFLOAT16, 0, fp8 weights are for GPUs; use int8",
+        "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
+        "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
+        "NONE, FP8, FLOAT32, 1, fp8 keys and values need kernels",
+        "NONE, , BFLOAT16, 1, the quantization or the KV cache dtype is null"
     })
     void devicesRefuseWhatTheyCannotCompute(
-            Quantization quantization, ScalarType type, int gpus, String message) throws Exception {
+            Quantization quantization,
+            KvCache.Dtype dtype,
+            ScalarType type,
+            int gpus,
+            String message)
+            throws Exception {
         LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
         TextEngine.Builder builder =
-                TextEngine.builder().setDirectory(directory).optQuantization(quantization);
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optQuantization(quantization)
+                        .optKvCacheDtype(dtype);
         if (gpus > 0) {
             builder.optDevices(IntStream.range(0, gpus).mapToObj(Device::gpu).toList());
         }

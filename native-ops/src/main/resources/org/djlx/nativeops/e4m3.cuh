@@ -1,0 +1,44 @@
+// Conversions between e4m3 and 16-bit elements, by bit operations that all GPUs have.
+#pragma once
+#include "element.cuh"
+
+__device__ __forceinline__ u32 magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffff; }
+
+// Rounds to e4m3; 448 and -448 for what is larger. A sum with 2^20 times the number's power of two rounds to 4 significant bits.
+__device__ __forceinline__ u32 to_e4m3(float x) {
+  float magnitude = fminf(fabsf(x), 448);
+  float large = __uint_as_float(max(__float_as_uint(magnitude) & 0x7f800000, 121u << 23) + (20 << 23));
+  float rounded = magnitude + large - large;
+  bool is_normal = rounded >= 0.015625f;
+  u32 bits = is_normal ? (__float_as_uint(rounded) >> 20) - (120 << 3) : (u32)(rounded * 512);
+  return bits | (__float_as_uint(x) >> 24 & 0x80);
+}
+
+// a * b + c for two elements of T each.
+template <typename T>
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+  u32 result;
+  if (T::IS_BFLOAT16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  }
+  return result;
+}
+
+// Two e4m3, each in the upper byte of a half. Moved to where T has the last four bits of the exponent and the first three of the
+// mantissa, their bits are too small by a power of two, subnormal ones too.
+template <typename T>
+__device__ __forceinline__ u32 from_e4m3(u32 bytes) {
+  const int SHIFT = T::IS_BFLOAT16 ? 4 : 1;
+  const u32 FACTORS = T::IS_BFLOAT16 ? 0x7b807b80 : 0x5c005c00;  // 2^120, 2^8
+  u32 bits = (bytes & 0x80008000) | (bytes >> SHIFT & (0x7f007f00 >> SHIFT));
+  return multiply_add<T>(bits, FACTORS, 0x80008000);
+}
+
+// The pack of 8 elements in the order of their bytes. Exact.
+template <typename T>
+__device__ __forceinline__ uint4 pack_of_e4m3(u32 first, u32 second) {
+  return make_uint4(from_e4m3<T>(__byte_perm(first, 0, 0x1404)), from_e4m3<T>(__byte_perm(first, 0, 0x3424)),
+                    from_e4m3<T>(__byte_perm(second, 0, 0x1404)), from_e4m3<T>(__byte_perm(second, 0, 0x3424)));
+}
