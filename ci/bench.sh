@@ -170,9 +170,10 @@ bench_decode() {
   args+=(--ranks="${ranks:-$((count > 0 ? count : 2))}" --commit="$commit")
   "$root/ci/bench/run.sh" bench-decode "${args[@]}" "${torch[@]}" --json="$json" || status=$?
   if ((count > 0)); then
-    [[ " ${args[*]}" != *" --quantize"* ]] || return "$status"
-    for way in fp8 int4; do
-      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize=$way --json="${json%.json}-$way.json" || status=$?
+    [[ " ${args[*]}" != *" --quantize"* && " ${args[*]}" != *" --kv-cache-dtype"* ]] || return "$status"
+    for way in "fp8 fp8" "int4 auto"; do
+      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize="${way% *}" --kv-cache-dtype="${way#* }" \
+        --json="${json%.json}-${way% *}.json" || status=$?
     done
   elif command -v npm >/dev/null; then
     bench_llama_cpp

@@ -197,7 +197,9 @@ final class DecodeBenchCommand extends ReportCommand {
                 generator.awaitEnd();
                 return 0;
             }
-            report(config, new Loading(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
+            report(
+                    generator.config(),
+                    new Loading(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
             steps = steps(generator, ranks);
             first = firstToken(generator);
             served = serve(directory, generator);

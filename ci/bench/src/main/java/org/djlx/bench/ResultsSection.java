@@ -310,9 +310,12 @@ final class ResultsSection {
         Loading loading = read("loading", Loading.class);
         String quantization =
                 report.has("quantization") ? text("quantization").toLowerCase(Locale.ROOT) : "none";
+        boolean fp8Cache =
+                config.has("kvCacheDtype")
+                        && config.get("kvCacheDtype").getAsString().equals("FP8");
         return String.format(
                 Locale.ROOT,
-                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s%s.%n%n%s%n%s%nFirst"
+                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s%s%s.%n%n%s%n%s%nFirst"
                         + " token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain reading"
                         + " of the files: %.1f s.%n",
                 config.get("layers"),
@@ -320,6 +323,7 @@ final class ResultsSection {
                 config.get("vocabularySize"),
                 config.get("type").getAsString().toLowerCase(Locale.ROOT),
                 quantization.equals("none") ? "" : ", weights in " + quantization,
+                fp8Cache ? ", keys and values in fp8" : "",
                 steps.markdownOfFilledColumns(),
                 clients.markdown(),
                 first.promptTokens(),

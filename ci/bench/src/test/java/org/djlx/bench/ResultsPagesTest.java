@@ -86,10 +86,11 @@ class ResultsPagesTest {
         String json = Files.readString(ROOT.resolve("ci/results/decode.json"));
         JsonObject report = JsonParser.parseString(json).getAsJsonObject();
         report.addProperty("quantization", "FP8");
+        report.getAsJsonObject("config").addProperty("kvCacheDtype", "FP8");
         JsonObject step = report.getAsJsonArray("steps").get(0).getAsJsonObject();
         step.getAsJsonObject("torchMicros").addProperty("compiled", 4321.0);
         String page = new ResultsSection("decode.json", report).markdown();
-        assertTrue(page.contains("bfloat16, weights in fp8."), page);
+        assertTrue(page.contains("bfloat16, weights in fp8, keys and values in fp8."), page);
         assertTrue(page.contains("| torch.compile, CUDA graph, µs |"), page);
         assertTrue(page.contains(" | 4,321 |"), page);
     }
