@@ -157,7 +157,7 @@ bench_decode() {
   common_options "$@"
   [[ " ${args[*]}" != *" --device cpu"* && " ${args[*]}" != *" --device=cpu"* ]] || count=0
   if ((count > 0)); then
-    defaults=(--device=gpu --model=8b --batches=1,8,16,32,64,128,256 --clients=1,64,256)
+    defaults=(--device=gpu --model=8b --batches=1,8,16,32,64,128,256 --clients=1,64,256 --answer-tokens=256)
     json=${json:-$root/ci/results/decode.json}
     [[ " ${args[*]}" == *" --torch"* ]] || torch=(--torch=python3)
   else

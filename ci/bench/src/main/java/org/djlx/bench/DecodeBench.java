@@ -18,6 +18,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Random;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
@@ -32,6 +33,9 @@ import java.util.stream.Stream;
 final class DecodeBench {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
+
+    /** Letters of a prompt. A random model makes about a token of each. */
+    static final int PROMPT_LETTERS = 128;
 
     private final URI completions;
     private final int tokens;
@@ -92,7 +96,7 @@ final class DecodeBench {
             CountDownLatch go = new CountDownLatch(1);
             List<Future<List<Answer>>> futures = new ArrayList<>();
             for (int client = 0; client < clients; client++) {
-                String prompt = "Client " + client + " of " + clients + " asks for a story.";
+                String prompt = prompt(client);
                 Callable<List<Answer>> asks =
                         () -> {
                             go.await();
@@ -122,6 +126,14 @@ final class DecodeBench {
         } finally {
             threads.shutdownNow();
         }
+    }
+
+    /** Returns random letters, different for each client. */
+    private static String prompt(int client) {
+        return new Random(client)
+                .ints(PROMPT_LETTERS, 'a', 'z' + 1)
+                .mapToObj(Character::toString)
+                .collect(Collectors.joining());
     }
 
     private Answer ask(String prompt) throws InterruptedException {

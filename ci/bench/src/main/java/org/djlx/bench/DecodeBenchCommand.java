@@ -103,8 +103,17 @@ final class DecodeBenchCommand extends ReportCommand {
             description = "Numbers of concurrent clients.")
     private int[] clients;
 
-    @Option(names = "--tokens", paramLabel = "N", description = "Tokens of an answer.")
+    @Option(
+            names = "--tokens",
+            paramLabel = "N",
+            description = "Tokens generated for each prompt of a batch.")
     private int tokens = 64;
+
+    @Option(
+            names = "--answer-tokens",
+            paramLabel = "N",
+            description = "Tokens of an answer to a client.")
+    private int answerTokens = 64;
 
     @Option(names = "--requests", paramLabel = "N", description = "Requests of each client.")
     private int requests = 8;
@@ -152,11 +161,12 @@ final class DecodeBenchCommand extends ReportCommand {
     public Integer call() throws Exception {
         model.check();
         refuseIf(
-                IntStream.of(tokens, requests, promptTokens, longPrompt).anyMatch(n -> n < 1)
+                IntStream.of(tokens, answerTokens, requests, promptTokens, longPrompt)
+                                .anyMatch(n -> n < 1)
                         || IntStream.of(batches).anyMatch(n -> n < 1)
                         || IntStream.of(clients).anyMatch(n -> n < 1),
-                "--tokens, --requests, --prompt-tokens, --long-prompt, --batches and --clients must"
-                        + " be 1 or more");
+                "--tokens, --answer-tokens, --requests, --prompt-tokens, --long-prompt, --batches"
+                        + " and --clients must be 1 or more");
         refuseIf(
                 given != null && (size != null || parent != null),
                 "--model and --directory are for random models; leave them out with %s"
@@ -379,7 +389,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 new TextTable(
                         "clients,requests,errors,tokens/s,first text ms,answer ms".split(","));
         try (GenerationServer server = new GenerationServer(api, generator, options)) {
-            DecodeBench bench = new DecodeBench(server.port(), tokens);
+            DecodeBench bench = new DecodeBench(server.port(), answerTokens);
             for (int count : clients) {
                 bench.run(count, 1); // Uncounted: the JVM compiles.
                 DecodeBench.Row row = bench.run(count, requests);
@@ -393,10 +403,10 @@ final class DecodeBenchCommand extends ReportCommand {
                         text(row.answerMillis()));
             }
         }
-        put("servedTokens", tokens);
+        put("servedTokens", answerTokens);
         put("served", rows);
         store();
-        print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
+        print("%nanswers of %d tokens, by the HTTP server%n%s", answerTokens, table);
         rows.stream()
                 .flatMap(row -> row.errors().stream())
                 .distinct()
