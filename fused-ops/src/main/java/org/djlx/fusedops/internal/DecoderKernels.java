@@ -82,8 +82,10 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int EMBED_THREADS = 256;
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int PREFILL_THREADS = 256;
-    private static final int ATTENTION_THREADS =
-            new KernelConstants(SOURCE).value("ATTENTION_WARPS") * WARP;
+    private static final KernelConstants ATTENTION = new KernelConstants(SOURCE);
+    private static final int ATTENTION_THREADS = ATTENTION.value("ATTENTION_WARPS") * WARP;
+    private static final int SPAN_THREADS = ATTENTION.value("SPAN_WARPS") * WARP;
+    private static final int MOST_SPAN = 16 * CHUNK; // so that few long sequences are not last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
@@ -122,6 +124,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
     private final CudaKernel attentionCached;
+    private final CudaKernel attentionMany;
     private final CudaKernel rotateAndCache;
     private final CudaKernel top;
     private final CudaKernel sample;
@@ -185,6 +188,7 @@ public final class DecoderKernels implements AutoCloseable {
             attentionLate =
                     model.cacheBits == 8 ? attention : module.kernel("decode_attention_late");
             attentionCached = module.kernel("decode_attention_cached");
+            attentionMany = module.kernel("decode_attention_many");
             rotateAndCache = module.kernel("decode_rotate_and_cache");
             prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
             gather = module.kernel("prefill_gather");
@@ -498,6 +502,8 @@ public final class DecoderKernels implements AutoCloseable {
      *
      * @param sharesSequences whether several rows may belong to one sequence. All keys are then
      *     written before attention starts. The bits are the same
+     * @param keepsOrder whether the bits of a row are the same for all numbers of rows; otherwise
+     *     attention of many rows is faster
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
@@ -505,6 +511,7 @@ public final class DecoderKernels implements AutoCloseable {
             CudaStream stream,
             Attention of,
             boolean sharesSequences,
+            boolean keepsOrder,
             int rows,
             int heads,
             int chunks,
@@ -533,6 +540,15 @@ public final class DecoderKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
+        if (!sharesSequences && !keepsOrder) {
+            // Two thread blocks for each SM, or more.
+            long parts = ceilDiv(2L * multiprocessors, (long) rows * heads);
+            long span = CHUNK * Math.min(ceilDiv(chunks, parts), MOST_SPAN / CHUNK);
+            int spans = (int) ceilDiv((long) chunks * CHUNK, span);
+            LaunchSize size = LaunchSize.of(heads, SPAN_THREADS).withGrid(rows, spans);
+            attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));
+            return;
+        }
         // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;

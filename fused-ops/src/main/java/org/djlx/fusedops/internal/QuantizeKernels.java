@@ -31,13 +31,18 @@ public final class QuantizeKernels implements AutoCloseable {
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "quantize/quantize.cu");
     private static final int STATIC_BYTES = 1024; // at least the kernels' static shared memory
-    private static final int THREADS;
+    private static final int PACK = 8; // elements of a thread at a time
+    private static final int ROW_THREADS; // the most for a row in e4m3
+    private static final int NORM_THREADS;
+    private static final int GROUP_THREADS;
     private static final int WARP;
 
     static {
         KernelConstants constants = new KernelConstants(SOURCE);
         GROUP = constants.value("GROUP");
-        THREADS = constants.value("ROW_THREADS");
+        ROW_THREADS = constants.value("MOST_THREADS");
+        NORM_THREADS = constants.value("NORM_THREADS");
+        GROUP_THREADS = constants.value("GROUP_THREADS");
         WARP = constants.value("WARP");
     }
 
@@ -46,6 +51,7 @@ public final class QuantizeKernels implements AutoCloseable {
     private final CudaModule module;
     private final Map<Integer, CudaKernel> quantize; // by the bits
     private final CudaKernel activate;
+    private final CudaKernel norm;
     private final CudaKernel dequantize;
     private final KernelArguments arguments = new KernelArguments();
 
@@ -65,10 +71,12 @@ public final class QuantizeKernels implements AutoCloseable {
                         4,
                         module.kernels("quantize_int4").get(type));
         activate = module.kernels("activate_fp8").get(type);
+        norm = module.kernels("norm_fp8").get(type);
         dequantize = module.kernels("dequantize_int4").get(type);
         int most = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK) - STATIC_BYTES;
         quantize.get(8).allowSharedMemory(most);
         activate.allowSharedMemory(most);
+        norm.allowSharedMemory(most);
     }
 
     /**
@@ -105,7 +113,7 @@ public final class QuantizeKernels implements AutoCloseable {
      */
     public void quantize(long from, Matrix to) {
         if (to.bits == 8) {
-            launchRows(quantize.get(8), from, to);
+            launchRow(quantize.get(8), from, to);
         } else {
             long warps = to.rows * rowScales(to.bits, to.depth);
             launch(quantize.get(4), warps * WARP, from, to);
@@ -118,7 +126,7 @@ public final class QuantizeKernels implements AutoCloseable {
      * @param both the address of the gates and then the values of each row
      */
     public void activate(long both, Matrix to) {
-        launchRows(activate, both, to);
+        launchRow(activate, both, to);
     }
 
     /**
@@ -127,19 +135,51 @@ public final class QuantizeKernels implements AutoCloseable {
      * @param to the address of contiguous rows
      */
     public void dequantize(Matrix from, long to) {
-        launch(dequantize, from.rows * from.depth / 8, to, from);
+        launch(dequantize, from.rows * from.depth / PACK, to, from);
     }
 
-    private void launchRows(CudaKernel kernel, long from, Matrix of) {
-        LaunchSize size =
-                LaunchSize.of(Math.toIntExact(of.rows), THREADS)
-                        .withShared(Math.toIntExact(of.depth * Short.BYTES));
-        launch(kernel, size.asDependent(), from, of);
+    /**
+     * Adds a sum to the residual, and quantizes the RMSNorm of the result, rounded to 16 bits, to
+     * e4m3.
+     *
+     * @param of the arrays; no norm is written
+     * @param scales of the partial's rows and columns; they may be those of {@code to}. Null if it
+     *     has none
+     * @param epsilon the number added to the mean of squares
+     */
+    public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.newResidual(),
+                        to.elements,
+                        to.scales,
+                        of.partial(),
+                        scales == null ? 0 : scales.a(),
+                        scales == null ? 0 : scales.b(),
+                        of.residual(),
+                        of.weight(),
+                        of.hidden(),
+                        Float.floatToRawIntBits(epsilon));
+        norm.launch(streams.get(), rowSize(NORM_THREADS, to), arguments);
+    }
+
+    private void launchRow(CudaKernel kernel, long from, Matrix of) {
+        launch(kernel, rowSize(ROW_THREADS, of), from, of);
+    }
+
+    /** Returns a launch of a thread block for each row. */
+    private static LaunchSize rowSize(int mostThreads, Matrix of) {
+        long packs = of.depth / PACK;
+        int threads = (int) Math.min(mostThreads, (packs + WARP - 1) / WARP * WARP);
+        return LaunchSize.of(Math.toIntExact(of.rows), threads)
+                .withShared(Math.toIntExact(of.depth * Short.BYTES))
+                .asDependent();
     }
 
     private void launch(CudaKernel kernel, long threads, long elements, Matrix of) {
-        int blocks = Math.toIntExact((threads + THREADS - 1) / THREADS);
-        launch(kernel, LaunchSize.of(blocks, THREADS), elements, of);
+        int blocks = Math.toIntExact((threads + GROUP_THREADS - 1) / GROUP_THREADS);
+        launch(kernel, LaunchSize.of(blocks, GROUP_THREADS), elements, of);
     }
 
     private void launch(CudaKernel kernel, LaunchSize size, long elements, Matrix of) {

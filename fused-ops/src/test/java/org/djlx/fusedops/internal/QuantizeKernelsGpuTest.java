@@ -155,4 +155,62 @@ class QuantizeKernelsGpuTest {
             assertEquals(expected, actual[i] * factors[row], bound + 1e-7, "of " + i);
         }
     }
+
+    /** The scales of rows are overwritten by those of the result. */
+    @ParameterizedTest
+    @CsvSource({"FLOAT16, 48, false", "BFLOAT16, 2064, true", "BFLOAT16, 4096, true"})
+    void normsAreRoundedLast(ScalarType type, int depth, boolean isScaled) {
+        float epsilon = 1e-5f;
+        NDArray partial = random(ROWS, depth, type);
+        NDArray residual = random(ROWS + 1, depth, type).get("1:"); // other numbers
+        NDArray weight = random(1, depth, type);
+        NDArray sum = Torch.empty(manager, partial.getShape(), type);
+        NDArray elements = elements(8, depth, ScalarType.FLOAT8_E4M3FN);
+        NDArray scales = manager.arange(1f, 1f + ROWS).div(ROWS);
+        NDArray columns = manager.arange(1f, 1f + depth).div(depth);
+        double[] ofRows = doubles(scales);
+        double[] ofColumns = doubles(columns);
+        RmsNormKernels.Rows rows =
+                new RmsNormKernels.Rows(
+                        Torch.dataPointer(sum),
+                        0,
+                        Torch.dataPointer(partial),
+                        Torch.dataPointer(residual),
+                        Torch.dataPointer(weight),
+                        type,
+                        ROWS,
+                        depth);
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type)) {
+            long scale = Torch.dataPointer(scales);
+            kernels.norm(
+                    rows,
+                    isScaled ? new Product.Scales(scale, Torch.dataPointer(columns), true) : null,
+                    epsilon,
+                    matrix(8, elements, scales, depth));
+        }
+        double[] added = doubles(partial);
+        double[] before = doubles(residual);
+        double[] sums = doubles(sum);
+        double[] weights = doubles(weight);
+        double[] actual = doubles(elements);
+        double[] factors = doubles(scales);
+        double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
+        for (int row = 0; row < ROWS; row++) {
+            double squares = 0;
+            for (int k = 0; k < depth; k++) {
+                int i = row * depth + k;
+                double addend = added[i] * (isScaled ? ofRows[row] * ofColumns[k] : 1);
+                double bound = rounding * (Math.abs(addend) + Math.abs(before[i] + addend));
+                assertEquals(before[i] + addend, sums[i], bound + 1e-7, "sum of " + i);
+                squares += sums[i] * sums[i];
+            }
+            for (int k = 0; k < depth; k++) {
+                int i = row * depth + k;
+                double expected = sums[i] / Math.sqrt(squares / depth + epsilon) * weights[k];
+                double bound =
+                        (0x1p-4 + 0x1p-7) * Math.abs(expected) + 1.01 * 0x1p-10 * factors[row];
+                assertEquals(expected, actual[i] * factors[row], bound + 1e-7, "of " + i);
+            }
+        }
+    }
 }

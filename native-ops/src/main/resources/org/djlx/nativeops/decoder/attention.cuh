@@ -32,6 +32,7 @@
 const int WARP_TOKENS = 16;
 const int ATTENTION_WARPS = 8;
 const int CHUNK = ATTENTION_WARPS * WARP_TOKENS;
+const int SPAN_WARPS = 4;
 const int PADDED_HEAD = HEAD_SIZE + 8;  // fewer bank conflicts
 static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "the tokens of a warp are in one cache block");
 
@@ -128,6 +129,96 @@ __device__ __forceinline__ u32 narrowed(const Bits* head, float& scale) {
 // Index of an element of a head in `merged`: avoids bank conflicts.
 __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 
+// Writes key and value of the newest token to the cache; NARROW: also to `own`, by the first two warps.
+template <int WARPS>
+__device__ __forceinline__ void write_newest(const Attention& args, u32 head, u32 slot, const Bits* key, const Bits* value,
+                                             Cached (&own)[2][HEAD_SIZE], float (&own_scales)[2]) {
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u64 at = (slot * args.heads + head) * HEAD_SIZE;
+  if (NARROW && warp < 2) {
+    float scale;
+    u32 bytes = narrowed(warp == 0 ? key : value, scale);
+    if (lane * 4 < HEAD_SIZE) {
+      ((u32*)own[warp])[lane] = bytes;
+      ((u32*)((warp == 0 ? args.cache.keys : args.cache.values) + at))[lane] = bytes;
+    }
+    if (lane == 0) {
+      float* scales = warp == 0 ? args.cache.key_scales : args.cache.value_scales;
+      own_scales[warp] = scales[scale_index(slot, args.heads, head)] = scale;
+    }
+  }
+#pragma unroll 1
+  for (u32 i = threadIdx.x; !NARROW && i < HEAD_SIZE; i += WARPS * WARP) {
+    args.cache.keys[at + i] = key[i];
+    args.cache.values[at + i] = value[i];
+  }
+}
+
+// Merges the warps of a block into the result of part `part` of a row and KV head. The block that ends last merges the parts, in
+// their order. There are `count` parts; the first one is at `first_part` in args.chunks.
+template <int WARPS>
+__device__ __forceinline__ void merge_warps(const Attention& args, u32 row, u32 head, u32 count, u32 part, u64 first_part,
+                                            const float (&merged)[WARPS][GROUP_SIZE][PADDED_HEAD], const float (&warp_max)[WARPS][8],
+                                            const float (&warp_total)[WARPS][8]) {
+  __shared__ bool is_last;
+  const int ENTRY = HEAD_SIZE + 2;
+  Bits* output = args.output + ((u64)row * args.heads + head) * GROUP_SIZE * HEAD_SIZE;
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * WARPS * WARP) {
+    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
+    float highest = LOWEST;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, warp_max[w][q]);
+    float total = 0;
+    float2 value = make_float2(0, 0);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      float factor = exp2f(warp_max[w][q] - highest);
+      float2 of_warp = *(const float2*)&merged[w][q][swizzled(e)];
+      total += warp_total[w][q] * factor;
+      value.x += of_warp.x * factor;
+      value.y += of_warp.y * factor;
+    }
+    if (count == 1) {
+      *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
+    } else {
+      float* entry = args.chunks + ((first_part + part) * GROUP_SIZE + q) * ENTRY;
+      *(float2*)&entry[e] = value;
+      if (e == 0) *(float2*)&entry[HEAD_SIZE] = make_float2(highest, total);
+    }
+  }
+  if (count == 1) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32* chunks_ended = &args.chunks_ended[row * args.heads + head];
+    __threadfence();
+    is_last = atomicAdd(chunks_ended, 1) == count - 1;
+    if (is_last) *chunks_ended = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * WARPS * WARP) {
+    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
+    const float* entries = args.chunks + (first_part * GROUP_SIZE + q) * ENTRY;
+    float highest = LOWEST, total = 0;
+    float2 value = make_float2(0, 0);
+#pragma unroll 4
+    for (u32 c = 0; c < count; c++) {
+      const float* entry = entries + (u64)c * GROUP_SIZE * ENTRY;
+      float2 sums = __ldcg((const float2*)(entry + HEAD_SIZE)), weighted = __ldcg((const float2*)(entry + e));
+      float next = fmaxf(highest, sums.x);
+      float old = exp2f(highest - next), factor = exp2f(sums.x - next);
+      highest = next;
+      total = total * old + sums.y * factor;
+      value.x = value.x * old + weighted.x * factor;
+      value.y = value.y * old + weighted.y * factor;
+    }
+    *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
+  }
+}
+
 // LATE_VALUES: loads values after the scores. Needs fewer registers, so more blocks fit on an SM.
 // CACHED: several rows are of one sequence, so decode_rotate_and_cache has rotated the queries and written the new keys and values.
 template <bool LATE_VALUES, bool CACHED>
@@ -139,7 +230,6 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   __shared__ float own_scales[2];
   __shared__ __align__(16) float merged[ATTENTION_WARPS][GROUP_SIZE][PADDED_HEAD];
   __shared__ float warp_max[ATTENTION_WARPS][8], warp_total[ATTENTION_WARPS][8];
-  __shared__ bool is_last;
   launch_dependents();
   u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, short or empty, start last
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -220,28 +310,10 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; newest && i < HEAD_SIZE / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
   __syncthreads();
-  if (NARROW && newest && warp < 2) {
-    u32 own_slot = slot_of(position);
-    float own_scale;
-    u32 bytes = narrowed(warp == 0 ? own_key : new_value, own_scale);
-    if (lane * 4 < HEAD_SIZE) {
-      ((u32*)own[warp])[lane] = bytes;
-      ((u32*)((warp == 0 ? args.cache.keys : args.cache.values) + cache_offset(own_slot)))[lane] = bytes;
-    }
-    if (lane == 0) {
-      float* scales = warp == 0 ? args.cache.key_scales : args.cache.value_scales;
-      own_scales[warp] = scales[scale_index(own_slot, args.heads, head)] = own_scale;
-    }
-  }
+  if (newest) write_newest<ATTENTION_WARPS>(args, head, slot_of(position), own_key, new_value, own, own_scales);
   if (NARROW) __syncthreads();
   if (newest) {
     if (NARROW && first + (int)lane % WARP_TOKENS == position) token_scale = own_scales[lane / WARP_TOKENS];
-    u64 at = cache_offset(slot_of(position));
-#pragma unroll 1
-    for (u32 i = threadIdx.x; !NARROW && i < HEAD_SIZE; i += ATTENTION_WARPS * WARP) {
-      args.cache.keys[at + i] = own_key[i];
-      args.cache.values[at + i] = new_value[i];
-    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const Cached* key = NARROW ? own[0] : (const Cached*)own_key;
@@ -344,64 +416,222 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
   __syncthreads();
-  // Step 6: merge the warps. A sequence of one chunk is done; otherwise store the chunk's partial result.
-  const int ENTRY = HEAD_SIZE + 2;
-  Bits* output = args.output + ((u64)row * args.heads + head) * GROUP_SIZE * HEAD_SIZE;
-#pragma unroll 1
-  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * ATTENTION_WARPS * WARP) {
-    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
-    float highest = LOWEST;
+  merge_warps<ATTENTION_WARPS>(args, row, head, count, chunk, first_chunk, merged, warp_max, warp_total);
+}
+
+// Attention of many sequences: a block has a span of a sequence's tokens and one KV head. Its warps take turns at the tokens, and load
+// the next ones while they compute. The second product is transposed: its left operand is the values, 16 elements of a head; its
+// right operand the weights of up to 8 queries, with GROUP_SIZE up to 4 both elements of a weight side by side.
+// `size`: tokens of a span, at least CHUNK: then the parts of a row fit into the memory for its chunks.
+__device__ __forceinline__ void attend_span(const Attention& args, float scale, int size) {
+  const bool PAIRED = GROUP_SIZE <= 4;
+  __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
+  __shared__ __align__(16) Bits own_key[HEAD_SIZE];
+  __shared__ __align__(16) Cached own[2][HEAD_SIZE];  // NARROW: key and value of the newest token
+  __shared__ float own_scales[2];
+  __shared__ __align__(16) float merged[SPAN_WARPS][GROUP_SIZE][PADDED_HEAD];
+  __shared__ float warp_max[SPAN_WARPS][8], warp_total[SPAN_WARPS][8];
+  launch_dependents();
+  u32 head = blockIdx.x, row = blockIdx.y, span = blockIdx.z;
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 upper = lane / 4, within = lane % 4;
+  // Step 1: load the first keys and values, unless the primary kernel writes some of them.
+  int position = args.positions[row];
+  u64 first_part = args.first_chunks[row];
+  if (position < (int)span * size) {
+    if (position < 0) wait_for_primary();  // dependents of this kernel rely on earlier kernels, too
+    return;
+  }
+  u32 count = position / size + 1;
+  first_part = first_part * args.heads + (u64)head * count;
+  const Bits* qkv = args.qkv + (u64)row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
+  const int* table = args.table + (u64)row * args.table_stride;
+  auto slot_of = [&](int token) { return (u32)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS); };
+  u32 pitch = args.heads * HEAD_SIZE;  // elements between tokens of a cache block
+  const Bits* new_key = qkv + (args.heads * GROUP_SIZE + head) * HEAD_SIZE;
+  const Bits* new_value = qkv + (args.heads * (GROUP_SIZE + 1) + head) * HEAD_SIZE;
+  int end = min(position + 1, (int)(span + 1) * size);
+
+  // Elements past the end are zeros. NARROW: a lane has the scale of the key of token `lane`, or of the value of token
+  // `lane` - WARP_TOKENS.
+  uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
+  float token_scale = 0, next_scale = 0;
+  u64 base = 0;  // of the loaded tokens in the cache
+  auto load_keys = [&](int first) {
+    u32 slot = slot_of(first);
+    base = (slot * args.heads + head) * HEAD_SIZE;
 #pragma unroll
-    for (int w = 0; w < ATTENTION_WARPS; w++) highest = fmaxf(highest, warp_max[w][q]);
-    float total = 0;
-    float2 value = make_float2(0, 0);
+    for (int half = 0; half < 2; half++) {
+      int token = first + half * 8 + upper;
+      const Cached* key = args.cache.keys + base + (half * 8 + upper) * pitch;
+      if (token == position) key = NARROW ? own[0] : (const Cached*)own_key;
 #pragma unroll
-    for (int w = 0; w < ATTENTION_WARPS; w++) {
-      float factor = exp2f(warp_max[w][q] - highest);
-      float2 part = *(const float2*)&merged[w][q][swizzled(e)];
-      total += warp_total[w][q] * factor;
-      value.x += part.x * factor;
-      value.y += part.y * factor;
+      for (int step = 0; step < KEY_STEPS; step++) {
+        u32 e = (step * 4 + within) * CACHED_PACK;
+        keys[half][step] = token < end && e < HEAD_SIZE ? *(const uint4*)(key + e) : zeros();
+      }
     }
-    if (count == 1) {
-      *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
-    } else {
-      float* entry = args.chunks + ((first_chunk + chunk) * GROUP_SIZE + q) * ENTRY;
-      *(float2*)&entry[e] = value;
-      if (e == 0) *(float2*)&entry[HEAD_SIZE] = make_float2(highest, total);
+    if (NARROW) {
+      const float* scales = lane < WARP_TOKENS ? args.cache.key_scales : args.cache.value_scales;
+      scales += scale_index(slot, args.heads, head) + lane % WARP_TOKENS;
+      next_scale = *(first + (int)lane % WARP_TOKENS == position ? own_scales + lane / WARP_TOKENS : scales);
     }
+  };
+  auto load_values = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int t = i / 2 * 8 + within * 2 + i % 2;
+      const Cached* value = args.cache.values + base + t * pitch;
+      if (first + t == position) value = NARROW ? own[1] : (const Cached*)new_value;
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * CACHED_PACK;
+        values[i][step] = first + t < end && e < HEAD_SIZE ? *(const uint4*)(value + e) : zeros();
+      }
+    }
+  };
+  int first = span * size + warp * WARP_TOKENS;
+  bool is_early = first + WARP_TOKENS <= position;
+  if (first < end && is_early) {
+    load_keys(first);
+    load_values(first);
   }
-  if (count == 1) return;
-  // Step 7: the last block of the row and KV head merges the chunks.
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    u32* chunks_ended = &args.chunks_ended[row * args.heads + head];
-    __threadfence();
-    is_last = atomicAdd(chunks_ended, 1) == count - 1;
-    if (is_last) *chunks_ended = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!is_last) return;
+  // Step 2: rotate the queries; the block with the newest token also rotates its key and writes key and value to the cache.
+  wait_for_primary();
+  const float* cosines = args.cosines + (u64)position * (HEAD_SIZE / 2);
+  const float* sines = args.sines + (u64)position * (HEAD_SIZE / 2);
 #pragma unroll 1
-  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * ATTENTION_WARPS * WARP) {
-    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
-    const float* entries = args.chunks + (first_chunk * GROUP_SIZE + q) * ENTRY;
-    float highest = LOWEST, total = 0;
-    float2 value = make_float2(0, 0);
-#pragma unroll 4
-    for (u32 c = 0; c < count; c++) {
-      const float* entry = entries + (u64)c * GROUP_SIZE * ENTRY;
-      float2 sums = __ldcg((const float2*)(entry + HEAD_SIZE)), part = __ldcg((const float2*)(entry + e));
-      float next = fmaxf(highest, sums.x);
-      float old = exp2f(highest - next), factor = exp2f(sums.x - next);
-      highest = next;
-      total = total * old + sums.y * factor;
-      value.x = value.x * old + part.x * factor;
-      value.y = value.y * old + part.y * factor;
-    }
-    *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
+  for (u32 i = threadIdx.x; i < GROUP_SIZE * HEAD_SIZE / 2; i += SPAN_WARPS * WARP) {
+    u32 q = i / (HEAD_SIZE / 2);
+    rotate(queries[q], qkv + (head * GROUP_SIZE + q) * HEAD_SIZE, i % (HEAD_SIZE / 2), cosines, sines);
   }
+  bool newest = span == count - 1;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; newest && i < HEAD_SIZE / 2; i += SPAN_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
+  __syncthreads();
+  if (newest) write_newest<SPAN_WARPS>(args, head, slot_of(position), own_key, new_value, own, own_scales);
+  if (NARROW) __syncthreads();
+  if (first < end && !is_early) {
+    load_keys(first);
+    load_values(first);
+  }
+
+  float sums[VALUE_STEPS][PARTS][4][4] = {};  // a lane has elements of the columns 2 within and 2 within + 1
+  float highest = LOWEST, total = 0;          // of query `upper`
+  float unit = NARROW && !T::IS_BFLOAT16 ? 0 : 1;  // of the sums: the largest scale of a value, as float16 has few exponents
+#pragma unroll 1
+  for (; first < end; first += SPAN_WARPS * WARP_TOKENS) {
+    int next = first + SPAN_WARPS * WARP_TOKENS;
+    token_scale = next_scale;
+    // Step 3: scores = queries * keys.
+    float scores[2][4] = {}, weights[4], most = highest, sum = 0;
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+        u32 e = (step * 4 + within) * CACHED_PACK + part * PACK;
+        uint4 query = upper < GROUP_SIZE && e < HEAD_SIZE ? *(const uint4*)&queries[upper < GROUP_SIZE ? upper : 0][e] : zeros();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          uint4 key = widened(keys[half][step], part);
+          mma(scores[half], query.x, 0, query.y, 0, key.x, key.y);
+          mma(scores[half], query.z, 0, query.w, 0, key.z, key.w);
+        }
+      }
+    }
+    if (next < end) load_keys(next);
+    float ratio = 1;  // of the old unit to the new one
+    if (NARROW) {
+      int distance = position - first - (int)lane % WARP_TOKENS;
+      if (distance < 0 || distance >= (int)args.window) token_scale = 0;  // may be of an earlier sequence
+      if (!T::IS_BFLOAT16) {
+        float largest = __uint_as_float(__reduce_max_sync(~0u, lane < WARP_TOKENS ? 0 : __float_as_uint(token_scale)));
+        if (largest > unit) {
+          ratio = unit / largest;
+          unit = largest;
+        }
+        if (lane >= WARP_TOKENS && unit > 0) token_scale /= unit;
+      }
+    }
+    // Step 4: softmax weights. A lane has the scores of query `upper` for the 4 tokens whose values it has.
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int t = i / 2 * 8 + within * 2 + i % 2, distance = position - first - t;
+      bool there = distance >= 0 && distance < (int)args.window;
+      if (NARROW) scores[i / 2][i % 2] *= __shfl_sync(~0u, token_scale, t);
+      weights[i] = there ? scores[i / 2][i % 2] * scale : 2 * LOWEST;
+      most = fmaxf(most, weights[i]);
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    Bits large[4], small[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      weights[i] = exp2f(weights[i] - most);
+      sum += weights[i];
+      if (NARROW) weights[i] *= __shfl_sync(~0u, token_scale, WARP_TOKENS + i / 2 * 8 + within * 2 + i % 2);
+      large[i] = T::store(weights[i]);
+      small[i] = T::store(weights[i] - T::load(large[i]));
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    float old = exp2f(highest - most);
+    highest = most;
+    total = total * old + sum;
+    old *= ratio;
+    // Step 5: sums = sums * old + values * weights.
+    float olds[2];
+    u32 right[2] = {pair(large[0], large[1]), pair(large[2], large[3])}, rest[2] = {pair(small[0], small[1]), pair(small[2], small[3])};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      olds[i] = __shfl_sync(~0u, old, (within * 2 + i) % (PAIRED ? 4 : 8) * 4);
+      u32 of_other = __shfl_xor_sync(~0u, rest[i], 16);
+      if (PAIRED && upper >= 4) right[i] = of_other;
+    }
+#pragma unroll
+    for (int step = 0; step < VALUE_STEPS; step++) {
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float(&to)[4] = sums[step][part][i];
+          u32 left[4];
+#pragma unroll
+          for (int k = 0; k < 4; k++) {
+            to[k] *= olds[k % 2];
+            left[k] = elements(values[k / 2 * 2][step], values[k / 2 * 2 + 1][step], part * PACK + k % 2 * 4 + i);
+          }
+          mma(to, left[0], left[1], left[2], left[3], right[0], right[1]);
+          if (!PAIRED) mma(to, left[0], left[1], left[2], left[3], rest[0], rest[1]);
+        }
+      }
+    }
+    if (next < end) load_values(next);
+  }
+  // Step 6: merge the warps.
+  if (within == 0) {
+    warp_max[warp][upper] = highest;
+    warp_total[warp][upper] = total;
+  }
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; step++) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        float four[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          four[i] = sums[step][part][i][k] * unit;
+          if (PAIRED) four[i] += __shfl_xor_sync(~0u, four[i], 2);
+        }
+        u32 q = within * 2 + k % 2, e = (step * 8 + upper) * CACHED_PACK + part * PACK + k / 2 * 4;
+        if (q < GROUP_SIZE && e < HEAD_SIZE) *(float4*)&merged[warp][q][swizzled(e)] = make_float4(four[0], four[1], four[2], four[3]);
+      }
+    }
+  }
+  __syncthreads();
+  merge_warps<SPAN_WARPS>(args, row, head, count, span, first_part, merged, warp_max, warp_total);
 }
 
 #define ATTENTION(name, late, cached, blocks)                                                                      \
@@ -418,6 +648,11 @@ ATTENTION(decode_attention, false, false, 2)
 ATTENTION(decode_attention_late, true, false, 4)
 ATTENTION(decode_attention_cached, true, true, 4)
 #endif
+
+extern "C" __global__ void __launch_bounds__(SPAN_WARPS* WARP, NARROW ? 4 : 3)
+    decode_attention_many(const __grid_constant__ Attention args, float scale, int size) {
+  attend_span(args, scale, size);
+}
 
 // Rotates the queries and keys of a row in place, and writes its keys and values to the cache. A thread has a pack of each half of a
 // head, or a pack of a value; NARROW: a warp then has a head of keys or values.

@@ -46,6 +46,7 @@ class KernelArchitectureTest {
                     "decode_attention",
                     "decode_attention_late",
                     "decode_attention_cached",
+                    "decode_attention_many",
                     "prefill_rotate_and_cache",
                     "prefill_gather",
                     "prefill_activate",
@@ -161,7 +162,12 @@ class KernelArchitectureTest {
                 "decoder/sampling.cu", bfloat16 ? Set.of("decode_top", "decode_sample") : Set.of());
         sources.put(MATMUL, bfloat16 ? matmuls(8) : Set.of());
         List<String> quantizing =
-                List.of("quantize_fp8", "activate_fp8", "quantize_int4", "dequantize_int4");
+                List.of(
+                        "quantize_fp8",
+                        "activate_fp8",
+                        "norm_fp8",
+                        "quantize_int4",
+                        "dequantize_int4");
         sources.put(
                 "quantize/quantize.cu",
                 bfloat16 ? names(quantizing, types.subList(1, types.size())) : Set.of());

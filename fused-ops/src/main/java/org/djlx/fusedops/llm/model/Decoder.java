@@ -23,7 +23,9 @@ import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.QuantizeKernels;
+import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -626,6 +628,7 @@ final class Decoder implements AutoCloseable {
                     stream,
                     attention(i, positions, firstSplits, table),
                     key.sharesSequences,
+                    !isWide(rows),
                     rows,
                     kvHeads,
                     key.splits,
@@ -672,16 +675,15 @@ final class Decoder implements AutoCloseable {
             Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
         // The bias is added once by all ranks together.
         ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withoutBias();
-        multiply(
-                false,
-                residual.rows,
-                residual.partial,
-                0,
-                x,
-                own,
-                config.hiddenSize(),
-                depth,
-                null);
+        int rows = residual.rows;
+        int hidden = config.hiddenSize();
+        if (own.quantized() == null || own.bias() != null || !isWide(rows)) {
+            residual.scales = null;
+            multiply(false, rows, residual.partial, 0, x, own, hidden, depth, null);
+            return;
+        }
+        long to = Torch.dataPointer(residual.partial);
+        residual.scales = gpu.multiplyUnscaled(e4m3(x, rows, depth), own.quantized(), to, hidden);
     }
 
     private boolean isWide(int rows) {
@@ -738,16 +740,22 @@ final class Decoder implements AutoCloseable {
             gpu.product(config.type(), rows, width, depth, stride, false)
                     .run(to, Torch.dataPointer(x), weight, null);
         } else {
-            if (x != activated) { // The activation has been rounded already.
-                gpu.quantize().quantize(Torch.dataPointer(x), rounded(rows, depth));
-            }
-            gpu.multiply(rounded(rows, depth), quantized, to, stride, false);
+            gpu.multiply(e4m3(x, rows, depth), quantized, to, stride, false);
         }
         if (linear.bias() != null) {
             try (NDArray product = first(out, rows)) {
                 product.addi(linear.bias());
             }
         }
+    }
+
+    /** Returns rows in e4m3. */
+    private QuantizeKernels.Matrix e4m3(NDArray x, int rows, int depth) {
+        QuantizeKernels.Matrix to = rounded(rows, depth);
+        if (x != rounded && x != activated) { // The activation has been rounded already.
+            gpu.quantize().quantize(Torch.dataPointer(x), to);
+        }
+        return to;
     }
 
     /** Returns the buffer for rows in e4m3. */
@@ -761,6 +769,7 @@ final class Decoder implements AutoCloseable {
 
         final int rows;
         NDArray partial; // this rank's partial sum
+        Product.Scales scales; // by which it is still to be multiplied; null for none
         private final boolean normsInMatmul; // the matmul kernel computes the norm
         private NDArray sum; // the residual stream; 0 at first
         private NDArray next; // the buffer of the next result
@@ -800,13 +809,7 @@ final class Decoder implements AutoCloseable {
                                 (float) config.epsilon());
                 sum = next;
             } else {
-                FusedOps.allReduceRmsNorm(
-                        new NormedResidual(partial, first(x, rows)),
-                        partial,
-                        sum,
-                        norm,
-                        (float) config.epsilon(),
-                        group);
+                x = addAndNorm(norm);
                 sum = partial;
                 partial = next;
             }
@@ -814,6 +817,38 @@ final class Decoder implements AutoCloseable {
             unused = null;
             Decoder.this.multiply(
                     gated, rows, out, column, x, linear, width, config.hiddenSize(), normed);
+        }
+
+        /**
+         * Writes the sum in place of the partial sum, and returns its norm, in e4m3 if a product of
+         * e4m3 matrices is next.
+         */
+        private NDArray addAndNorm(NDArray weight) {
+            NDArray norm = Decoder.this.norm;
+            int hidden = config.hiddenSize();
+            float epsilon = (float) config.epsilon();
+            if (group.worldSize() > 1) {
+                NormedResidual to = new NormedResidual(partial, first(norm, rows));
+                FusedOps.allReduceRmsNorm(to, partial, sum, weight, epsilon, group);
+                return norm;
+            }
+            long address = Torch.dataPointer(partial);
+            RmsNormKernels.Rows of =
+                    new RmsNormKernels.Rows(
+                            address,
+                            Torch.dataPointer(norm),
+                            address,
+                            Torch.dataPointer(sum),
+                            Torch.dataPointer(weight),
+                            config.type(),
+                            rows,
+                            hidden);
+            if (weights.quantization() == Quantization.NONE || !isWide(rows)) {
+                gpu.norms().add(of, epsilon);
+                return norm;
+            }
+            gpu.quantize().norm(of, scales, epsilon, rounded(rows, hidden));
+            return rounded;
         }
     }
 

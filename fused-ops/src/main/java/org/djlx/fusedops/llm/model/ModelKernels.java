@@ -48,6 +48,7 @@ public final class ModelKernels implements AutoCloseable {
     private final RmsNormKernels norms;
     private final QuantizeKernels quantize; // null if weights are not quantized
     private final NDManager manager;
+    private final NDArray one; // in float32
     private final Compute compute;
     private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
 
@@ -71,6 +72,7 @@ public final class ModelKernels implements AutoCloseable {
                         ? null
                         : new QuantizeKernels(group.device(), config.type());
         manager = NDManager.newBaseManager(group.device());
+        one = manager.create(1f);
         compute = new Compute(group.device(), ranks, manager);
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
     }
@@ -313,6 +315,10 @@ public final class ModelKernels implements AutoCloseable {
         return kernels;
     }
 
+    RmsNormKernels norms() {
+        return norms;
+    }
+
     /** Returns the kernels that quantize; null if weights are not quantized. */
     QuantizeKernels quantize() {
         return quantize;
@@ -386,6 +392,19 @@ public final class ModelKernels implements AutoCloseable {
                         x.elements(),
                         weights.weights(),
                         new Product.Scales(x.scales(), weights.scales(), true));
+    }
+
+    /**
+     * As {@link #multiply}, without the scales: cuBLASLt has faster algorithms for few rows then.
+     *
+     * @return the scales of the product's rows and columns
+     */
+    Product.Scales multiplyUnscaled(
+            QuantizeKernels.Matrix x, QuantizedMatrix weights, long out, long stride) {
+        long unit = Torch.dataPointer(one);
+        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride, false)
+                .run(out, x.elements(), weights.weights(), new Product.Scales(unit, unit, false));
+        return new Product.Scales(x.scales(), weights.scales(), true);
     }
 
     /**
