@@ -662,12 +662,12 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Applies the rotary embedding to queries and keys of a prompt's tokens, in place, and writes
+     * Applies the rotary embedding to queries and keys of prompts' tokens, in place, and writes
      * keys and values to the KV cache.
      *
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param slots an int for each row: its slot in the KV cache
-     * @param start the position of the first token in its sequence
+     * @param positions an int for each row: its position in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
      * @param sines the sines, of the same shape
      * @param queries the heads of queries; 0 if there are only keys and values
@@ -678,7 +678,7 @@ public final class DecoderKernels implements AutoCloseable {
             long qkv,
             Cache cache,
             long slots,
-            long start,
+            long positions,
             long cosines,
             long sines,
             int queries,
@@ -692,7 +692,7 @@ public final class DecoderKernels implements AutoCloseable {
                         cache.keyScales,
                         cache.valueScales,
                         slots,
-                        start,
+                        positions,
                         cosines,
                         sines,
                         queries,

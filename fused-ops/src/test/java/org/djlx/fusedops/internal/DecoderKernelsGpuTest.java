@@ -340,7 +340,7 @@ class DecoderKernelsGpuTest {
                         Torch.dataPointer(prompt),
                         cache,
                         Torch.dataPointer(buffers.create(slots[row])),
-                        0,
+                        Torch.dataPointer(buffers.create(IntStream.range(0, count).toArray())),
                         Torch.dataPointer(cosines),
                         Torch.dataPointer(sines),
                         0,

@@ -92,15 +92,19 @@ final class Tensors {
     }
 
     /** Checks the additional requirements of {@link Torch#attentionOfLast}. */
-    static void requireAttentionOfLast(long[] query, long[] key) {
-        boolean empty = query[0] == 0 || query[1] == 0 || query[2] == 0;
-        if (empty || query[2] > key[2] || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {
+    static void requireAttentionOfLast(long[] query, long[] key, PackedSequences packed) {
+        boolean fits = query[0] == 1 && query[1] > 0 && query[2] == packed.queryRows;
+        fits &= key[2] == packed.keyRows;
+        if (!fits || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attentionOfLast requires at least one query, no fewer keys than"
-                                    + " queries, and a head size that is a multiple of 8 up to 256,"
-                                    + " not a query of shape %s and keys of shape %s",
-                            Arrays.toString(query), Arrays.toString(key)));
+                            "attentionOfLast requires a batch of 1, the %d queries and %d keys of"
+                                    + " its packed sequences, and a head size that is a multiple of"
+                                    + " 8 up to 256, not a query of shape %s and keys of shape %s",
+                            packed.queryRows,
+                            packed.keyRows,
+                            Arrays.toString(query),
+                            Arrays.toString(key)));
         }
     }
 

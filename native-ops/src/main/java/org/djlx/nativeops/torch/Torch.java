@@ -513,28 +513,29 @@ public final class Torch {
     }
 
     /**
-     * Computes causal attention of a sequence's last positions to the whole sequence, as PyTorch's
-     * {@code causal_lower_right}: the last query attends to all keys, and each earlier query to one
-     * key less than the next. Uses FlashAttention 2 (Dao, 2023, <a
+     * Computes causal attention of each sequence's last positions to the whole sequence, as
+     * PyTorch's {@code causal_lower_right}: the last query attends to all keys of its sequence, and
+     * each earlier query to one key less than the next. Uses FlashAttention 2 (Dao, 2023, <a
      * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), which never holds the scores
-     * of all pairs in memory. Has no gradient.
+     * of all pairs in memory; for several sequences its variable-length form. Has no gradient.
      *
      * <p>Requirements of all three arrays: a GPU of compute capability 8.0 or later, float16 or
      * bfloat16, and rows that are contiguous and begin at multiples of 16 bytes.
      *
-     * @param query of shape (batch, query heads, queries, size), none of them 0; the size is a
+     * @param query of shape (1, query heads, queries of all sequences, size); the size is a
      *     multiple of 8 up to 256
-     * @param key of shape (batch, key heads, keys, size), with at least as many keys as queries. If
-     *     there are n times as many query heads as key heads, n adjacent query heads share a key
-     *     head
+     * @param key of shape (1, key heads, keys of all sequences, size). If there are n times as many
+     *     query heads as key heads, n adjacent query heads share a key head
      * @param value of the key's shape
+     * @param packed how many of the queries and keys belong to each sequence; on the same device
      * @param window the number of keys that a query attends to, its own included (a sliding
      *     window); 0 for all
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device, and
      *     if one of them requires a gradient
      */
-    public static NDArray attentionOfLast(NDArray query, NDArray key, NDArray value, int window) {
+    public static NDArray attentionOfLast(
+            NDArray query, NDArray key, NDArray value, PackedSequences packed, int window) {
         PtNDArray array = TorchChecks.array(query, "the query");
         long queries = TorchChecks.tensor(query, "the query");
         long keys = TorchChecks.tensor(key, "the key");
@@ -548,7 +549,7 @@ public final class Torch {
                                 + " requires one; use Torch.attention, or NoGradient");
             }
         }
-        Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys));
+        Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys), packed);
         if (!sharesHeads(queries)) {
             throw new IllegalArgumentException(
                     String.format(
@@ -558,21 +559,37 @@ public final class Torch {
         Tensors.requireAligned("the query", queries);
         Tensors.requireAligned("the key", keys);
         Tensors.requireAligned("the value", values);
-        try (NDArray q = query.transpose(0, 2, 1, 3);
-                NDArray k = key.transpose(0, 2, 1, 3);
-                NDArray v = value.transpose(0, 2, 1, 3)) {
+        boolean several = packed.count() > 1;
+        try (NDArray q = rows(query, several);
+                NDArray k = rows(key, several);
+                NDArray v = rows(value, several)) {
             long result =
                     TorchDispatcher.flashAttention(
                             "Torch.attentionOfLast",
                             TorchChecks.tensor(q, "the query"),
                             TorchChecks.tensor(k, "the key"),
                             TorchChecks.tensor(v, "the value"),
-                            q.getShape().get(1),
-                            k.getShape().get(1),
+                            packed,
                             window);
             try (NDArray output = adopt(array.getManager(), result, null, null)) {
-                return output.transpose(0, 2, 1, 3);
+                return several
+                        ? output.transpose(1, 0, 2).expandDims(0)
+                        : output.transpose(0, 2, 1, 3);
             }
+        }
+    }
+
+    /**
+     * Views (1, heads, rows, size) as FlashAttention's (1, rows, heads, size), or (rows, heads,
+     * size) in its variable-length form.
+     */
+    private static NDArray rows(NDArray x, boolean several) {
+        NDArray rows = x.transpose(0, 2, 1, 3);
+        if (!several) {
+            return rows;
+        }
+        try (rows) {
+            return rows.squeeze(0);
         }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.torch;
 
+import ai.djl.ndarray.NDArray;
 import com.sun.jna.Memory;
 import com.sun.jna.Native;
 import com.sun.jna.Pointer;
@@ -78,12 +79,11 @@ final class TorchDispatcher {
      * Tensor? seqused_k, Tensor? alibi_slopes) -> (Tensor output, Tensor softmax_logsumexp, Tensor
      * rng_state, Tensor unused, Tensor debug_attn_mask)}.
      *
-     * <p>The attention is causal, without dropout, mask and scale. All sequences have one length.
-     * An optional int is a pointer to memory that the dispatcher frees.
+     * <p>The attention is causal, without dropout, mask and scale. Does not use {@code
+     * _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types of its results.
      *
+     * @param query of shape (1, queries, heads, size); (queries, heads, size) of several sequences
      * @param window the number of keys that a query attends to; 0 for all
-     *     <p>Does not use {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the
-     *     types of its results.
      * @return a handle of the output; the caller deletes it
      */
     static long flashAttention(
@@ -91,16 +91,17 @@ final class TorchDispatcher {
             long query,
             long key,
             long value,
-            long queries,
-            long keys,
+            PackedSequences packed,
             long window) {
         Scratch scratch = Scratch.get();
         long noDropout = Double.doubleToRawLongBits(0);
-        long before = window == 0 ? 0 : Native.malloc(Long.BYTES);
-        if (before != 0) {
-            new Pointer(before).setLong(0, window - 1);
-        }
-        long[] others = {0, 0, queries, keys, noDropout, 1, 0, 0, before};
+        boolean several = packed.count() > 1;
+        long queryEnds = several ? optional(operation, packed.queryEnds) : 0;
+        long keyEnds = several ? optional(operation, packed.keyEnds) : 0;
+        long before = window == 0 ? 0 : optional(window - 1L);
+        long[] others = {
+            queryEnds, keyEnds, packed.maxQueries, packed.maxKeys, noDropout, 1, 0, 0, before
+        };
         for (int i = 3; i < Scratch.SLOTS; i++) {
             // The remaining arguments are optional, and 0 means none.
             scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);
@@ -110,6 +111,21 @@ final class TorchDispatcher {
             AotiTorch.check(AotiTensor.djlx_delete_handle(scratch.getLong(i)), operation);
         }
         return output;
+    }
+
+    /** Returns an optional argument with a value: memory that the dispatcher frees. */
+    private static long optional(long value) {
+        long address = Native.malloc(Long.BYTES);
+        new Pointer(address).setLong(0, value);
+        return address;
+    }
+
+    /** Returns an optional argument with a new handle of a tensor. */
+    private static long optional(String operation, NDArray array) {
+        Scratch scratch = Scratch.get();
+        long tensor = TorchChecks.tensor(array, "the lengths");
+        AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), operation);
+        return optional(scratch.getLong(0));
     }
 
     /**

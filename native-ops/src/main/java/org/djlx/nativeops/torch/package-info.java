@@ -23,6 +23,7 @@
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
  *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
  *   <li>{@link org.djlx.nativeops.torch.NoGradient} - runs code without recording gradients
+ *   <li>{@link org.djlx.nativeops.torch.PackedSequences} - the lengths of sequences for attention
  *   <li>{@link org.djlx.nativeops.torch.ScalarType} - the element types
  *   <li>{@link org.djlx.nativeops.torch.TensorHold} - a reference to the storage of an array
  *   <li>{@link org.djlx.nativeops.torch.TensorInfo} - type, sizes, strides and address of an array

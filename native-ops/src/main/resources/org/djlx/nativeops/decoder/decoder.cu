@@ -57,7 +57,7 @@ struct Rotation {
   Bits* qkv;             // (rows, query heads + key heads + value heads, HEAD_SIZE); queries and keys are rotated in place
   Cache cache;
   const int* slots;      // KV cache slot of each row
-  u64 start;             // position of the first row in its sequence
+  const int* positions;  // position of each row in its sequence
   const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;
   u64 queries;           // query heads; may be 0
@@ -66,7 +66,7 @@ struct Rotation {
 
 // One block per row.
 extern "C" __global__ void prefill_rotate_and_cache(const __grid_constant__ Rotation args) {
-  u64 row = blockIdx.x, position = args.start + row;
+  u64 row = blockIdx.x, position = args.positions[row];
   Bits* qkv = args.qkv + row * (args.queries + 2 * args.heads) * HEAD_SIZE;
   u64 angles = position * (HEAD_SIZE / 2);
   rotate_and_cache(qkv, args.queries, args.heads, args.cache, args.slots[row], args.cosines + angles, args.sines + angles);

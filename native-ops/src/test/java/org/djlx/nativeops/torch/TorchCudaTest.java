@@ -12,6 +12,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.sun.jna.ptr.PointerByReference;
+import java.util.Arrays;
 import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.nativeops.cuda.Gpus;
@@ -100,56 +101,71 @@ class TorchCudaTest {
 
     @Test
     void theLastPlacesAttendToAllBefore() {
-        for (int[] places : new int[][] {{1, 300}, {70, 70}, {70, 300}, {200, 201}}) {
+        int[][][] lengths = {
+            {{1}, {300}},
+            {{70}, {70}},
+            {{70}, {300}},
+            {{200}, {201}},
+            {{70, 5, 1, 130}, {70, 5, 1, 130}}, // beginnings
+            {{1, 70, 33, 200}, {300, 70, 34, 201}},
+            {{1, 1}, {20, 30}}
+        };
+        for (int[][] each : lengths) {
             for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
-                checkAttentionOfLast(places[0], places[1], 0, type);
-                checkAttentionOfLast(places[0], places[1], 20, type);
+                checkAttentionOfLast(each[0], each[1], 0, type);
+                checkAttentionOfLast(each[0], each[1], 20, type);
             }
         }
     }
 
     /** Against float64, with 2 heads of queries for each of 3 of keys. */
-    private void checkAttentionOfLast(int queries, int keys, int window, ScalarType type) {
+    private void checkAttentionOfLast(int[] queries, int[] keys, int window, ScalarType type) {
         int size = 32;
-        NDArray query = random(1, new Shape(2, 6, queries, size), type);
-        NDArray key = random(2, new Shape(2, keys, 3, size), type).transpose(0, 2, 1, 3);
-        NDArray value = random(3, new Shape(2, 3, keys, size), type);
-        NDArray output = Torch.attentionOfLast(query, key, value, window);
+        int allQueries = Arrays.stream(queries).sum();
+        int allKeys = Arrays.stream(keys).sum();
+        NDArray query = random(1, new Shape(1, 6, allQueries, size), type);
+        NDArray key = random(2, new Shape(1, allKeys, 3, size), type).transpose(0, 2, 1, 3);
+        NDArray value = random(3, new Shape(1, 3, allKeys, size), type);
+        PackedSequences packed = new PackedSequences(manager, queries, keys);
+        NDArray output = Torch.attentionOfLast(query, key, value, packed, window);
         assertEquals(query.getShape(), output.getShape());
         float[] q = values(query);
         float[] k = values(key);
         float[] v = values(value);
         float[] actual = values(output);
         float[] expected = new float[actual.length];
-        for (int head = 0; head < 2 * 6; head++) {
-            int shared = head / 2 * keys * size; // 2 x 6 heads in order have 2 x 3 of keys
-            for (int i = 0; i < queries; i++) {
-                int row = (head * queries + i) * size;
-                double[] sums = new double[size];
-                double all = 0;
-                int last = keys - queries + i;
-                for (int j = window == 0 ? 0 : Math.max(0, last - window + 1); j <= last; j++) {
-                    double score = 0;
-                    for (int e = 0; e < size; e++) {
-                        score += (double) q[row + e] * k[shared + j * size + e];
+        for (int head = 0; head < 6; head++) {
+            int firstQuery = head * allQueries;
+            int firstKey = head / 2 * allKeys;
+            for (int of = 0; of < queries.length; of++) {
+                for (int i = 0; i < queries[of]; i++) {
+                    int row = (firstQuery + i) * size;
+                    double[] sums = new double[size];
+                    double all = 0;
+                    int last = keys[of] - queries[of] + i;
+                    for (int j = window == 0 ? 0 : Math.max(0, last - window + 1); j <= last; j++) {
+                        int other = (firstKey + j) * size;
+                        double score = 0;
+                        for (int e = 0; e < size; e++) {
+                            score += (double) q[row + e] * k[other + e];
+                        }
+                        double share = Math.exp(score / Math.sqrt(size));
+                        all += share;
+                        for (int e = 0; e < size; e++) {
+                            sums[e] += share * v[other + e];
+                        }
                     }
-                    double share = Math.exp(score / Math.sqrt(size));
-                    all += share;
                     for (int e = 0; e < size; e++) {
-                        sums[e] += share * v[shared + j * size + e];
+                        expected[row + e] = (float) (sums[e] / all);
                     }
                 }
-                for (int e = 0; e < size; e++) {
-                    expected[row + e] = (float) (sums[e] / all);
-                }
+                firstQuery += queries[of];
+                firstKey += keys[of];
             }
         }
         float rounding = type == ScalarType.FLOAT16 ? 1f / (1 << 11) : 1f / (1 << 8);
-        assertArrayEquals(
-                expected,
-                actual,
-                2 * rounding,
-                queries + " of " + keys + " window " + window + " " + type);
+        String text = Arrays.toString(queries) + " of " + Arrays.toString(keys);
+        assertArrayEquals(expected, actual, 2 * rounding, text + " window " + window + " " + type);
     }
 
     private NDArray random(int seed, Shape shape, ScalarType type) {

@@ -217,19 +217,22 @@ class TorchRecordedTest {
     @Test
     void refusesWhatHasNoAttentionOfLast() {
         NDArray query = random(new Shape(1, 2, 3, 8), ScalarType.FLOAT32);
+        NDArray two = random(new Shape(2, 2, 3, 8), ScalarType.FLOAT32);
         NDArray fewer = random(new Shape(1, 2, 2, 8), ScalarType.FLOAT32);
         NDArray narrow = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT32);
         NDArray wide = random(new Shape(1, 2, 3, 264), ScalarType.FLOAT32);
         NDArray headless = random(new Shape(1, 0, 3, 8), ScalarType.FLOAT32);
         NDArray none = random(new Shape(1, 2, 0, 8), ScalarType.FLOAT32);
-        assertRefusedOfLast("no fewer keys", query, fewer);
+        assertRefusedOfLast("the 3 queries and 3 keys of its packed sequences", query, fewer);
+        assertRefusedOfLast("the 3 queries and 3 keys of its packed sequences", fewer, query);
+        assertRefusedOfLast("a batch of 1", two, two);
         assertRefusedOfLast("multiple of 8 up to 256", narrow, narrow);
         assertRefusedOfLast("multiple of 8 up to 256", wide, wide);
         assertRefusedOfLast("shape [1, 0, 3, 8]", headless, headless);
         assertRefusedOfLast("shape [1, 2, 0, 8]", none, query);
         assertRefusedOfLast("not FLOAT32 on cpu()", query, query);
-        fewer.setRequiresGradient(true);
-        assertRefusedOfLast("has no gradient", query, fewer);
+        query.setRequiresGradient(true);
+        assertRefusedOfLast("has no gradient", query, query);
     }
 
     @Test
@@ -252,11 +255,33 @@ class TorchRecordedTest {
         Tensors.requireAligned("the key", TorchChecks.tensor(array, "the key"));
     }
 
-    private static void assertRefusedOfLast(String what, NDArray query, NDArray key) {
+    @Test
+    void packedSequencesHaveQueriesAndKeys() {
+        int[][][] wrong = {
+            {{}, {}}, {{1, 2}, {3}}, {{1, 0}, {1, 1}}, {{2, 3}, {2, 2}}, {{-1}, {2}}
+        };
+        for (int[][] each : wrong) {
+            String message =
+                    assertThrows(
+                                    IllegalArgumentException.class,
+                                    () -> new PackedSequences(manager, each[0], each[1]))
+                            .getMessage();
+            assertTrue(message.contains("at least one query, and no fewer keys"), message);
+        }
+        PackedSequences packed = new PackedSequences(manager, new int[] {2, 3}, new int[] {7, 4});
+        assertEquals(2, packed.count());
+        assertArrayEquals(new int[] {0, 2, 5}, packed.queryEnds.toIntArray());
+        assertArrayEquals(new int[] {0, 7, 11}, packed.keyEnds.toIntArray());
+        assertEquals(3, packed.maxQueries);
+        assertEquals(7, packed.maxKeys);
+    }
+
+    private void assertRefusedOfLast(String what, NDArray query, NDArray key) {
+        PackedSequences packed = new PackedSequences(manager, new int[] {1, 2}, new int[] {1, 2});
         IllegalArgumentException e =
                 assertThrows(
                         IllegalArgumentException.class,
-                        () -> Torch.attentionOfLast(query, key, key, 0));
+                        () -> Torch.attentionOfLast(query, key, key, packed, 0));
         assertTrue(e.getMessage().contains(what), e.getMessage());
     }
 

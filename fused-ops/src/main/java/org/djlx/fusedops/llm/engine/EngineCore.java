@@ -232,14 +232,14 @@ final class EngineCore {
     /**
      * Schedules the next step. Returns null if there is nothing to compute.
      *
-     * @param async whether the tokens of the previous step are not known yet; a long prefill then
-     *     waits, and the result is null
+     * @param async whether the tokens of the previous step are not known yet; a prefill then waits,
+     *     and the result is null
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();
         TokenBatch batch;
         synchronized (this) {
-            if (async && scheduler.hasLongPrefill()) {
+            if (async && scheduler.hasPrefill()) {
                 return null;
             }
             batch = scheduler.schedule(sampled);

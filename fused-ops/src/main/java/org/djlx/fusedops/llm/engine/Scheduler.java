@@ -165,21 +165,25 @@ final class Scheduler {
     }
 
     /**
-     * Returns whether the next step has a prompt too long for the decode kernels. The ranks'
-     * threads take long to launch its prefill, and would report the tokens of the previous step
-     * only afterwards.
+     * Returns whether the next step may have more tokens of prompts than the decode kernels take.
+     * The ranks' threads take long to launch their prefill, and would report the tokens of the
+     * previous step only afterwards.
      */
-    boolean hasLongPrefill() {
-        return running.stream()
-                .filter(sequence -> !sequence.isDone())
-                .mapToInt(sequence -> sequence.nextPromptTokens(settings.prefillTokens()))
-                .anyMatch(tokens -> tokens > TokenBatch.MAX_DECODE_TOKENS);
+    boolean hasPrefill() {
+        int tokens =
+                running.stream()
+                        .filter(sequence -> !sequence.isDone())
+                        .mapToInt(sequence -> sequence.nextPromptTokens(settings.prefillTokens()))
+                        .filter(size -> size > 1)
+                        .sum();
+        return tokens > TokenBatch.MAX_DECODE_TOKENS;
     }
 
     /**
      * Schedules the next step: one token of each sequence that decodes, and chunks of prompts
-     * within the prefill budget (chunked prefill). The generated tokens of a preempted sequence are
-     * computed again in chunks of one token, as the first time; a step has several of these chunks.
+     * within the prefill budget (chunked prefill), which bounds how long a prefill delays the
+     * sequences that decode. The generated tokens of a preempted sequence are computed again in
+     * chunks of one token, as the first time; a step has several of these chunks.
      *
      * @param sampled receives the sequences that get a token, in the order of the batch
      */

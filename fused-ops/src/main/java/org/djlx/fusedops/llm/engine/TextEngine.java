@@ -369,9 +369,10 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets whether, on GPUs in float16 and bfloat16, a sequence gets the same bits in every
-         * batch. If true, steps have at most 64 tokens, and those of more than 32 tokens, with FP8
-         * of more than 8, take longer. If false, cuBLASLt multiplies these larger steps, except
-         * with INT4, and its order of summation depends on the number of tokens.
+         * batch. If true, steps have at most 64 tokens, those of more than 32 tokens, with FP8 of
+         * more than 8, take longer, and prompts of more than 64 tokens are computed one by one. If
+         * false, cuBLASLt multiplies these larger steps, except with INT4, and all prompts of a
+         * step together. Its order of summation depends on the number of tokens.
          *
          * @param batchInvariant whether the bits are the same; default false
          * @return this builder
@@ -384,8 +385,12 @@ public final class TextEngine implements TextGenerator {
         /**
          * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one
          * token of each request that decodes. Requests that decode wait while these tokens are
-         * computed. Prompts are cut into chunks of this size. The first chunk of a prompt is
-         * computed faster than later chunks.
+         * computed: a smaller budget bounds their delay, a larger one gives more tokens a second.
+         * On an H100 a prompt of 4096 tokens takes 95 ms with 8 billion parameters in bfloat16.
+         * Prompts are cut into chunks of this size. The first chunk of a prompt is computed faster
+         * than later chunks. On GPUs in float16 and bfloat16, chunks of several prompts are
+         * computed together unless {@link #optBatchInvariant} is set; up to 64 tokens of prompts
+         * are computed together with the tokens that decode.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder

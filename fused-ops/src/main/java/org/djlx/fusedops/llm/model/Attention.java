@@ -8,10 +8,12 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.fusedops.internal.BlockMath;
+import org.djlx.nativeops.torch.PackedSequences;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -21,8 +23,9 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>the first chunk of a prompt attends to itself, not to keys and values that the cache has
  *       rounded: {@link Torch#attention}, unless scores are limited or a window hides some of them;
- *   <li>later chunks, and single tokens, attend to the cache as well: {@link Torch#attentionOfLast}
- *       if the model has kernels, otherwise matmuls and softmax.
+ *   <li>first chunks of several prompts together, and later chunks, which attend to the cache as
+ *       well: {@link Torch#attentionOfLast} if the model has kernels;
+ *   <li>otherwise matmuls and softmax.
  * </ul>
  *
  * <p>Grouped-query attention: query heads share a KV head, without a copy of it for each query
@@ -94,29 +97,32 @@ final class Attention {
      *
      * @param tokens the number of tokens, including padding
      * @param prefill the input of prefill kernels; null if the model has no kernels
+     * @param packed the chunks of a prefill with kernels; null without
      * @param tables the rotary embeddings at the tokens' positions; null with kernels
      * @param slots the KV cache slot of each token; null with kernels
      * @param decodes the sequences with one token, computed together; null if there are none
-     * @param prefills the sequences with more than one token, computed one by one
+     * @param prefills the sequences with more than one token, computed one by one; null with
+     *     kernels
      */
     record Metadata(
             int tokens,
             ModelKernels.PrefillInputs prefill,
+            List<Packed> packed,
             Map<Rope, Tables> tables,
             NDArray slots,
             Span decodes,
             List<Span> prefills) {}
 
     /**
-     * Query tokens that are computed in one call.
+     * Query tokens that are computed in one call, without kernels.
      *
      * @param sequences the number of sequences; more than one have one token each
      * @param length the length of the longest sequence
      * @param isFirst whether this is the first chunk of a prompt, which attends to itself only
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
-     *     sequences are padded. Null for a first chunk with kernels
+     *     sequences are padded. Null for a first chunk that attends to itself only
      * @param masks masks added to the scores by window, of shape (sequences, 1, 1, tokens, length):
-     *     0, or -infinity where a token must not attend. Null with kernels
+     *     0, or -infinity where a token must not attend. Null if {@code slots} is
      */
     private record Span(
             int first,
@@ -127,15 +133,66 @@ final class Attention {
             NDArray slots,
             Map<Integer, NDArray> masks) {}
 
-    /** Returns the metadata for prefill kernels. */
+    /**
+     * Adjacent chunks of a prefill with kernels, whose attention is computed in one call.
+     *
+     * @param first the first row
+     * @param sequences the queries and keys of each chunk
+     * @param slots the cache slots of all keys; null for first chunks, which attend to themselves
+     *     only
+     */
+    record Packed(int first, int rows, PackedSequences sequences, NDArray slots) {}
+
+    /**
+     * Returns the metadata for prefill kernels. Padding belongs to the last chunk, and gets any
+     * slot of its sequence: causal attention hides it from the chunk's own tokens.
+     *
+     * @param chunks first chunks of prompts, then later ones. Those are divided, so that the copies
+     *     of keys of one call are limited by the maximum length
+     */
     Metadata metadata(
-            NDManager manager, TokenBatch.Chunk chunk, ModelKernels.PrefillInputs prefill) {
-        int tokens = prefill.rows();
-        boolean isFirst = chunk.start() == 0;
-        NDArray slots = isFirst ? null : manager.create(slots(chunk, tokens));
-        int length = chunk.start() + tokens;
-        List<Span> prefills = List.of(new Span(0, tokens, 1, length, isFirst, slots, null));
-        return new Metadata(tokens, prefill, null, null, null, prefills);
+            NDManager manager, List<TokenBatch.Chunk> chunks, ModelKernels.PrefillInputs prefill) {
+        List<Packed> packed = new ArrayList<>();
+        int begin = 0;
+        int row = 0;
+        while (begin < chunks.size()) {
+            boolean isFirst = chunks.get(begin).start() == 0;
+            int end = begin;
+            int keys = 0;
+            do {
+                keys += chunks.get(end++).length();
+            } while (end < chunks.size()
+                    && isFirst == (chunks.get(end).start() == 0)
+                    && (isFirst || keys + chunks.get(end).length() <= maxLength));
+            int padding = end == chunks.size() ? prefill.rows() - prefill.tokens() : 0;
+            packed.add(packed(manager, row, chunks.subList(begin, end), padding));
+            row += packed.get(packed.size() - 1).rows;
+            begin = end;
+        }
+        return new Metadata(prefill.rows(), prefill, packed, null, null, null, null);
+    }
+
+    private static Packed packed(
+            NDManager manager, int first, List<TokenBatch.Chunk> chunks, int padding) {
+        int last = chunks.size() - 1;
+        int[] queries = chunks.stream().mapToInt(chunk -> chunk.tokens().length).toArray();
+        int[] keys = chunks.stream().mapToInt(TokenBatch.Chunk::length).toArray();
+        queries[last] += padding;
+        keys[last] += padding;
+        NDArray slots = null;
+        if (chunks.get(0).start() > 0) {
+            long[] all = new long[Arrays.stream(keys).sum()];
+            int next = 0;
+            for (TokenBatch.Chunk chunk : chunks) {
+                for (int i = 0; i < chunk.length(); i++) {
+                    all[next++] = chunk.slots()[i];
+                }
+            }
+            Arrays.fill(all, next, all.length, all[next - 1]);
+            slots = manager.create(all);
+        }
+        PackedSequences sequences = new PackedSequences(manager, queries, keys);
+        return new Packed(first, Arrays.stream(queries).sum(), sequences, slots);
     }
 
     /** Returns the metadata of a batch without kernels. */
@@ -167,6 +224,7 @@ final class Attention {
                                         all.sines.get(manager, index))));
         return new Metadata(
                 batch.tokens(),
+                null,
                 null,
                 ofTokens,
                 manager.create(slots),
@@ -233,19 +291,6 @@ final class Attention {
         return Float.BYTES * length * (5 * block * heads + 3 * tokens + 2 * block);
     }
 
-    /**
-     * Returns the cache slots that the tokens of a chunk, padding included, attend to. Padding
-     * tokens may get any slot of the sequence: they come last, so causal attention hides them from
-     * all other tokens.
-     */
-    private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
-        long[] slots = new long[chunk.start() + tokens];
-        for (int i = 0; i < slots.length; i++) {
-            slots[i] = chunk.slots()[i < chunk.length() ? i : 0];
-        }
-        return slots;
-    }
-
     /** Returns the span of a chunk with more than one token. */
     private Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
@@ -256,8 +301,8 @@ final class Attention {
         }
         NDArray own = manager.arange(chunk.start(), length);
         Map<Integer, NDArray> masks = masks(own, new Shape(1, 1, 1, tokens, length));
-        NDArray slots = manager.create(slots(chunk, tokens));
-        return new Span(first, tokens, 1, length, isFirst, slots, masks);
+        long[] slots = Arrays.stream(chunk.slots(), 0, length).asLongStream().toArray();
+        return new Span(first, tokens, 1, length, isFirst, manager.create(slots), masks);
     }
 
     private boolean isPlain(LayerConfig layer, int length) {
@@ -309,7 +354,7 @@ final class Attention {
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
     }
 
-    /** As {@link #apply}, with kernels. All rows of {@code qkv} are tokens of one prompt. */
+    /** As {@link #apply}, with kernels. */
     private NDArray applyWithKernels(
             NDManager manager,
             int layer,
@@ -317,21 +362,36 @@ final class Attention {
             NDArray qkv,
             Metadata metadata) {
         gpu.rotate(layer, weights, qkv, cache, this, metadata.prefill);
+        NDList outputs = new NDList();
+        for (Packed packed : metadata.packed) {
+            try (NDManager temporary = manager.newSubManager()) { // Frees the copies of keys.
+                NDIndex rows = new NDIndex().addSliceDim(packed.first, packed.first + packed.rows);
+                NDArray output = attend(temporary, layer, qkv.get(temporary, rows), packed);
+                output.attach(manager);
+                outputs.add(output);
+            }
+        }
+        return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
+    }
+
+    private NDArray attend(NDManager manager, int layer, NDArray qkv, Packed packed) {
         NDList parts =
                 headsFirst(splitHeads(qkv)).split(new long[] {queryHeads, queryHeads + kvHeads}, 1);
-        Span span = metadata.prefills.get(0);
         NDArray keys = parts.get(1);
         NDArray values = parts.get(2);
-        if (span.isFirst && isPlain(config.layer(layer), span.length)) {
+        boolean isFirst = packed.slots == null;
+        boolean isSingle = packed.sequences.count() == 1;
+        if (isFirst && isSingle && isPlain(config.layer(layer), packed.rows)) {
             return mergeHeads(Torch.attention(parts.get(0), keys, values, true));
         }
-        if (!span.isFirst) {
-            NDList cached = gpu.gather(manager, layer, span.slots, cache);
+        if (!isFirst) {
+            NDList cached = gpu.gather(manager, layer, packed.slots, cache);
             keys = headsFirst(cached.get(0));
             values = headsFirst(cached.get(1));
         }
         int window = config.layer(layer).attention().window();
-        return mergeHeads(Torch.attentionOfLast(parts.get(0), keys, values, window));
+        return mergeHeads(
+                Torch.attentionOfLast(parts.get(0), keys, values, packed.sequences, window));
     }
 
     /** Returns a view of shape (tokens, heads, head size) of queries, keys and values. */

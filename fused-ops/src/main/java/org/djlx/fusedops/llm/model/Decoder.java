@@ -49,7 +49,7 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>Tokens are sampled on the GPU, the same on all ranks, and stay there in {@link #sampled}. So
  * the next step can launch before the tokens reach the host. The decoder also computes the last
- * layer of a prefill's last token, and samples the next token.
+ * layer of the last tokens of prefills, and samples the next tokens.
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
  * the other sequences of the batch, bit for bit. cuBLASLt multiplies larger steps, unless the
@@ -340,45 +340,72 @@ final class Decoder implements AutoCloseable {
      * @return the sampled tokens of the chunks that need logits
      */
     Logits decode(List<TokenBatch.Chunk> chunks) {
-        List<Logits> parts = new ArrayList<>();
         List<Row> rows = new ArrayList<>();
-        int room = splitCapacity;
         for (TokenBatch.Chunk chunk : chunks) {
             for (int i = 0; i < chunk.tokens().length; i++) {
-                Row row = new Row(chunk, i);
-                if (rows.size() == maxRows || row.splits() > room) {
-                    parts.add(step(rows, false));
-                    rows.clear();
-                    room = splitCapacity;
-                }
-                rows.add(row);
-                room -= row.splits();
+                rows.add(new Row(chunk, i));
             }
         }
-        parts.add(step(rows, false));
-        return Logits.concat(parts);
+        return Logits.concat(steps(rows).stream().map(step -> (Logits) step(step, null)).toList());
+    }
+
+    /** Divides rows into steps that the buffers have room for. */
+    private List<List<Row>> steps(List<Row> rows) {
+        List<List<Row>> steps = new ArrayList<>();
+        int first = 0;
+        int room = splitCapacity;
+        for (int i = 0; i < rows.size(); i++) {
+            if (i - first == maxRows || rows.get(i).splits() > room) {
+                steps.add(rows.subList(first, i));
+                first = i;
+                room = splitCapacity;
+            }
+            room -= rows.get(i).splits();
+        }
+        steps.add(rows.subList(first, rows.size()));
+        return steps;
     }
 
     /**
-     * Computes the last layer of a prompt's last token, and samples the next token. All ranks call
-     * this at the same time, after {@link #await}. The GPU may still be computing when this
+     * Computes the last layer of the last tokens of prompts, and samples the next tokens. All ranks
+     * call this at the same time, after {@link #await}. The GPU may still be computing when this
      * returns.
      *
+     * @param chunks the last chunks of the prompts
      * @param residual the residual stream before the last layer, of some or all tokens of the
-     *     chunk; on the current stream
-     * @param row the last token's row, on the rank that has this row; -1 on other ranks
+     *     prefill; on the current stream
+     * @param rows the row of each chunk's last token, on the rank that has this row; -1 on other
+     *     ranks
      */
-    Logits finishPrefill(TokenBatch.Chunk chunk, NDArray residual, long row) {
-        CudaStream current = currentStreams.get();
-        long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
-        long partial = Torch.dataPointer(residuals[0]);
-        if (row >= 0) {
-            current.copyAsync(partial, Torch.dataPointer(residual) + row * rowBytes, rowBytes);
-        } else {
-            current.memsetAsync(partial, (byte) 0, rowBytes);
+    Logits finishPrefill(List<TokenBatch.Chunk> chunks, NDArray residual, long[] rows) {
+        List<Row> last =
+                chunks.stream().map(chunk -> new Row(chunk, chunk.tokens().length - 1)).toList();
+        List<Logits> parts = new ArrayList<>();
+        int first = 0;
+        for (List<Row> step : steps(last)) {
+            long[] own = Arrays.copyOfRange(rows, first, first + step.size());
+            parts.add(step(step, new PrefillRows(residual, own)));
+            first += step.size();
         }
-        Row last = new Row(chunk, chunk.tokens().length - 1);
-        return step(List.of(last), true);
+        before.record(stream);
+        currentStreams.get().waitEvent(before); // It may reuse the memory of the residual stream.
+        return Logits.concat(parts);
+    }
+
+    /** Rows of a residual stream, -1 for those of other ranks. */
+    private record PrefillRows(NDArray residual, long[] rows) {}
+
+    /** Writes the residual stream before the last layer: zeros for rows of other ranks. */
+    private void write(PrefillRows from, int rows) {
+        long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
+        long to = Torch.dataPointer(residuals[0]);
+        stream.memsetAsync(to, (byte) 0, rows * rowBytes);
+        for (int i = 0; i < from.rows.length; i++) {
+            if (from.rows[i] >= 0) {
+                long row = Torch.dataPointer(from.residual) + from.rows[i] * rowBytes;
+                stream.copyAsync(to + i * rowBytes, row, rowBytes);
+            }
+        }
     }
 
     /** Copies the logits of each step to the host, for {@link Logits#toArray}: for tests. */
@@ -392,8 +419,14 @@ final class Decoder implements AutoCloseable {
         hostBuffers[1 - nextBuffers].await();
     }
 
-    private Results step(List<Row> rows, boolean lastLayer) {
-        Key key = Key.of(rows, lastLayer);
+    /**
+     * Launches a step.
+     *
+     * @param prefill the residual stream before the last layer, if only that is computed; otherwise
+     *     null
+     */
+    private Results step(List<Row> rows, PrefillRows prefill) {
+        Key key = Key.of(rows, prefill != null);
         HostBuffers buffers = hostBuffers[nextBuffers];
         buffers.await();
         nextBuffers = 1 - nextBuffers;
@@ -411,6 +444,9 @@ final class Decoder implements AutoCloseable {
                 }
                 graph = CudaGraph.capture(stream, () -> record(key));
                 graphs.put(key, graph);
+            }
+            if (prefill != null) {
+                write(prefill, key.rows); // After the kernels were loaded, which overwrite it.
             }
             boolean samples = rows.stream().anyMatch(row -> !row.sampling().isPlain());
             boolean gathers = (keepsLogits || samples) && group.worldSize() > 1;
@@ -604,7 +640,7 @@ final class Decoder implements AutoCloseable {
         int firstToken = tokens * group.rank();
         Residual residual = new Residual(rows);
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise finishPrefill() has written the residual.
+        if (!key.lastLayer) { // Otherwise step() writes the residual.
             kernels.embed(
                     stream,
                     rows,

@@ -408,45 +408,58 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * The input of prefill kernels: adjacent tokens of one sequence, padded.
+     * The input of prefill kernels: chunks of sequences one after the other, padded.
      *
-     * @param inputs int32: the tokens of all rows, then the KV cache slots of all rows
+     * @param inputs int32: the tokens of all rows, the KV cache slots of all rows, then the
+     *     positions of all rows
      * @param rows the number of rows, padding included
-     * @param start the position of the first token
      */
-    record PrefillInputs(NDArray inputs, int rows, int tokens, int start) {
+    record PrefillInputs(NDArray inputs, int rows, int tokens) {
 
         private long slots() {
             return Torch.dataPointer(inputs) + (long) rows * Integer.BYTES;
         }
+
+        private long positions() {
+            return slots() + (long) rows * Integer.BYTES;
+        }
     }
 
     /**
-     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding rows
-     * repeat the last token. Tokens attend to padding rows with weight 0, so their values must be
-     * finite.
+     * Copies the tokens, slots and positions of chunks to the device, padded to {@code rows}.
+     * Padding rows repeat the last token. Tokens attend to padding rows with weight 0, so their
+     * values must be finite.
      */
-    static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
-        int tokens = chunk.tokens().length;
-        int[] inputs = Arrays.copyOf(chunk.tokens(), 2 * rows);
-        Arrays.fill(inputs, tokens, rows, inputs[tokens - 1]);
-        System.arraycopy(chunk.slots(), chunk.start(), inputs, rows, tokens);
-        return new PrefillInputs(manager.create(inputs), rows, tokens, chunk.start());
+    static PrefillInputs inputs(NDManager manager, List<TokenBatch.Chunk> chunks, int rows) {
+        int[] inputs = new int[3 * rows];
+        int row = 0;
+        for (TokenBatch.Chunk chunk : chunks) {
+            for (int token : chunk.tokens()) {
+                inputs[row++] = token;
+            }
+            for (int position = chunk.start(); position < chunk.length(); position++) {
+                int of = row - chunk.length() + position;
+                inputs[rows + of] = chunk.slots()[position];
+                inputs[2 * rows + of] = position;
+            }
+        }
+        Arrays.fill(inputs, row, rows, inputs[row - 1]);
+        return new PrefillInputs(manager.create(inputs), rows, row);
     }
 
     /**
      * Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other
      * tokens.
      */
-    NDArray embed(PrefillInputs prompt, ModelWeights weights) {
-        Shape shape = new Shape(prompt.rows, config.hiddenSize());
-        NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());
+    NDArray embed(PrefillInputs prompts, ModelWeights weights) {
+        Shape shape = new Shape(prompts.rows, config.hiddenSize());
+        NDArray output = Torch.empty(prompts.inputs.getManager(), shape, config.type());
         int tokens = ModelWeights.vocabularyPart(config, group.worldSize());
         kernels.embed(
                 currentStreams.get(),
-                prompt.rows,
+                prompts.rows,
                 Torch.dataPointer(output),
-                Torch.dataPointer(prompt.inputs),
+                Torch.dataPointer(prompts.inputs),
                 0, // No token is a placeholder.
                 0,
                 Torch.dataPointer(weights.embedding()),
@@ -515,16 +528,16 @@ public final class ModelKernels implements AutoCloseable {
             NDArray qkv,
             KvCache cache,
             Attention attention,
-            PrefillInputs prompt) {
+            PrefillInputs prompts) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
         normHeads(currentStreams.get(), weights, (int) qkv.getShape().get(0), qkv);
         kernels.rotateAndCache(
                 currentStreams.get(),
-                prompt.tokens,
+                prompts.tokens,
                 Torch.dataPointer(qkv),
                 cache.addresses(layer),
-                prompt.slots(),
-                prompt.start,
+                prompts.slots(),
+                prompts.positions(),
                 Torch.dataPointer(attention.tables(layer).cosines()),
                 Torch.dataPointer(attention.tables(layer).sines()),
                 heads - 2 * kvHeads,

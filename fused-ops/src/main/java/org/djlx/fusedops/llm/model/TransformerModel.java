@@ -45,6 +45,7 @@ public final class TransformerModel implements AutoCloseable {
     private final ModelConfig config;
     private final ProcessGroup group;
     private final ModelWeights weights;
+    private final boolean batchInvariant;
     private final KvCache cache;
     private final NDManager manager;
     private final Attention attention;
@@ -73,6 +74,7 @@ public final class TransformerModel implements AutoCloseable {
         this.config = config;
         this.group = group;
         this.weights = weights;
+        this.batchInvariant = batchInvariant;
         this.cache = cache;
         manager = NDManager.newBaseManager(group.device());
         boolean done = false;
@@ -159,8 +161,8 @@ public final class TransformerModel implements AutoCloseable {
 
     /**
      * Computes a batch, and writes its keys and values to the cache. All ranks call this at the
-     * same time. With kernels, the GPU may still be computing when this returns; short chunks, and
-     * the last token of long ones, run on the decode kernels.
+     * same time. With kernels, the GPU may still be computing when this returns; few tokens of
+     * prompts, and the last token of each prompt, run on the decode kernels.
      *
      * @param batch the tokens
      * @param manager the manager of returned arrays, of any device
@@ -180,11 +182,10 @@ public final class TransformerModel implements AutoCloseable {
                                 chunk.length(), attention.maxLength()));
             }
         }
-        // The logits of a sequence must not depend on the other sequences of the batch, or only in
-        // large steps of the decoder. But the order of summation in a matmul depends on its number
-        // of rows, so long chunks are computed one by one. Without kernels, short chunks are, too,
-        // except in float32: there the difference hardly matters, and it would take many times
-        // longer.
+        // The order of summation in a matmul depends on its number of rows. The logits of a
+        // sequence must not depend on the other sequences of the batch, except in prefills and
+        // large steps of the decoder. So without kernels chunks are computed one by one; together
+        // only in float32, where the difference hardly matters and it would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
             List<TokenBatch.Chunk> rest = batch.chunks();
@@ -202,26 +203,27 @@ public final class TransformerModel implements AutoCloseable {
             }
             return Logits.concat(parts);
         }
-        List<TokenBatch.Chunk> decodes = new ArrayList<>();
-        for (TokenBatch.Chunk chunk : batch.chunks()) {
-            if (chunk.isDecodable()) {
-                decodes.add(chunk);
-            } else {
-                decoder.await(); // Its all-reduces of the same group run on another stream.
-                prefill(chunk).ifPresent(parts::add);
-            }
+        List<TokenBatch.Chunk> decodes = new ArrayList<>(batch.chunks());
+        List<TokenBatch.Chunk> computed = new ArrayList<>();
+        for (List<TokenBatch.Chunk> chunks : batch.prefills(!batchInvariant)) {
+            decoder.await(); // Its all-reduces of the same group run on another stream.
+            prefill(chunks).ifPresent(parts::add);
+            decodes.removeAll(chunks);
+            computed.addAll(chunks);
         }
-        int prefillIndex = 0;
-        int decodeIndex = parts.size();
         if (!decodes.isEmpty()) {
             parts.add(decoder.decode(decodes));
         }
-        List<Integer> order = new ArrayList<>();
-        for (TokenBatch.Chunk chunk : batch.chunks()) {
-            if (chunk.needsLogits()) {
-                order.add(chunk.isDecodable() ? decodeIndex++ : prefillIndex++);
-            }
+        if (computed.isEmpty()) {
+            return Logits.concat(parts);
         }
+        computed.addAll(decodes);
+        computed.removeIf(chunk -> !chunk.needsLogits());
+        List<Integer> order =
+                batch.chunks().stream()
+                        .filter(TokenBatch.Chunk::needsLogits)
+                        .map(computed::indexOf)
+                        .toList();
         return Logits.concat(parts).inOrder(order);
     }
 
@@ -255,17 +257,19 @@ public final class TransformerModel implements AutoCloseable {
     }
 
     /**
-     * Computes a long chunk with kernels. The last layer computes keys and values only, except for
-     * the last token if its logits are needed.
+     * Computes chunks of several sequences with kernels. The last layer computes keys and values
+     * only, except for the last tokens of chunks that need logits.
+     *
+     * @param chunks first chunks of prompts, then later ones
      */
-    private Optional<Logits> prefill(TokenBatch.Chunk chunk) {
-        int count = chunk.tokens().length;
+    private Optional<Logits> prefill(List<TokenBatch.Chunk> chunks) {
+        int count = chunks.stream().mapToInt(chunk -> chunk.tokens().length).sum();
         boolean divided = isDivided(count);
         int last = config.layers() - 1;
         try (NDManager step = this.manager.newSubManager()) {
             ModelKernels.PrefillInputs inputs =
-                    ModelKernels.inputs(step, chunk, paddedRows(count, group.worldSize()));
-            Attention.Metadata metadata = attention.metadata(step, chunk, inputs);
+                    ModelKernels.inputs(step, chunks, paddedRows(count, group.worldSize()));
+            Attention.Metadata metadata = attention.metadata(step, chunks, inputs);
             NDArray tokens = sum(gpu.embed(inputs, weights), divided);
             NDArray norm = gpu.rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden = layers(step, new Hidden(tokens, norm), metadata, divided, last);
@@ -274,14 +278,22 @@ public final class TransformerModel implements AutoCloseable {
                     attention.keysAndValues(step, layer.queriesKeysValues());
             NDArray keysValues = columnParallel(hidden.norm, keysAndValues, divided);
             gpu.rotate(last, layer, keysValues, cache, attention, inputs);
-            if (!chunk.needsLogits()) {
-                return Optional.empty();
-            }
             long rows = hidden.residual.getShape().get(0);
-            long row = count - 1;
-            boolean isHere = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
-            return Optional.of(
-                    decoder.finishPrefill(chunk, hidden.residual, isHere ? row % rows : -1));
+            long[] lastRows = new long[chunks.size()];
+            List<TokenBatch.Chunk> ends = new ArrayList<>();
+            long row = -1;
+            for (TokenBatch.Chunk chunk : chunks) {
+                row += chunk.tokens().length;
+                if (chunk.needsLogits()) {
+                    // Rank 0, if all ranks have all rows.
+                    boolean isHere = row / rows == group.rank();
+                    lastRows[ends.size()] = isHere ? row % rows : -1;
+                    ends.add(chunk);
+                }
+            }
+            return ends.isEmpty()
+                    ? Optional.empty()
+                    : Optional.of(decoder.finishPrefill(ends, hidden.residual, lastRows));
         }
     }
 

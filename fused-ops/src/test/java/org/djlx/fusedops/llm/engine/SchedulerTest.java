@@ -578,7 +578,7 @@ class SchedulerTest {
         scheduler.admit();
         List<Sequence> sampled = new ArrayList<>();
         assertEquals(List.of("101@0x3", "101@0x2"), next(scheduler, sampled));
-        assertFalse(scheduler.hasLongPrefill());
+        assertFalse(scheduler.hasPrefill());
         int last = TokenBatch.LAST_SAMPLED;
         assertEquals(List.of(last + "@3x1", last + "@2x1"), next(scheduler, sampled));
         assertEquals(List.of(longer, shorter), sampled);
@@ -605,11 +605,61 @@ class SchedulerTest {
         Scheduler scheduler = scheduler(8, 8, 100);
         scheduler.addAll(List.of(sequence(TokenBatch.MAX_DECODE_TOKENS, 4)));
         scheduler.admit();
-        assertFalse(scheduler.hasLongPrefill());
+        assertFalse(scheduler.hasPrefill());
         scheduler.addAll(List.of(sequence(TokenBatch.MAX_DECODE_TOKENS + 1, 4)));
-        assertFalse(scheduler.hasLongPrefill()); // It waits.
+        assertFalse(scheduler.hasPrefill()); // It waits.
         scheduler.admit();
-        assertTrue(scheduler.hasLongPrefill());
+        assertTrue(scheduler.hasPrefill());
+    }
+
+    @Test
+    void shortPromptsTogetherAreAPrefill() {
+        Scheduler scheduler = scheduler(8, 8, 100);
+        scheduler.addAll(List.of(sequence(33, 4), sequence(31, 4), sequence(1, 4)));
+        scheduler.admit();
+        assertFalse(scheduler.hasPrefill());
+        scheduler.addAll(List.of(sequence(2, 4)));
+        scheduler.admit();
+        assertTrue(scheduler.hasPrefill());
+        scheduler.schedule(new ArrayList<>());
+        assertFalse(scheduler.hasPrefill());
+    }
+
+    /** Prompts delay the tokens of running sequences by the prefill budget of a step at most. */
+    @Test
+    void runningSequencesGetATokenInEachStepWhilePromptsCome() {
+        Scheduler scheduler = scheduler(64, 64, 1000, 512, false);
+        Sequence running = sequence(128, 200);
+        prefill(scheduler, 5, running);
+        List<Sequence> open = new ArrayList<>();
+        List<Sequence> sampled = new ArrayList<>();
+        int started = 0;
+        for (int step = 0; step < 20; step++) {
+            for (int i = 0; i < 6; i++) { // more than a step has room for
+                if (open.size() < 60) {
+                    open.add(sequence(128, 1));
+                    scheduler.addAll(open.subList(open.size() - 1, open.size()));
+                }
+            }
+            scheduler.admit();
+            sampled.clear();
+            List<TokenBatch.Chunk> chunks = scheduler.schedule(sampled).chunks();
+            assertEquals(running, sampled.get(0));
+            assertEquals(1, chunks.get(0).tokens().length);
+            int prompts = chunks.stream().mapToInt(chunk -> chunk.tokens().length).sum() - 1;
+            assertEquals(512, prompts);
+            assertEquals(open.subList(0, 4), sampled.subList(1, 5)); // in their order
+            for (Sequence sequence : sampled) {
+                sequence.append(token(5));
+                if (sequence != running) {
+                    sequence.queue.end(FinishReason.LENGTH, null);
+                    started++;
+                }
+            }
+            open.removeIf(Sequence::isEnded);
+            scheduler.removeEnded();
+        }
+        assertEquals(80, started);
     }
 
     /** Random numbers are used in the order of the tokens. */

@@ -53,6 +53,7 @@ import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.LlamaModelTest;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
@@ -60,16 +61,14 @@ import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
-import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -153,6 +152,61 @@ class TextEngineGpuTest {
         }
     }
 
+    /**
+     * Products of more rows add in another order, and round some results in another way, with FP8
+     * to 4 bits. A token's scale of FP8 is its own.
+     */
+    @ParameterizedTest
+    @CsvSource({"NONE, 0.02", "FP8, 0.1", "INT4, 0.02"})
+    void promptsOfAPrefillHaveTheLogitsOfEachAlone(Quantization quantization, double most)
+            throws Exception {
+        List<ProcessGroup> groups = groups(1);
+        ModelConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 16);
+        LlamaFiles.write(directory, config, 1);
+        int[] lengths = {70, 33, 100, 240};
+        List<TokenBatch.Chunk> chunks = new ArrayList<>();
+        int block = 0;
+        for (int i = 0; i < lengths.length; i++) {
+            int[] tokens = new Random(i).ints(lengths[i], 0, 203).toArray();
+            int[] slots = LlamaModelTest.slots(block, lengths[i]);
+            block += slots.length / KvCache.BLOCK_TOKENS;
+            chunks.add(new TokenBatch.Chunk(i, tokens, 0, slots, true, SamplingParameters.GREEDY));
+        }
+        try (Safetensors files = Safetensors.open(directory)) {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (TransformerModel model =
+                                        LlamaModelTest.model(config, group, files, quantization);
+                                NDManager manager = NDManager.newBaseManager(group.device())) {
+                            Logits together = model.forward(new TokenBatch(chunks), manager);
+                            for (int i = 0; i < lengths.length; i++) {
+                                TokenBatch one = new TokenBatch(chunks.subList(i, i + 1));
+                                float[] alone = model.forward(one, manager).toArray(0);
+                                double error = error(alone, together.toArray(i));
+                                String text = quantization + ", prompt " + i + ": " + error;
+                                System.out.println(text);
+                                assertTrue(error < most, text);
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Returns the root mean square of the difference, relative to that of the expected. */
+    private static double error(float[] expected, float[] actual) {
+        double difference = 0;
+        double size = 0;
+        for (int i = 0; i < expected.length; i++) {
+            difference += Math.pow(actual[i] - expected[i], 2);
+            size += Math.pow(expected[i], 2);
+        }
+        return Math.sqrt(difference / size);
+    }
+
     /** Two models on the same GPUs get random requests, and answer each as they do alone. */
     @Test
     void twoModelsOnTheSameGpus() throws Exception {
@@ -206,39 +260,14 @@ class TextEngineGpuTest {
                     RankPool.start(
                             "model " + seed,
                             ProcessGroups.local("cuda_p2p", 2, P2pRanks.options().build()),
-                            group -> onStream(group, config));
-        }
-
-        /** Reads on a stream of its own, as ranks that share a GPU must. */
-        private RankWorker<TokenBatch, float[]> onStream(ProcessGroup group, ModelConfig config) {
-            CudaDevice device = CudaDevice.open(group.device());
-            CudaStream stream = CudaStream.create(device);
-            CudaStreamGuard loading = Torch.cudaStreamGuard(group.device(), stream.handle());
-            RankWorker<TokenBatch, float[]> worker;
-            try {
-                worker = reading(group, LlamaModelTest.model(config, group, files));
-                stream.synchronize();
-            } finally {
-                loading.close();
-            }
-            return new RankWorker<>() {
-                @Override
-                public float[] serve(TokenBatch batch) throws Exception {
-                    CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
-                    try {
-                        return worker.serve(batch);
-                    } finally {
-                        guard.close();
-                    }
-                }
-
-                @Override
-                public void close() {
-                    worker.close();
-                    stream.close();
-                    device.close();
-                }
-            };
+                            group ->
+                                    LlamaModelTest.onOwnStream(
+                                            group,
+                                            () ->
+                                                    reading(
+                                                            group,
+                                                            LlamaModelTest.model(
+                                                                    config, group, files))));
         }
 
         private float[] answer(int request) {
@@ -350,7 +379,7 @@ class TextEngineGpuTest {
 
     /**
      * Of so many tokens that logits of 16 bits are often equal, and rows not aligned; behind single
-     * tokens and behind a prompt that is too long to be decoded.
+     * tokens and behind two prompts that are too long to be decoded.
      */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
@@ -371,7 +400,7 @@ class TextEngineGpuTest {
                                                 LlamaModelTest.model(config, group, files)))) {
             for (int step = 0; step < 3; step++) {
                 List<TokenBatch.Chunk> chunks = new ArrayList<>();
-                for (int i = 0; i < 35; i++) {
+                for (int i = 0; i < 32; i++) {
                     SamplingParameters sampling =
                             new SamplingParameters(
                                     new double[] {0, 0.05, 0.7, 1, 3}[random.nextInt(5)],
@@ -382,11 +411,17 @@ class TextEngineGpuTest {
                                     random.nextInt(8) == 0 ? random.nextInt(150_003) : -1,
                                     random.nextInt(2) * random.nextInt(21),
                                     random.nextBoolean() ? null : edits(random, 150_003));
-                    int count = i < 34 ? 1 : TokenBatch.MAX_DECODE_TOKENS + 1 + step;
+                    int count = i < 30 ? 1 : TokenBatch.MAX_DECODE_TOKENS - 3 + 4 * step;
+                    int block = i < 30 ? i : 5 * i - 120;
                     int[] tokens = random.ints(count, 0, config.vocabularySize()).toArray();
                     chunks.add(
                             new TokenBatch.Chunk(
-                                    i, tokens, 0, LlamaModelTest.slots(i, count), true, sampling));
+                                    i,
+                                    tokens,
+                                    0,
+                                    LlamaModelTest.slots(block, count),
+                                    true,
+                                    sampling));
                 }
                 pool.submit(new TokenBatch(chunks)).get();
             }
@@ -582,6 +617,64 @@ class TextEngineGpuTest {
             }
             assertFalse(repetitive.contains(List.of(2, 1))); // as far as penalties go
         }
+    }
+
+    /**
+     * Prompts of many lengths that come together, some in parts and some with blocks of others,
+     * give tokens as probable as those computed row by row.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void promptsComputedTogetherGiveTheTokensOfEach(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (TextGenerator generator =
+                build(builder -> builder.optDevices(devices).optPrefillTokens(200))) {
+            int[] beginning = new Random(-1).ints(97, 0, 203).toArray();
+            generator.submit(request(beginning)).await(Duration.ofMinutes(1));
+            List<GenerationRequest> requests = new ArrayList<>();
+            for (int i = 0; i < 60; i++) {
+                int[] prompt = new Random(i).ints(2 + i * 7, 0, 203).toArray();
+                int shared = Math.min(prompt.length, i % 3 * 48);
+                System.arraycopy(beginning, 0, prompt, 0, shared);
+                requests.add(request(prompt));
+            }
+            List<Generation> generations = generator.submitAll(requests);
+            for (int i = 0; i < requests.size(); i++) {
+                List<GeneratedPiece> pieces = generations.get(i).await(Duration.ofMinutes(1));
+                int[] prompt = requests.get(i).promptTokens().orElseThrow();
+                int[] all =
+                        IntStream.concat(
+                                        Arrays.stream(prompt),
+                                        pieces.stream().mapToInt(GeneratedPiece::token))
+                                .toArray();
+                Generation again =
+                        generator.submit(
+                                GenerationRequest.builder()
+                                        .setPromptTokens(all)
+                                        .optMaxNewTokens(1)
+                                        .optPromptLogProbabilities(true)
+                                        .optTopLogProbabilities(1)
+                                        .build());
+                again.await(Duration.ofMinutes(1));
+                for (int j = 0; j < pieces.size(); j++) {
+                    GeneratedPiece alone = again.promptPieces().get(prompt.length + j);
+                    String text = "of " + i + " at " + j;
+                    assertEquals(alone.logProbability(), pieces.get(j).logProbability(), 0.1, text);
+                    float best = alone.topLogProbabilities().get(0).logProbability();
+                    assertEquals(best, alone.logProbability(), 0.1, text);
+                }
+            }
+            assertTrue(generator.statistics().prefixCacheHits() > 0);
+        }
+    }
+
+    private static GenerationRequest request(int[] prompt) {
+        return GenerationRequest.builder()
+                .setPromptTokens(prompt)
+                .optMaxNewTokens(10)
+                .optIgnoreEndOfText(true)
+                .build();
     }
 
     /** The prompt of several choices is computed once, and the log probabilities are the same. */

@@ -14,11 +14,13 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.ExecutionException;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
@@ -30,7 +32,11 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -91,19 +97,85 @@ public class LlamaModelTest {
         }
     }
 
+    private static TokenBatch.Chunk chunk(int tokens, int start, int... slots) {
+        int[] ids = IntStream.range(0, tokens).map(i -> 3 + start + i).toArray();
+        return new TokenBatch.Chunk(0, ids, start, slots, true, SamplingParameters.GREEDY);
+    }
+
     @Test
-    void theLastTokenFillsAPromptUp() {
-        int[] slots = {9, 8, 7, 6, 5, 4};
-        TokenBatch.Chunk chunk =
-                new TokenBatch.Chunk(
-                        0, new int[] {3, 1, 2}, 2, slots, true, SamplingParameters.GREEDY);
+    void theLastTokenFillsPromptsUp() {
+        TokenBatch.Chunk first = chunk(2, 0, 1, 2, 3);
+        TokenBatch.Chunk later = chunk(3, 2, 9, 8, 7, 6, 5, 4);
         try (NDManager manager = NDManager.newBaseManager()) {
-            ModelKernels.PrefillInputs prompt = ModelKernels.inputs(manager, chunk, 5);
+            ModelKernels.PrefillInputs prompts =
+                    ModelKernels.inputs(manager, List.of(first, later), 7);
             assertArrayEquals(
-                    new int[] {3, 1, 2, 2, 2, 7, 6, 5, 0, 0}, prompt.inputs().toIntArray());
-            assertEquals(3, prompt.tokens());
-            assertEquals(2, prompt.start());
+                    new int[] {
+                        3, 4, 5, 6, 7, 7, 7, // tokens
+                        1, 2, 7, 6, 5, 0, 0, // slots
+                        0, 1, 2, 3, 4, 0, 0 // positions
+                    },
+                    prompts.inputs().toIntArray());
+            assertEquals(5, prompts.tokens());
         }
+    }
+
+    /** The attention of a prefill: first chunks, then later ones with at most 12 keys a call. */
+    @Test
+    void attentionIsDividedByTheCopiesOfKeys() {
+        List<TokenBatch.Chunk> chunks =
+                List.of(
+                        chunk(20, 0, IntStream.range(0, 20).toArray()),
+                        chunk(2, 0, 30, 31),
+                        chunk(2, 1, 40, 41, 42, 43),
+                        chunk(3, 6, IntStream.range(50, 60).toArray()),
+                        chunk(2, 3, 60, 61, 62, 63, 64),
+                        chunk(13, 1, IntStream.range(70, 84).toArray()));
+        try (NDManager manager = NDManager.newBaseManager()) {
+            ModelConfig config = LlamaFiles.config(ScalarType.FLOAT32, true);
+            Attention attention = new Attention(config, 1, null, null, manager, 12);
+            ModelKernels.PrefillInputs inputs = ModelKernels.inputs(manager, chunks, 44);
+            List<Attention.Packed> packed = attention.metadata(manager, chunks, inputs).packed();
+            assertEquals(
+                    List.of("0 22 2", "22 5 2", "27 2 1", "29 15 1"),
+                    packed.stream()
+                            .map(of -> of.first() + " " + of.rows() + " " + of.sequences().count())
+                            .toList());
+            assertNull(packed.get(0).slots());
+            assertArrayEquals(
+                    new long[] {40, 41, 42, 50, 51, 52, 53, 54, 55, 56, 57, 58},
+                    packed.get(1).slots().toLongArray());
+            long[] last = packed.get(3).slots().toLongArray(); // of two padding tokens, too
+            assertEquals(1 + 13 + 2, last.length);
+            assertArrayEquals(
+                    IntStream.range(70, 84).asLongStream().toArray(), Arrays.copyOf(last, 14));
+            // Any slot of the sequence, whose values are finite.
+            Arrays.stream(last, 14, 16).forEach(slot -> assertTrue(slot >= 70 && slot < 84));
+        }
+    }
+
+    @Test
+    void fewTokensOfPromptsAreRowsOfTheDecodeStep() {
+        TokenBatch.Chunk one = chunk(1, 0, 0);
+        TokenBatch.Chunk first = chunk(40, 0, new int[40]);
+        TokenBatch.Chunk later = chunk(24, 16, new int[40]);
+        TokenBatch.Chunk more = chunk(2, 8, new int[10]);
+        TokenBatch.Chunk longer = chunk(65, 0, new int[65]);
+        for (boolean together : new boolean[] {false, true}) {
+            assertEquals(List.of(), new TokenBatch(List.of(one, later, first)).prefills(together));
+            assertEquals(List.of(List.of(longer)), prefills(together, one, longer));
+        }
+        assertEquals(
+                List.of(List.of(first, later, more)), prefills(true, one, one, later, more, first));
+        assertEquals(List.of(List.of(longer, first, later)), prefills(true, later, longer, first));
+        assertEquals(List.of(), prefills(false, one, later, more, first));
+        assertEquals(
+                List.of(List.of(longer), List.of(longer)), prefills(false, longer, more, longer));
+    }
+
+    private static List<List<TokenBatch.Chunk>> prefills(
+            boolean together, TokenBatch.Chunk... chunks) {
+        return new TokenBatch(List.of(chunks)).prefills(together);
     }
 
     @Test
@@ -178,11 +250,16 @@ public class LlamaModelTest {
         Sequence b = new Sequence(50, 2, 5, reference);
         Sequence c = new Sequence(150, 3, 9, reference);
         Sequence d = new Sequence(240, 4, 19, reference);
+        Sequence e = new Sequence(90, 5, 34, reference);
         double tolerance = tolerance(config);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
                         RankPool.start(
-                                "llama", groups, group -> rank(config, group, files, decodes));
+                                "llama",
+                                groups,
+                                group ->
+                                        onOwnStream(
+                                                group, () -> rank(config, group, files, decodes)));
                 UsageCounter counter = FusedOps.countUsage()) {
             check(pool, tolerance, a, a.next(5, true));
             check(pool, tolerance, b, b.next(20, false));
@@ -205,8 +282,14 @@ public class LlamaModelTest {
                         List.of(c, a, b),
                         List.of(c.next(1, true), a.next(1, true), b.next(1, true)));
             }
-            // Again from their beginnings, in steps of 52, 96 and 145 tokens.
+            // Again from their beginnings, in steps of 52, 96 and 145 tokens: single ones, then
+            // prompts.
             for (int more : new int[] {1, 30, 63}) {
+                List.of(b, c, d).forEach(sequence -> sequence.done = 0);
+                List<Sequence> rows = new ArrayList<>(Collections.nCopies(20, b));
+                rows.addAll(Collections.nCopies(more + 1, c));
+                rows.addAll(Collections.nCopies(30 + more / 2, d));
+                check(pool, tolerance, rows, rows.stream().map(row -> row.next(1, true)).toList());
                 List.of(b, c, d).forEach(sequence -> sequence.done = 0);
                 check(
                         pool,
@@ -217,6 +300,39 @@ public class LlamaModelTest {
                                 c.next(more + 1, true),
                                 d.next(30 + more / 2, true)));
             }
+            // Prompts together: their beginnings, then parts with more keys than the maximum
+            // length, then some of both.
+            List.of(b, c, d, e).forEach(sequence -> sequence.done = 0);
+            check(
+                    pool,
+                    tolerance,
+                    List.of(c, b, d, e),
+                    List.of(
+                            c.next(90, true),
+                            b.next(40, false),
+                            d.next(130, true),
+                            e.next(30, true)));
+            a.done--;
+            check(
+                    pool,
+                    tolerance,
+                    List.of(a, c, b, d, e),
+                    List.of(
+                            a.next(1, true),
+                            c.next(60, true),
+                            b.next(10, true),
+                            d.next(110, false),
+                            e.next(60, true)));
+            b.done = 0;
+            d.done = 130;
+            e.done = 0;
+            check(
+                    pool,
+                    tolerance,
+                    List.of(d, b, e),
+                    List.of(d.next(110, true), b.next(50, true), e.next(90, true)));
+            c.done--;
+            check(pool, tolerance, c, c.next(1, true));
         }
     }
 
@@ -277,8 +393,49 @@ public class LlamaModelTest {
         };
     }
 
+    /** Runs a rank's worker on a stream of its own, as ranks that share a GPU must. */
+    public static <Q, R> RankWorker<Q, R> onOwnStream(
+            ProcessGroup group, Supplier<RankWorker<Q, R>> load) {
+        if (!group.device().isGpu()) {
+            return load.get();
+        }
+        CudaDevice device = CudaDevice.open(group.device());
+        CudaStream stream = CudaStream.create(device);
+        CudaStreamGuard loading = Torch.cudaStreamGuard(group.device(), stream.handle());
+        RankWorker<Q, R> worker;
+        try {
+            worker = load.get();
+            stream.synchronize();
+        } finally {
+            loading.close();
+        }
+        return new RankWorker<>() {
+            @Override
+            public R serve(Q request) throws Exception {
+                CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+                try {
+                    return worker.serve(request);
+                } finally {
+                    guard.close();
+                }
+            }
+
+            @Override
+            public void close() {
+                worker.close();
+                stream.close();
+                device.close();
+            }
+        };
+    }
+
     public static TransformerModel model(
             ModelConfig config, ProcessGroup group, Safetensors files) {
+        return model(config, group, files, Quantization.NONE);
+    }
+
+    public static TransformerModel model(
+            ModelConfig config, ProcessGroup group, Safetensors files, Quantization quantization) {
         int ranks = group.worldSize();
         ModelWeights weights =
                 ModelWeights.read(
@@ -286,7 +443,7 @@ public class LlamaModelTest {
                         group.rank(),
                         ranks,
                         group.device(),
-                        Quantization.NONE,
+                        quantization,
                         files,
                         bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
