@@ -53,10 +53,10 @@ struct Quantized {
 };
 
 // out = x weights^T + bias, or out += factor (x weights^T + bias) if factor is not 0.
-// x: (rows, inputs), contiguous; weights: (outputs, inputs), rows stride elements apart; out: (rows, outputs), contiguous.
+// x: (rows, inputs), contiguous; weights: (outputs, inputs), rows stride elements apart; out: (rows, outputs), rows width apart.
 struct Product {
   int type;
-  int64_t rows, inputs, outputs, stride;
+  int64_t rows, inputs, outputs, stride, width;
   const float* x;
   const void* weights;
   const float* bias;
@@ -66,7 +66,7 @@ struct Product {
 
   inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
     float value = sum + (bias ? bias[column] : 0);
-    float* to = out + row * outputs + column;
+    float* to = out + row * width + column;
     *to = factor == 0 ? value : *to + factor * value;
   }
 };
@@ -151,9 +151,9 @@ int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
   return wide ? 16 : 8;
 }
 
-void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64_t outputs, int64_t stride, const float* x,
-                      const void* weights, const float* bias, float factor, float* out) {
-  Product p = {type, rows, inputs, outputs, stride, x, weights, bias, factor, out, {}};
+void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64_t outputs, int64_t stride, int64_t width,
+                      const float* x, const void* weights, const float* bias, float factor, float* out) {
+  Product p = {type, rows, inputs, outputs, stride, width, x, weights, bias, factor, out, {}};
   char* scratch = 0;
   if (type == INT8 || type == INT4) {
     int64_t count = rows * groups(inputs);

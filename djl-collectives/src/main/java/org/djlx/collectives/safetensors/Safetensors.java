@@ -18,6 +18,7 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.MappedFile;
 import org.djlx.nativeops.host.NativeMemory;
@@ -31,7 +32,9 @@ import org.djlx.nativeops.torch.Torch;
  * <p>Files are memory-mapped. {@link #open} checks the headers and allocates nothing for data;
  * reading a slice touches only its own pages. A damaged file (truncated, invalid header,
  * overlapping tensors, overflowing sizes) is an {@link IOException} of {@code open} that names file
- * and tensor. Files must not be truncated while they are open.
+ * and tensor. While files are open, or {@linkplain #view views} of them are, they must be neither
+ * overwritten nor truncated: reading a part that was cut off ends the process. Files may be
+ * deleted, and replaced by renaming others.
  *
  * <p>Several threads may read at the same time.
  *
@@ -58,6 +61,7 @@ public final class Safetensors implements AutoCloseable {
     private final Map<Device, StagedCopy> staged = new HashMap<>(); // guarded by itself
     private boolean closed; // guarded by staged
     private final Map<String, String> metadata = new LinkedHashMap<>();
+    private volatile boolean populated; // in huge pages, which are to stay
 
     private Safetensors(Path source) {
         this.source = source;
@@ -294,7 +298,7 @@ public final class Safetensors implements AutoCloseable {
      */
     public void read(String name, NDArray destination) {
         TensorSpec spec = spec(name);
-        read(spec, spec.shape(), 0, destination);
+        read(new Part(spec, spec.shape(), 0), destination);
     }
 
     /**
@@ -308,6 +312,44 @@ public final class Safetensors implements AutoCloseable {
      * @throws IllegalArgumentException also if the tensor does not have this dimension or range
      */
     public void read(String name, int dimension, long from, long to, NDArray destination) {
+        read(part(name, dimension, from, to), destination);
+    }
+
+    /**
+     * Returns a part of a tensor without a copy. It must not be written, and stays valid after
+     * {@link #close}.
+     *
+     * @param name its name
+     * @param dimension the dimension along which it is cut
+     * @param from the first index along it
+     * @param to the last index + 1
+     * @param manager the manager of the array
+     * @return the part, on the CPU; empty if the file's elements are not at multiples of their size
+     * @throws IllegalArgumentException as {@link #read(String, int, long, long, NDArray)}
+     */
+    public Optional<NDArray> view(
+            String name, int dimension, long from, long to, NDManager manager) {
+        return view(part(name, dimension, from, to), manager);
+    }
+
+    /**
+     * Reads all files into memory, in pages of 2 MiB where the system can.
+     *
+     * @return whether it did, so that {@link #view views} are read as fast as any memory
+     */
+    public boolean populateHugePages() {
+        populated = MappedFile.populateHugePages(files);
+        return populated;
+    }
+
+    /**
+     * A slice of a tensor.
+     *
+     * @param first the index of its first element in the flattened tensor
+     */
+    private record Part(TensorSpec spec, Shape shape, long first) {}
+
+    private Part part(String name, int dimension, long from, long to) {
         TensorSpec spec = spec(name);
         Shape shape = spec.shape();
         if (dimension < 0 || dimension >= shape.dimension()) {
@@ -325,55 +367,72 @@ public final class Safetensors implements AutoCloseable {
         for (int i = dimension + 1; i < sizes.length; i++) {
             offset *= sizes[i];
         }
-        read(spec, new Shape(sizes), offset, destination);
+        return new Part(spec, new Shape(sizes), offset);
     }
 
-    /** Reads a slice whose first element has the given index in the flattened tensor. */
-    private void read(TensorSpec spec, Shape part, long first, NDArray destination) {
-        ScalarType type = spec.type();
-        Location location = location(spec.name());
+    private void read(Part part, NDArray destination) {
+        Location location = location(part.spec.name());
         if (location.file().memory().isClosed()) {
             throw new IllegalArgumentException("the safetensors of " + source + " are closed");
         }
-        if (destination == null || !part.equals(new Shape(Torch.sizes(destination)))) {
+        if (destination == null || !part.shape.equals(new Shape(Torch.sizes(destination)))) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s of %s cannot be read into an array of shape %s",
-                            part, spec, destination == null ? null : destination.getShape()));
+                            part.shape,
+                            part.spec,
+                            destination == null ? null : destination.getShape()));
         }
-        if (part.size() == 0) {
+        if (part.shape.size() == 0) {
             return;
         }
-        long offset = location.stored().offset() + first * type.itemSize();
+        ScalarType type = part.spec.type();
+        long offset = location.stored().offset() + part.first * type.itemSize();
         NativeMemory memory = location.file().memory();
         if (isPlainGpuMemory(destination, type)) {
-            copyToGpu(memory, offset, spec, part, destination);
+            copyToGpu(memory, offset, part.spec, part.shape, destination);
             return;
         }
         NoGradient.run(
                 () -> {
                     try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
                         long span = type.itemSize();
-                        long[] strides = strides(spec.shape());
+                        long[] strides = strides(part.spec.shape());
                         for (int i = 0; i < strides.length; i++) {
-                            span += (part.get(i) - 1) * strides[i] * type.itemSize();
+                            span += (part.shape.get(i) - 1) * strides[i] * type.itemSize();
                         }
                         location.file().populate(offset, span);
                         NDArray stored =
-                                (memory.address() + offset) % type.itemSize() == 0
-                                        ? Torch.view(
-                                                manager,
-                                                memory,
-                                                offset,
-                                                part.getShape(),
-                                                strides,
-                                                type)
-                                        : aligned(manager, memory, offset, part, strides, type);
+                                view(part, manager)
+                                        .orElseGet(
+                                                () ->
+                                                        aligned(
+                                                                manager,
+                                                                memory,
+                                                                offset,
+                                                                part.shape,
+                                                                strides,
+                                                                type));
                         Torch.copy(destination, stored);
-                        // Otherwise the files take as much memory as what is read from them.
-                        location.file().evict(offset, span);
+                        if (!populated) {
+                            // Otherwise the files take as much memory as what is read from them.
+                            location.file().evict(offset, span);
+                        }
                     }
                 });
+    }
+
+    private Optional<NDArray> view(Part part, NDManager manager) {
+        ScalarType type = part.spec.type();
+        Location location = location(part.spec.name());
+        NativeMemory memory = location.file().memory();
+        long offset = location.stored().offset() + part.first * type.itemSize();
+        if ((memory.address() + offset) % type.itemSize() != 0) {
+            return Optional.empty();
+        }
+        long[] strides = strides(part.spec.shape());
+        long[] sizes = part.shape.getShape();
+        return Optional.of(Torch.view(manager, memory, offset, sizes, strides, type));
     }
 
     private static boolean isPlainGpuMemory(NDArray destination, ScalarType type) {

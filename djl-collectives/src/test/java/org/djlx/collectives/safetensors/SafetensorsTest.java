@@ -20,6 +20,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Random;
 import java.util.function.Function;
 import java.util.stream.IntStream;
@@ -167,7 +168,10 @@ class SafetensorsTest {
                                 + "\"data_offsets\":[3,%d]}}",
                         spec.dtype(), data.length);
         assertEquals("U8", first.dtype());
-        for (String padded : List.of(header, header + " ")) {
+        int views = 0;
+        int headers = 8;
+        for (int spaces = 0; spaces < headers; spaces++) {
+            String padded = header + " ".repeat(spaces);
             try (Safetensors tensors = Safetensors.open(file(padded, data))) {
                 NDArray whole = Torch.empty(manager, spec.shape(), type);
                 tensors.read("t", whole);
@@ -185,9 +189,34 @@ class SafetensorsTest {
                     assertArrayEquals(
                             expected.toDoubleArray(),
                             Torch.cast(part, ScalarType.FLOAT64).toDoubleArray());
+                    Optional<NDArray> view = tensors.view("t", dimension, 1, size - 1, manager);
+                    views += view.isPresent() ? 1 : 0;
+                    if (view.isPresent()) {
+                        assertArrayEquals(
+                                expected.toDoubleArray(),
+                                Torch.cast(view.get(), ScalarType.FLOAT64).toDoubleArray());
+                        view.get().close();
+                    }
                 }
             }
         }
+        assertEquals(3 * headers / type.itemSize(), views);
+    }
+
+    @Test
+    void viewsOutliveTheFiles() throws IOException {
+        String header = "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
+        Path file = file(header + " ".repeat(-header.length() & 7), floats(1, 2));
+        Safetensors tensors = Safetensors.open(file);
+        assertTrue(tensors.populateHugePages()); // A small file needs none.
+        NDArray view = tensors.view("w", 0, 0, 2, manager).get();
+        tensors.close();
+        Files.delete(file);
+        assertArrayEquals(new float[] {1, 2}, view.toFloatArray());
+        assertFails("closed", () -> tensors.view("w", 0, 0, 2, manager));
+        assertTrue(Files.readString(Path.of("/proc/self/maps")).contains(file.toString()));
+        view.close();
+        assertFalse(Files.readString(Path.of("/proc/self/maps")).contains(file.toString()));
     }
 
     @Test
@@ -377,6 +406,7 @@ class SafetensorsTest {
             assertFails("cannot be read into", () -> tensors.read("w", null));
             assertFails("no dimension 1", () -> tensors.read("w", 1, 0, 1, zeros(2)));
             assertFails("no indices 1 to 3", () -> tensors.read("w", 0, 1, 3, zeros(2)));
+            assertFails("no indices 1 to 3", () -> tensors.view("w", 0, 1, 3, manager));
             assertFails("no indices 1 to 0", () -> tensors.read("w", 0, 1, 0, zeros(0)));
             assertFails("of type F4", () -> tensors.read("f4", zeros(4)));
             assertEquals("F4", tensors.spec("f4").dtype());
@@ -524,6 +554,7 @@ class SafetensorsTest {
                             .sample(Safetensors.class, () -> tensors)
                             .sample(TensorSpec.class, () -> model().get(0))
                             .sample(NDArray.class, () -> zeros(1))
+                            .sample(NDManager.class, () -> manager)
                             .sample(Path.class, () -> folder.resolve("file"))
                             .sample("directory", () -> folder)
                             .sample("tensors", this::model)

@@ -87,7 +87,7 @@ public final class CpuKernels {
      * @param weights of shape (outputs, inputs), with rows {@code stride} elements apart; or
      *     quantized, where {@code stride} is not read
      * @param bias of shape (outputs); 0 for none
-     * @param out of shape (rows, outputs)
+     * @param out of shape (rows, outputs), with rows {@code width} elements apart
      */
     public static native void djlx_cpu_product(
             int threads,
@@ -96,6 +96,7 @@ public final class CpuKernels {
             long inputs,
             long outputs,
             long stride,
+            long width,
             long x,
             long weights,
             long bias,

@@ -44,6 +44,7 @@ class CpuKernelsTest {
         CpuKernels.useAvx512(avx512);
         int rows = 9;
         int stride = inputs + 3;
+        int width = outputs + 5;
         float[] x = numbers(rows * inputs);
         float[] bias = numbers(outputs);
         float[] w = numbers(outputs * stride);
@@ -51,7 +52,7 @@ class CpuKernelsTest {
         float[][] before = new float[1][];
         for (int threads : new int[] {1, 2}) {
             for (int count : new int[] {rows, 1, 5}) {
-                Memory out = floats(new float[rows * outputs]);
+                Memory out = floats(new float[rows * width]);
                 CpuKernels.djlx_cpu_product(
                         threads,
                         type.code(),
@@ -59,12 +60,13 @@ class CpuKernelsTest {
                         inputs,
                         outputs,
                         stride,
+                        width,
                         address(floats(x)),
                         address(weights),
                         address(floats(bias)),
                         0,
                         address(out));
-                float[] result = out.getFloatArray(0, count * outputs);
+                float[] result = out.getFloatArray(0, count * width);
                 if (before[0] == null) {
                     before[0] = result;
                 }
@@ -83,7 +85,10 @@ class CpuKernelsTest {
                 }
                 // Each of at most inputs / 8 + 16 additions rounds once.
                 double allowed = size * (inputs / 8 + 16) * 0x1p-24;
-                assertEquals(sum, before[0][row * outputs + o], allowed);
+                assertEquals(sum, before[0][row * width + o], allowed);
+            }
+            for (int o = outputs; o < width; o++) {
+                assertEquals(0, before[0][row * width + o]); // of other products
             }
         }
     }
@@ -127,6 +132,7 @@ class CpuKernelsTest {
                     inputs,
                     outputs,
                     0,
+                    outputs,
                     address(floats(x)),
                     address(quantized),
                     0,
@@ -177,6 +183,7 @@ class CpuKernelsTest {
                 inputs,
                 outputs,
                 0,
+                outputs,
                 address(floats(x)),
                 address(quantized),
                 0,
@@ -227,6 +234,7 @@ class CpuKernelsTest {
                 inputs,
                 outputs,
                 0,
+                outputs,
                 address(floats(x)),
                 address(quantized),
                 0,
@@ -253,7 +261,7 @@ class CpuKernelsTest {
         long x = address(floats(2, 1));
         long weights = address(floats(1, 0, 0, 1, 1, 1, 2, 2, 3, 3));
         int type = ScalarType.FLOAT32.code();
-        CpuKernels.djlx_cpu_product(1, type, 1, 2, 5, 2, x, weights, 0, 0.5f, address(out));
+        CpuKernels.djlx_cpu_product(1, type, 1, 2, 5, 2, 5, x, weights, 0, 0.5f, address(out));
         assertArrayEquals(new float[] {2, 2.5f, 4.5f, 7, 9.5f}, out.getFloatArray(0, 5));
     }
 

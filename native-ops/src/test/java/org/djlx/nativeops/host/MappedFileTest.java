@@ -11,13 +11,18 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
+import java.io.OutputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
+import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 @Timeout(60)
 class MappedFileTest {
@@ -46,6 +51,39 @@ class MappedFileTest {
 
     private static String maps() throws IOException {
         return Files.readString(Path.of("/proc/self/maps"));
+    }
+
+    /** Whether pages are huge depends on the system; a file of less than 32 MiB needs none. */
+    @ParameterizedTest
+    @CsvSource({"1, 8192", "100, 8192", "100, 104857600"})
+    void hugePagesAreReportedOrGivenBack(int megabytes, int written) throws IOException {
+        Path path = folder.resolve("large");
+        try (OutputStream out = Files.newOutputStream(path)) {
+            byte[] bytes = new byte[written];
+            for (long at = 0; at < (long) megabytes << 20; at += written) {
+                out.write(bytes);
+            }
+        }
+        try (MappedFile file = MappedFile.open(path)) {
+            boolean huge = MappedFile.populateHugePages(List.of(file));
+            long resident = kilobytes(path, "Rss");
+            long inHugePages = kilobytes(path, "FilePmdMapped") + kilobytes(path, "ShmemPmdMapped");
+            assertEquals(huge ? Files.size(path) >> 10 : 0, resident);
+            assertEquals(huge, inHugePages >= (megabytes - 32) << 10);
+        }
+    }
+
+    /** Returns a number that the system states for the mapping of a file. */
+    private static long kilobytes(Path path, String name) throws IOException {
+        String[] mappings =
+                Files.readString(Path.of("/proc/self/smaps")).split("(?m)^(?=[0-9a-f]+-)");
+        String own =
+                Stream.of(mappings)
+                        .filter(text -> text.contains(path.toString()))
+                        .findFirst()
+                        .get();
+        String line = own.lines().filter(text -> text.startsWith(name + ":")).findFirst().get();
+        return Long.parseLong(line.replaceAll("\\D", ""));
     }
 
     @Test

@@ -70,11 +70,18 @@ record ModelRanks(
             if (progress != null) {
                 progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
+            // A rank that is a process needs a part of the files only. Of quantized models only the
+            // embedding stays in the files.
+            boolean inPlace =
+                    settings.group() == null
+                            && !settings.device().isGpu()
+                            && (settings.quantization() != Quantization.NONE
+                                    || files.populateHugePages());
             AtomicBoolean samplesOnDevice = new AtomicBoolean();
             AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
                     group -> {
-                        TransformerModel model = model(config, settings, group, files);
+                        TransformerModel model = model(config, settings, group, files, inPlace);
                         cacheBlocks.set(model.cacheSlots() / KvCache.BLOCK_TOKENS);
                         if (group.rank() == 0) {
                             samplesOnDevice.set(model.hasDecoder());
@@ -114,7 +121,11 @@ record ModelRanks(
 
     /** Loads a rank's part of the model. */
     private static TransformerModel model(
-            ModelConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
+            ModelConfig config,
+            GeneratorSettings settings,
+            ProcessGroup group,
+            Safetensors files,
+            boolean inPlace) {
         int ranks = group.worldSize();
         Progress progress = group.rank() == 0 ? settings.progress() : null;
         long start = System.nanoTime();
@@ -126,6 +137,7 @@ record ModelRanks(
                         group.device(),
                         settings.quantization(),
                         files,
+                        inPlace,
                         bytes -> {
                             if (progress != null) {
                                 progress.increment(bytes);

@@ -403,11 +403,11 @@ final class Attention {
     ModelWeights.Linear keysAndValues(NDManager manager, ModelWeights.Linear all) {
         long first = (long) queryHeads * config.headSize();
         long end = first + 2L * kvHeads * config.headSize();
-        NDArray weight = null;
+        List<NDArray> weights = List.of();
         QuantizedMatrix quantized = null;
         if (all.quantized() == null) {
-            weight = all.weight().get(new NDIndex().addAllDim().addSliceDim(first, end));
-            weight.attach(manager);
+            weights = List.of(all.weight().get(new NDIndex().addAllDim().addSliceDim(first, end)));
+            weights.get(0).attach(manager);
         } else {
             quantized = all.quantized().slice(first, end);
         }
@@ -416,7 +416,7 @@ final class Attention {
             bias = all.bias().get(new NDIndex().addSliceDim(first, end));
             bias.attach(manager);
         }
-        return new ModelWeights.Linear(weight, bias, quantized);
+        return new ModelWeights.Linear(weights, bias, quantized);
     }
 
     /** Divides the query tokens of a span into blocks, to bound the memory of their scores. */

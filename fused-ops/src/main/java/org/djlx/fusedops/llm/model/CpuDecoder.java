@@ -52,14 +52,37 @@ final class CpuDecoder implements AutoCloseable {
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
 
-    /** A projection: weights of shape (outputs, inputs), and the address of its bias or 0. */
-    private record Matrix(
-            int type, long inputs, long outputs, long stride, long weights, long bias) {
+    /** Weights of shape (outputs, inputs), and the address of their bias or 0. */
+    private record Weights(
+            int type, long inputs, long outputs, long stride, long address, long bias) {}
+
+    /** A projection: weights of some outputs each. */
+    private record Matrix(List<Weights> parts) {
+
+        long outputs() {
+            return parts.stream().mapToLong(Weights::outputs).sum();
+        }
 
         /** Multiplies rows at {@code x}; see {@link CpuKernels#djlx_cpu_product}. */
         void multiply(int threads, long rows, long x, float factor, long out) {
-            CpuKernels.djlx_cpu_product(
-                    threads, type, rows, inputs, outputs, stride, x, weights, bias, factor, out);
+            long width = outputs();
+            long to = out;
+            for (Weights part : parts) {
+                CpuKernels.djlx_cpu_product(
+                        threads,
+                        part.type,
+                        rows,
+                        part.inputs,
+                        part.outputs,
+                        part.stride,
+                        width,
+                        x,
+                        part.address,
+                        part.bias,
+                        factor,
+                        to);
+                to += part.outputs * Float.BYTES;
+            }
         }
     }
 
@@ -130,8 +153,7 @@ final class CpuDecoder implements AutoCloseable {
 
     /** Rank 0 adds the bias of a projection whose results are summed over ranks. */
     private Matrix rowParallel(ModelWeights.Linear linear) {
-        NDArray bias = group.rank() == 0 ? linear.bias() : null;
-        return matrix(new ModelWeights.Linear(linear.weight(), bias, linear.quantized()));
+        return matrix(linear.withBias(group.rank() == 0 ? linear.bias() : null));
     }
 
     private Matrix matrix(ModelWeights.Linear linear) {
@@ -139,21 +161,29 @@ final class CpuDecoder implements AutoCloseable {
         QuantizedMatrix quantized = linear.quantized();
         if (quantized != null) {
             return new Matrix(
-                    quantized.type(),
-                    quantized.inputs(),
-                    quantized.outputs(),
-                    0,
-                    quantized.weights(),
-                    bias);
+                    List.of(
+                            new Weights(
+                                    quantized.type(),
+                                    quantized.inputs(),
+                                    quantized.outputs(),
+                                    0,
+                                    quantized.weights(),
+                                    bias)));
         }
-        NDArray weight = linear.weight(); // a transposed view: (inputs, outputs)
-        return new Matrix(
-                Torch.scalarType(weight).code(),
-                weight.getShape().get(0),
-                weight.getShape().get(1),
-                Torch.info(weight).strides()[1],
-                Torch.dataPointer(weight),
-                bias);
+        List<Weights> parts = new ArrayList<>();
+        for (NDArray weight : linear.weights()) { // transposed views: (inputs, outputs)
+            long outputs = weight.getShape().get(1);
+            parts.add(
+                    new Weights(
+                            Torch.scalarType(weight).code(),
+                            weight.getShape().get(0),
+                            outputs,
+                            Torch.info(weight).strides()[1],
+                            Torch.dataPointer(weight),
+                            bias));
+            bias += bias == 0 ? 0 : outputs * Float.BYTES;
+        }
+        return new Matrix(parts);
     }
 
     /** Returns the address of a vector in float32; 0 for null. */
@@ -211,7 +241,7 @@ final class CpuDecoder implements AutoCloseable {
         long inner = config.intermediateSize() / group.worldSize();
         long wideSize = Math.max((queryHeads + 2L * kvHeads) * head, 2 * inner);
         for (Layer layer : layers) {
-            wideSize = Math.max(wideSize, layer.router == null ? 0 : layer.router.outputs);
+            wideSize = Math.max(wideSize, layer.router == null ? 0 : layer.router.outputs());
         }
         long narrowSize = Math.max(queryHeads * head, inner);
         long[] sizes = {hidden, hidden, hidden, wideSize, narrowSize, 1, attention.maxLength()};
@@ -327,7 +357,7 @@ final class CpuDecoder implements AutoCloseable {
             return;
         }
         layer.router.multiply(threads, rows, normed, 0, wide);
-        float[] scores = new float[rows * (int) layer.router.outputs];
+        float[] scores = new float[rows * (int) layer.router.outputs()];
         copier.read(wide, scores, scores.length);
         copier.write(partial, new float[rows * hidden], rows * hidden);
         Map<Integer, ExpertRouter> routes = ExpertRouter.route(mlp.experts(), scores);
@@ -352,7 +382,7 @@ final class CpuDecoder implements AutoCloseable {
         Matrix gateUp = layer.gateUps.get(expert);
         gateUp.multiply(threads, rows, x, 0, wide);
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
-        CpuKernels.djlx_cpu_gate(rows, gateUp.outputs / 2, gelu, wide, narrow);
+        CpuKernels.djlx_cpu_gate(rows, gateUp.outputs() / 2, gelu, wide, narrow);
         layer.downs.get(expert).multiply(threads, rows, narrow, factor, out);
     }
 
@@ -367,7 +397,7 @@ final class CpuDecoder implements AutoCloseable {
         if (count == 0) {
             return null;
         }
-        NDArray logits = Torch.empty(manager, new Shape(count, head.outputs), FLOAT);
+        NDArray logits = Torch.empty(manager, new Shape(count, head.outputs()), FLOAT);
         head.multiply(threads, count, normed, 0, Torch.dataPointer(logits));
         return logits;
     }

@@ -710,7 +710,7 @@ final class Decoder implements AutoCloseable {
     private void multiplyToPartial(
             Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
         // The bias is added once by all ranks together.
-        ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withoutBias();
+        ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
         int rows = residual.rows;
         int hidden = config.hiddenSize();
         if (own.quantized() == null || own.bias() != null || !isWide(rows)) {

@@ -12,8 +12,10 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.LongConsumer;
+import java.util.function.ObjLongConsumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.internal.QuantizeKernels;
@@ -59,23 +61,45 @@ public final class ModelWeights implements AutoCloseable {
     /**
      * A projection.
      *
-     * @param weight of shape (inputs, outputs), a transposed view; null if it is quantized
+     * @param weights of shape (inputs, outputs), transposed views: one, or on a CPU several with
+     *     some of the outputs each; none if it is quantized
      * @param bias of shape (outputs); null if there is none
      * @param quantized null if it is not quantized
      */
-    record Linear(NDArray weight, NDArray bias, QuantizedMatrix quantized) {
+    record Linear(List<NDArray> weights, NDArray bias, QuantizedMatrix quantized) {
 
         Linear(NDArray weight, NDArray bias) {
-            this(weight, bias, null);
+            this(List.of(weight), bias, null);
         }
 
-        Linear withoutBias() {
-            return new Linear(weight, null, quantized);
+        NDArray weight() {
+            return weights.get(0);
+        }
+
+        Linear withBias(NDArray bias) {
+            return new Linear(weights, bias, quantized);
         }
 
         /** Multiplies rows, without the bias; on a GPU only if it is not quantized. */
         NDArray multiply(NDArray x) {
-            return quantized == null ? x.matMul(weight) : quantized.multiply(x);
+            if (quantized != null) {
+                return quantized.multiply(x);
+            }
+            if (weights.size() == 1) {
+                return x.matMul(weight());
+            }
+            long outputs = weights.stream().mapToLong(weight -> weight.getShape().get(1)).sum();
+            Shape shape = new Shape(x.getShape().get(0), outputs);
+            NDArray product = Torch.empty(x.getManager(), shape, Torch.scalarType(x));
+            long column = 0;
+            for (NDArray weight : weights) {
+                long count = weight.getShape().get(1);
+                try (NDArray columns = Torch.narrow(product, 1, column, count)) {
+                    Torch.mmOut(columns, x, weight);
+                }
+                column += count;
+            }
+            return product;
         }
     }
 
@@ -229,11 +253,11 @@ public final class ModelWeights implements AutoCloseable {
     private final List<QuantizedMatrix> quantized = new ArrayList<>();
     private final QuantizeKernels quantizeKernels; // null on the CPU, or if not quantized
     private final Safetensors files;
+    private final boolean inPlace;
     private final LongConsumer progress;
     private final NDManager manager;
-    // In huge pages: of all weights, or, if quantized, of the projection that is being read. Null
-    // on a GPU.
-    private NativeMemory memory;
+    private final NativeMemory memory; // of weights; null on a GPU, or if they are quantized
+    private NativeMemory staging; // of rows to be quantized on a CPU; null at first
     private long used; // bytes of the memory
     private final List<Layer> layers = new ArrayList<>();
     private NDArray embedding;
@@ -247,22 +271,26 @@ public final class ModelWeights implements AutoCloseable {
             Device device,
             Quantization quantization,
             Safetensors files,
+            boolean inPlace,
             LongConsumer progress) {
         this.quantization = quantization;
         this.config = config;
         this.rank = rank;
         this.ranks = ranks;
         this.files = files;
+        this.inPlace = inPlace && !device.isGpu();
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
         quantizeKernels =
                 device.isGpu() && quantization != Quantization.NONE
                         ? new QuantizeKernels(device, config.type())
                         : null;
-        if (!device.isGpu() && quantization == Quantization.NONE) {
-            long padding = ALIGNMENT * (shapes(config).size() + 2L);
-            memory = NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true);
-        }
+        // A tensor may have three parts.
+        long padding = ALIGNMENT * (3L * shapes(config).size() + 2);
+        memory =
+                !device.isGpu() && quantization == Quantization.NONE
+                        ? NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true)
+                        : null;
     }
 
     /**
@@ -274,6 +302,9 @@ public final class ModelWeights implements AutoCloseable {
      * @param device the rank's device
      * @param quantization how projections are stored
      * @param files the files, which must have passed {@link #check}
+     * @param inPlace whether matrices that need not be changed stay in the mapped files, which
+     *     ranks then share; if the model is quantized, only the embedding does. All ranks must
+     *     agree. Without effect on GPUs. See {@link Safetensors#view}
      * @param progress receives the number of bytes read, after each tensor
      * @return the weights; the caller closes them
      */
@@ -284,9 +315,11 @@ public final class ModelWeights implements AutoCloseable {
             Device device,
             Quantization quantization,
             Safetensors files,
+            boolean inPlace,
             LongConsumer progress) {
         ModelWeights weights =
-                new ModelWeights(config, rank, ranks, device, quantization, files, progress);
+                new ModelWeights(
+                        config, rank, ranks, device, quantization, files, inPlace, progress);
         boolean done = false;
         try {
             weights.read();
@@ -411,13 +444,24 @@ public final class ModelWeights implements AutoCloseable {
             layers.add(layer(new Pieces(config, i), config.layer(i)));
         }
         norm = norm(new Piece(NORM, 0, config.hiddenSize(), 0, Division.NONE, normType(config)), 0);
-        output =
-                config.tied()
-                        ? stored(embedding, null, false)
-                        : stored(tokenRows(HEAD), null, true);
-        if (quantization != Quantization.NONE) {
-            closeMemory();
+        if (quantization == Quantization.NONE) {
+            NDArray head = config.tied() ? embedding : tokenRows(HEAD);
+            output = new Linear(head.transpose(), null);
+            return;
         }
+        if (config.tied()) {
+            QuantizedMatrix matrix = quantized(embedding.getShape());
+            matrix.put(0, embedding);
+            output = new Linear(List.of(), null, matrix);
+        } else {
+            output =
+                    projection(
+                            embedding.getShape(),
+                            null,
+                            false,
+                            (to, row) -> fillTokens(to, row, HEAD));
+        }
+        closeStaging();
     }
 
     private Layer layer(Pieces pieces, LayerConfig of) {
@@ -440,90 +484,168 @@ public final class ModelWeights implements AutoCloseable {
                 norm(pieces, TensorPart.MLP_NORM, 0),
                 of.mlp().experts() == null
                         ? null
-                        : rows(pieces, 0, 0, false, TensorPart.ROUTER).transpose(),
+                        : array(pieces, 0, 0, false, TensorPart.ROUTER).transpose(),
                 mlps,
                 norm(pieces, TensorPart.MLP_POST_NORM, 0));
     }
 
     /**
-     * Reads this rank's rows of parts into one projection.
+     * Reads this rank's rows of parts: into one matrix, or, if weights stay in the files, a matrix
+     * for each part.
      *
      * @param pairs the rotated pairs of a head of queries and keys
      */
     private Linear rows(Pieces pieces, int expert, int pairs, TensorPart... parts) {
-        NDArray weight = rows(pieces, expert, pairs, false, parts);
-        NDArray bias =
-                pieces.get(parts[0], expert, true) == null
-                        ? null
-                        : rows(pieces, expert, pairs, true, parts);
-        return stored(weight, bias, true);
+        boolean biased = pieces.get(parts[0], expert, true) != null;
+        NDArray bias = biased ? array(pieces, expert, pairs, true, parts) : null;
+        if (!inPlace || quantization != Quantization.NONE) {
+            Shape shape = shape(pieces, expert, false, parts);
+            return projection(
+                    shape,
+                    bias,
+                    false,
+                    (to, row) -> fill(to, row, pieces, expert, pairs, false, parts));
+        }
+        List<NDArray> weights = new ArrayList<>();
+        for (TensorPart part : parts) {
+            Piece piece = pieces.get(part, expert, false);
+            long from = piece.first + firstRow(piece);
+            boolean reordered = part != TensorPart.VALUES && isReordered(pairs);
+            Optional<NDArray> view =
+                    reordered
+                            ? Optional.empty()
+                            : view(piece.name, 0, from, from + piece.rows(config, ranks));
+            NDArray weight = view.orElseGet(() -> array(pieces, expert, pairs, false, part));
+            weights.add(weight.transpose());
+        }
+        return new Linear(weights, bias, null);
     }
 
-    /** Returns a projection with weights of shape (outputs, inputs), which may be closed. */
-    private Linear stored(NDArray weight, NDArray bias, boolean closes) {
+    /**
+     * Reads a projection; if it is quantized on a CPU, some rows at a time through memory that is
+     * reused.
+     *
+     * @param shape (outputs, inputs)
+     * @param whole whether it must be read at once
+     * @param source fills an array with rows, from a row on
+     */
+    private Linear projection(
+            Shape shape, NDArray bias, boolean whole, ObjLongConsumer<NDArray> source) {
         if (quantization == Quantization.NONE) {
+            NDArray weight = empty(shape, config.type());
+            source.accept(weight, 0);
             return new Linear(weight.transpose(), bias);
         }
-        QuantizedMatrix matrix = QuantizedMatrix.of(weight, quantization, quantizeKernels);
-        quantized.add(matrix);
-        if (closes) {
-            weight.close();
+        QuantizedMatrix matrix = quantized(shape);
+        long outputs = shape.get(0);
+        long inputs = shape.get(1);
+        // Whole heads and whole panels.
+        long block = (long) QuantizedMatrix.PANEL * config.headSize();
+        boolean atOnce = whole || manager.getDevice().isGpu();
+        long step = atOnce ? outputs : block * (1 + READ_ELEMENTS / inputs / block);
+        for (long first = 0; first < outputs; first += step) {
+            Shape part = new Shape(Math.min(step, outputs - first), inputs);
+            try (NDArray rows = unquantized(part)) {
+                source.accept(rows, first);
+                matrix.put(first, rows);
+            }
         }
-        return new Linear(null, bias, matrix);
+        return new Linear(List.of(), bias, matrix);
     }
 
-    private NDArray rows(
+    private QuantizedMatrix quantized(Shape shape) {
+        QuantizedMatrix matrix = QuantizedMatrix.allocate(shape, quantization, quantizeKernels);
+        quantized.add(matrix);
+        return matrix;
+    }
+
+    /** Returns a part of a matrix in its file; empty if it must be copied. */
+    private Optional<NDArray> view(String name, int dimension, long from, long to) {
+        if (!inPlace || files.spec(name).type() != config.type()) {
+            return Optional.empty();
+        }
+        Optional<NDArray> view = files.view(name, dimension, from, to, manager);
+        view.ifPresent(array -> progress.accept(array.size() * config.type().itemSize()));
+        return view;
+    }
+
+    /** Reads this rank's rows of parts into one array, which is not quantized. */
+    private NDArray array(
             Pieces pieces, int expert, int pairs, boolean isBias, TensorPart... parts) {
+        NDArray array = empty(shape(pieces, expert, isBias, parts), config.type());
+        fill(array, 0, pieces, expert, pairs, isBias, parts);
+        return array;
+    }
+
+    private Shape shape(Pieces pieces, int expert, boolean isBias, TensorPart... parts) {
         long total = 0;
         for (TensorPart part : parts) {
             total += pieces.get(part, expert, isBias).rows(config, ranks);
         }
-        boolean quantizes = !isBias && parts[0] != TensorPart.ROUTER;
-        Shape shape = pieces.get(parts[0], expert, isBias).shape(total);
-        NDArray array = empty(shape, config.type(), quantizes);
-        long row = 0;
-        for (TensorPart part : parts) {
-            Piece piece = pieces.get(part, expert, isBias);
-            long count = piece.rows(config, ranks);
-            long from =
-                    switch (piece.division) {
-                        case ROWS -> rank * count;
-                        case KV_HEADS -> (long) rank * config.kvHeads() / ranks * config.headSize();
-                        default -> 0;
-                    };
-            fill(array, row, piece, from, count, part == TensorPart.VALUES ? 0 : pairs);
-            row += count;
-        }
-        return array;
+        return pieces.get(parts[0], expert, isBias).shape(total);
     }
 
-    /**
-     * Returns an array to be filled.
-     *
-     * @param quantizes whether it is closed after it has been quantized, if the model is quantized
-     */
-    private NDArray empty(Shape shape, ScalarType type, boolean quantizes) {
-        boolean isGpu = manager.getDevice().isGpu();
-        if (isGpu || quantization != Quantization.NONE && !quantizes) {
+    /** Fills an array with this rank's rows of parts, one part after the other, from a row on. */
+    private void fill(
+            NDArray array,
+            long first,
+            Pieces pieces,
+            int expert,
+            int pairs,
+            boolean isBias,
+            TensorPart... parts) {
+        long end = first + array.getShape().get(0);
+        long start = 0;
+        for (TensorPart part : parts) {
+            Piece piece = pieces.get(part, expert, isBias);
+            long next = start + piece.rows(config, ranks);
+            long from = Math.max(first, start);
+            long count = Math.min(end, next) - from;
+            if (count > 0) {
+                long row = firstRow(piece) + from - start;
+                int rotated = part == TensorPart.VALUES ? 0 : pairs;
+                fill(array, from - first, piece, row, count, rotated);
+            }
+            start = next;
+        }
+    }
+
+    /** Returns the first row of a piece that this rank has. */
+    private long firstRow(Piece piece) {
+        return switch (piece.division) {
+            case ROWS -> rank * piece.rows(config, ranks);
+            case KV_HEADS -> (long) rank * config.kvHeads() / ranks * config.headSize();
+            default -> 0;
+        };
+    }
+
+    /** Returns an array to be filled. */
+    private NDArray empty(Shape shape, ScalarType type) {
+        if (memory == null) {
             return Torch.empty(manager, shape, type);
         }
-        long bytes = shape.size() * type.itemSize();
-        if (quantization != Quantization.NONE) {
-            // New memory for each would be new pages, and malloc would keep some of it.
-            used = 0;
-            if (memory == null || memory.byteSize() < bytes) {
-                closeMemory();
-                memory = NativeMemory.allocateZeros(bytes, true);
-            }
-        }
         long offset = used;
-        used += aligned(bytes);
+        used += aligned(shape.size() * type.itemSize());
         return Torch.view(manager, memory, offset, shape, type);
     }
 
-    private void closeMemory() {
-        if (memory != null) {
-            memory.close();
+    /** Returns an array for rows to be quantized, to be closed before the next. */
+    private NDArray unquantized(Shape shape) {
+        if (manager.getDevice().isGpu()) {
+            return Torch.empty(manager, shape, config.type());
+        }
+        // New memory for each would be new pages, and malloc would keep some of it.
+        long bytes = shape.size() * config.type().itemSize();
+        if (staging == null || staging.byteSize() < bytes) {
+            closeStaging();
+            staging = NativeMemory.allocateZeros(bytes, true);
+        }
+        return Torch.view(manager, staging, 0, shape, config.type());
+    }
+
+    private void closeStaging() {
+        if (staging != null) {
+            staging.close();
         }
     }
 
@@ -543,7 +665,7 @@ public final class ModelWeights implements AutoCloseable {
         int half = head / 2;
         int rest = half - pairs;
         long first = piece.first + from;
-        if (pairs == 0 || rest == 0) {
+        if (!isReordered(pairs)) {
             fill(array, row, piece.name, first, count);
             return;
         }
@@ -553,6 +675,10 @@ public final class ModelWeights implements AutoCloseable {
             fill(array, row + at + half, piece.name, first + at + pairs, pairs);
             fill(array, row + at + half + pairs, piece.name, first + at + half + pairs, rest);
         }
+    }
+
+    private boolean isReordered(int pairs) {
+        return pairs != 0 && pairs != config.headSize() / 2;
     }
 
     private void fill(NDArray array, long row, String name, long from, long count) {
@@ -573,23 +699,50 @@ public final class ModelWeights implements AutoCloseable {
     /** Reads this rank's columns of a projection. Each rank has the whole bias. */
     private Linear columns(Pieces pieces, int expert, TensorPart part) {
         Piece piece = pieces.get(part, expert, false);
-        long count = piece.columns / ranks;
-        NDArray array = empty(new Shape(piece.rows, count), config.type(), true);
-        files.read(piece.name, 1, rank * count, (rank + 1) * count, array);
-        progress.accept(array.size() * config.type().itemSize());
         boolean biased = pieces.get(part, expert, true) != null;
-        return stored(array, biased ? rows(pieces, expert, 0, true, part) : null, true);
+        NDArray bias = biased ? array(pieces, expert, 0, true, part) : null;
+        long count = piece.columns / ranks;
+        if (quantization == Quantization.NONE) {
+            Optional<NDArray> view = view(piece.name, 1, rank * count, (rank + 1) * count);
+            if (view.isPresent()) {
+                return new Linear(view.get().transpose(), bias);
+            }
+        }
+        return projection(
+                new Shape(piece.rows, count),
+                bias,
+                ranks > 1,
+                (to, row) -> {
+                    if (ranks == 1) {
+                        fill(to, 0, piece.name, row, to.getShape().get(0));
+                    } else {
+                        files.read(piece.name, 1, rank * count, (rank + 1) * count, to);
+                        progress.accept(to.size() * config.type().itemSize());
+                    }
+                });
     }
 
     /** Reads this rank's rows of a matrix that has one row per token of the vocabulary. */
     private NDArray tokenRows(String name) {
         long count = vocabularyPart(config, ranks);
-        long from = Math.min(rank * count, config.vocabularySize());
-        long present = Math.min(count, config.vocabularySize() - from);
-        Shape shape = new Shape(count, config.hiddenSize());
-        NDArray array = empty(shape, config.type(), name.equals(HEAD));
-        if (present < count) {
-            try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
+        if ((rank + 1) * count <= config.vocabularySize()) {
+            Optional<NDArray> view = view(name, 0, rank * count, (rank + 1) * count);
+            if (view.isPresent()) {
+                return view.get();
+            }
+        }
+        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
+        fillTokens(array, 0, name);
+        return array;
+    }
+
+    /** Fills an array with this rank's rows of the vocabulary, from a row on; zeros after it. */
+    private void fillTokens(NDArray array, long first, String name) {
+        long from = rank * (long) vocabularyPart(config, ranks) + first;
+        long rows = array.getShape().get(0);
+        long present = Math.max(0, Math.min(rows, config.vocabularySize() - from));
+        if (present < rows) {
+            try (NDArray rest = Torch.narrow(array, 0, present, rows - present);
                     NDArray zeros = manager.zeros(rest.getShape())) {
                 Torch.copy(rest, zeros);
             }
@@ -597,7 +750,6 @@ public final class ModelWeights implements AutoCloseable {
         if (present > 0) {
             fill(array, 0, name, from, present);
         }
-        return array;
     }
 
     /** Reads the weight of a norm; null if there is none. */
@@ -607,7 +759,7 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     private NDArray norm(Piece piece, int pairs) {
-        NDArray array = empty(piece.shape(piece.rows), piece.type, false);
+        NDArray array = empty(piece.shape(piece.rows), piece.type);
         fill(array, 0, piece, 0, piece.rows, pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
@@ -641,6 +793,9 @@ public final class ModelWeights implements AutoCloseable {
         if (quantizeKernels != null) {
             quantizeKernels.close();
         }
-        closeMemory();
+        closeStaging();
+        if (memory != null) {
+            memory.close();
+        }
     }
 }

@@ -16,6 +16,7 @@ import org.djlx.nativeops.torch.Torch;
  * @param memory the weights and their scales; owned, except by {@link #slice}
  * @param weights the address of the weights
  * @param scales the address of the scales; 0 on the CPU, where they are beside the weights
+ * @param gpu the kernels; null on the CPU
  */
 record QuantizedMatrix(
         NativeMemory memory,
@@ -23,33 +24,29 @@ record QuantizedMatrix(
         long inputs,
         long outputs,
         long weights,
-        long scales)
+        long scales,
+        QuantizeKernels gpu)
         implements AutoCloseable {
+
+    /** The outputs that are stored together on the CPU. */
+    static final int PANEL = 16;
 
     private static final int ALIGNMENT = 16; // of scales, for cuBLASLt
 
     /**
-     * Quantizes weights.
+     * Allocates a matrix, to be filled by {@link #put}.
      *
-     * @param weights of shape (outputs, inputs), contiguous
-     * @param gpu the kernels, for the type of the weights; null on the CPU
+     * @param shape (outputs, inputs)
+     * @param gpu the kernels; null on the CPU
      */
-    static QuantizedMatrix of(NDArray weights, Quantization quantization, QuantizeKernels gpu) {
-        long outputs = weights.getShape().get(0);
-        long inputs = weights.getShape().get(1);
+    static QuantizedMatrix allocate(Shape shape, Quantization quantization, QuantizeKernels gpu) {
+        long outputs = shape.get(0);
+        long inputs = shape.get(1);
         if (gpu == null) {
-            int type = type(quantization);
-            long bytes = CpuKernels.quantizedBytes(type, outputs, inputs);
+            long bytes = CpuKernels.quantizedBytes(type(quantization), outputs, inputs);
             NativeMemory memory = NativeMemory.allocateZeros(bytes, true);
-            CpuKernels.djlx_cpu_quantize(
-                    JniUtils.getNumThreads(),
-                    type,
-                    Torch.scalarType(weights).code(),
-                    outputs,
-                    inputs,
-                    Torch.dataPointer(weights),
-                    memory.address());
-            return new QuantizedMatrix(memory, quantization, inputs, outputs, memory.address(), 0);
+            return new QuantizedMatrix(
+                    memory, quantization, inputs, outputs, memory.address(), 0, null);
         }
         int bits = quantization.gpuBits();
         long weightBytes = outputs * QuantizeKernels.rowBytes(bits, inputs);
@@ -57,11 +54,30 @@ record QuantizedMatrix(
         long scales = outputs * QuantizeKernels.rowScales(bits, inputs);
         NativeMemory memory = gpu.allocate(firstScale + scales * Float.BYTES);
         long address = memory.address();
-        QuantizedMatrix matrix =
-                new QuantizedMatrix(
-                        memory, quantization, inputs, outputs, address, address + firstScale);
-        gpu.quantize(Torch.dataPointer(weights), matrix.onGpu());
-        return matrix;
+        return new QuantizedMatrix(
+                memory, quantization, inputs, outputs, address, address + firstScale, gpu);
+    }
+
+    /**
+     * Quantizes weights of outputs.
+     *
+     * @param first the first output, a multiple of {@link #PANEL}; 0 on a GPU
+     * @param rows of shape (outputs, inputs), contiguous; on a GPU of all outputs, and of the type
+     *     of the kernels
+     */
+    void put(long first, NDArray rows) {
+        if (gpu != null) {
+            gpu.quantize(Torch.dataPointer(rows), onGpu());
+            return;
+        }
+        CpuKernels.djlx_cpu_quantize(
+                JniUtils.getNumThreads(),
+                type(),
+                Torch.scalarType(rows).code(),
+                rows.getShape().get(0),
+                inputs,
+                Torch.dataPointer(rows),
+                weights + CpuKernels.quantizedBytes(type(), first, inputs));
     }
 
     /** Returns the matrix as kernels take it. */
@@ -78,7 +94,8 @@ record QuantizedMatrix(
                 inputs,
                 to - from,
                 weights + from * QuantizeKernels.rowBytes(bits, inputs),
-                scales + from * QuantizeKernels.rowScales(bits, inputs) * Float.BYTES);
+                scales + from * QuantizeKernels.rowScales(bits, inputs) * Float.BYTES,
+                gpu);
     }
 
     /** Returns the type on the CPU: {@link CpuKernels#INT8} or {@link CpuKernels#INT4}. */
@@ -104,6 +121,7 @@ record QuantizedMatrix(
                     inputs,
                     outputs,
                     0,
+                    outputs,
                     Torch.dataPointer(wide),
                     weights,
                     0,

@@ -484,12 +484,17 @@ public final class TransformerModel implements AutoCloseable {
 
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
-        NDArray product =
-                divided && linear.quantized() == null
-                        ? FusedOps.allGatherMatmul(x, List.of(linear.weight()), 0, group, false)
-                                .outputs()
-                                .get(0)
-                        : multiply(divided ? gather(x) : x, linear);
+        NDArray product;
+        if (divided && linear.quantized() == null) {
+            List<NDArray> products =
+                    FusedOps.allGatherMatmul(x, linear.weights(), 0, group, false).outputs();
+            product =
+                    products.size() == 1
+                            ? products.get(0)
+                            : NDArrays.concat(new NDList(products), 1);
+        } else {
+            product = multiply(divided ? gather(x) : x, linear);
+        }
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
 

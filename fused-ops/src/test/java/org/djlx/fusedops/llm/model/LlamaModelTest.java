@@ -445,6 +445,7 @@ public class LlamaModelTest {
                         group.device(),
                         quantization,
                         files,
+                        true,
                         bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
         TransformerModel model =

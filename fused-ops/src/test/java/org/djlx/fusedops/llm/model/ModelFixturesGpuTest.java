@@ -129,7 +129,7 @@ class ModelFixturesGpuTest {
                             group -> {
                                 try (TransformerModel model =
                                         ModelFixturesTest.model(
-                                                config, group, files, tokens.length)) {
+                                                config, group, files, false, tokens.length)) {
                                     assertEquals(hasKernels, model.hasDecoder());
                                     return logits(model, tokens);
                                 }

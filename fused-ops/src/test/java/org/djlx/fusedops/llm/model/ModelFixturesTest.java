@@ -118,7 +118,7 @@ public class ModelFixturesTest {
         int first = of.prompt().length * 3 / 4;
         int count = of.prompt().length;
         List<Double> worst = new ArrayList<>();
-        try (TransformerModel model = model(config, group, files, of.length())) {
+        try (TransformerModel model = model(config, group, files, true, of.length())) {
             List<float[]> logits =
                     logits(model, chunk(0, all, 0, count, true), chunk(1, all, 0, first, false));
             worst.add(check(of, 0, logits.get(0), greedy));
@@ -136,7 +136,11 @@ public class ModelFixturesTest {
     }
 
     static TransformerModel model(
-            ModelConfig config, ProcessGroup group, Safetensors files, int maxLength) {
+            ModelConfig config,
+            ProcessGroup group,
+            Safetensors files,
+            boolean inPlace,
+            int maxLength) {
         int ranks = group.worldSize();
         ModelWeights weights =
                 ModelWeights.read(
@@ -146,6 +150,7 @@ public class ModelFixturesTest {
                         group.device(),
                         Quantization.NONE,
                         files,
+                        inPlace,
                         bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * 16, group.device());
         TransformerModel model =

@@ -50,6 +50,7 @@ class ModelWeightsTest {
         try (Safetensors files = Safetensors.open(directory)) {
             ModelWeights.check(read, files);
             for (int ranks = 1; ranks <= maxRanks; ranks *= 2) {
+                boolean inPlace = ranks != 2;
                 AtomicLong filled = new AtomicLong();
                 for (int rank = 0; rank < ranks; rank++) {
                     ModelWeights.read(
@@ -59,6 +60,7 @@ class ModelWeightsTest {
                                     Device.cpu(),
                                     Quantization.NONE,
                                     files,
+                                    inPlace,
                                     filled::addAndGet)
                             .close();
                 }
@@ -79,7 +81,14 @@ class ModelWeightsTest {
                 NDManager manager = NDManager.newBaseManager(Device.cpu());
                 ModelWeights weights =
                         ModelWeights.read(
-                                large, 0, 1, Device.cpu(), Quantization.NONE, files, bytes -> {})) {
+                                large,
+                                0,
+                                1,
+                                Device.cpu(),
+                                Quantization.NONE,
+                                files,
+                                true,
+                                bytes -> {})) {
             NDArray expected = Torch.empty(manager, new Shape(430_001, 40), ScalarType.BFLOAT16);
             files.read("model.embed_tokens.weight", expected);
             assertEquals(expected, weights.embedding());

@@ -169,6 +169,7 @@ class QuantizationTest {
                         group.device(),
                         quantization,
                         files,
+                        true,
                         bytes -> {});
         int[] slots = LlamaModelTest.slots(0, tokens.length);
         KvCache cache = new KvCache(config, ranks, slots.length, group.device());
