@@ -17,9 +17,14 @@ import org.djlx.nativeops.NativeLibrary;
 final class Nvrtc {
 
     private static final int SUCCESS = 0;
+    private static final long EXIT_MILLIS = 20_000; // how long an exit waits for compilations
+
+    private static int running; // compilations; guarded by the class, as isExiting
+    private static boolean isExiting;
 
     static {
         Native.register(Nvrtc.class, LibraryProbes.openNvrtc());
+        Runtime.getRuntime().addShutdownHook(new Thread(Nvrtc::exit, "nvrtc-exit"));
     }
 
     private Nvrtc() {}
@@ -32,8 +37,48 @@ final class Nvrtc {
         return "NVRTC " + major.getValue() + "." + minor.getValue();
     }
 
-    /** Compiles a source to a cubin, for the architecture in the options. */
+    /**
+     * Compiles a source to a cubin, for the architecture in the options.
+     *
+     * @throws IllegalStateException if the JVM is exiting
+     */
     static byte[] compile(KernelSource source, List<String> options) {
+        begin(source);
+        try {
+            return compiled(source, options);
+        } finally {
+            end();
+        }
+    }
+
+    private static synchronized void begin(KernelSource source) {
+        if (isExiting) {
+            throw new IllegalStateException(
+                    source.name() + " is not compiled, because the JVM is exiting");
+        }
+        running++;
+    }
+
+    private static synchronized void end() {
+        running--;
+        Nvrtc.class.notifyAll();
+    }
+
+    /** Waits for compilations: they crash when the exiting process destroys the compiler's data. */
+    private static synchronized void exit() {
+        isExiting = true;
+        long end = System.currentTimeMillis() + EXIT_MILLIS;
+        try {
+            for (long left = EXIT_MILLIS; running > 0 && left > 0; ) {
+                Nvrtc.class.wait(left);
+                left = end - System.currentTimeMillis();
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private static byte[] compiled(KernelSource source, List<String> options) {
         PointerByReference created = new PointerByReference();
         check(
                 nvrtcCreateProgram(
