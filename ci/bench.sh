@@ -17,9 +17,9 @@
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
-#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it, then without PyTorch with
-#     fp8 and int4 weights, into FILE-fp8.json and FILE-int4.json; without GPUs, a tiny model on 2 CPU ranks, then
-#     `ci/bench.sh llama-cpp` if npm is installed
+#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it; then, with one rank, without
+#     PyTorch and with fp8 weights and cache, and int4 weights for few sequences, into FILE-fp8.json and FILE-int4.json.
+#     Without GPUs, a tiny model on 2 CPU ranks, then `ci/bench.sh llama-cpp` if npm is installed
 #     DJLX_CLASS_PATH names the class path of a build made elsewhere: ci/ and Java are then enough
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
@@ -150,31 +150,35 @@ bench_block() {
 }
 
 bench_decode() {
-  local json='' ranks='' commit count option way status=0
-  local -a args=() defaults torch=()
+  local json='' ranks='' commit count option status=0 batches=--batches=1,8,16,32,64,128,256 clients=--clients=1,64,256
+  local -a args=() all few defaults torch=()
   commit=$(commit)
   count=$(gpus)
   common_options "$@"
   [[ " ${args[*]}" != *" --device cpu"* && " ${args[*]}" != *" --device=cpu"* ]] || count=0
+  ranks=${ranks:-$((count > 0 ? count : 2))}
+  args+=(--ranks="$ranks" --commit="$commit")
   if ((count > 0)); then
-    defaults=(--device=gpu --model=8b --batches=1,8,16,32,64,128,256 --clients=1,64,256 --answer-tokens=256)
+    defaults=(--device=gpu --model=8b "$batches" "$clients" --answer-tokens=256)
     json=${json:-$root/ci/results/decode.json}
     [[ " ${args[*]}" == *" --torch"* ]] || torch=(--torch=python3)
   else
     defaults=(--long-prompt=512)
     json=${json:-$root/ci/results/decode-cpu.json}
   fi
+  all=("${args[@]}")
   for option in "${defaults[@]}"; do
-    [[ " ${args[*]}" == *" ${option%%=*}"* ]] || args+=("$option")
+    [[ " ${args[*]}" == *" ${option%%=*}"* ]] || all+=("$option")
   done
-  args+=(--ranks="${ranks:-$((count > 0 ? count : 2))}" --commit="$commit")
-  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "${torch[@]}" --json="$json" || status=$?
+  "$root/ci/bench/run.sh" bench-decode "${all[@]}" "${torch[@]}" --json="$json" || status=$?
   if ((count > 0)); then
-    [[ " ${args[*]}" != *" --quantize"* && " ${args[*]}" != *" --kv-cache-dtype"* ]] || return "$status"
-    for way in "fp8 fp8" "int4 auto"; do
-      "$root/ci/bench/run.sh" bench-decode "${args[@]}" --quantize="${way% *}" --kv-cache-dtype="${way#* }" \
-        --json="${json%.json}-${way% *}.json" || status=$?
-    done
+    # Weights of 8 and 4 bits need one rank; those of 4 bits are for few sequences.
+    [[ $ranks == 1 && " ${args[*]}" != *" --quantize"* && " ${args[*]}" != *" --kv-cache-dtype"* ]] || return "$status"
+    "$root/ci/bench/run.sh" bench-decode "${all[@]}" --quantize=fp8 --kv-cache-dtype=fp8 --json="${json%.json}-fp8.json" ||
+      status=$?
+    few=("${all[@]/#$batches/--batches=1,8,32}")
+    few=("${few[@]/#$clients/--clients=1,8}")
+    "$root/ci/bench/run.sh" bench-decode "${few[@]}" --quantize=int4 --json="${json%.json}-int4.json" || status=$?
   elif command -v npm >/dev/null; then
     bench_llama_cpp
   else
