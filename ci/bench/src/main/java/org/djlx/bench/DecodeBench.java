@@ -34,7 +34,7 @@ final class DecodeBench {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
 
-    /** Letters of a prompt. A random model makes about a token of each. */
+    /** Letters of a prompt; a random model's tokenizer makes about a token of each. */
     static final int PROMPT_LETTERS = 128;
 
     private final URI completions;

@@ -30,11 +30,11 @@ import org.djlx.nativeops.torch.Torch;
  * Reads tensors, or slices of them, from safetensors files.
  *
  * <p>Files are memory-mapped. {@link #open} checks the headers and allocates nothing for data;
- * reading a slice touches only its own pages. A damaged file (truncated, invalid header,
- * overlapping tensors, overflowing sizes) is an {@link IOException} of {@code open} that names file
- * and tensor. While files are open, or {@linkplain #view views} of them are, they must be neither
- * overwritten nor truncated: reading a part that was cut off ends the process. Files may be
- * deleted, and replaced by renaming others.
+ * reading a slice reads its own pages, and a few MiB around them into the page cache. A damaged
+ * file (truncated, invalid header, overlapping tensors, overflowing sizes) is an {@link
+ * IOException} of {@code open} that names file and tensor. While files are open, or {@linkplain
+ * #view views} of them are, they must be neither overwritten nor truncated: reading a part that was
+ * cut off ends the process. Files may be deleted, and replaced by renaming others.
  *
  * <p>Several threads may read at the same time.
  *
@@ -333,9 +333,12 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Reads all files into memory, in pages of 2 MiB where the system can.
+     * Maps and reads all files, in pages of 2 MiB where the system can. If this returns true, the
+     * pages stay in memory until this and all {@linkplain #view views} are closed, and {@link
+     * #read} no longer gives pages back.
      *
-     * @return whether it did, so that {@link #view views} are read as fast as any memory
+     * @return whether at least 7/8 of the bytes, or all but 32 MiB, are in pages of 2 MiB; if not,
+     *     the pages are given back. Other mappings that appear meanwhile count, too
      */
     public boolean populateHugePages() {
         populated = MappedFile.populateHugePages(files);

@@ -85,7 +85,7 @@ public final class DecoderKernels implements AutoCloseable {
     private static final KernelConstants ATTENTION = new KernelConstants(SOURCE);
     private static final int ATTENTION_THREADS = ATTENTION.value("ATTENTION_WARPS") * WARP;
     private static final int SPAN_THREADS = ATTENTION.value("SPAN_WARPS") * WARP;
-    private static final int MOST_SPAN = 16 * CHUNK; // so that few long sequences are not last
+    private static final int MOST_SPAN = 16 * CHUNK; // a longer one would end after all others
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
@@ -454,8 +454,8 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * The KV cache of a layer, by address. A head that is stored in e4m3 has a scale in float32:
-     * its largest magnitude divided by 448, and NaN or infinite if an element is.
+     * The KV cache of a layer, by address. A head in e4m3 has a scale in float32: the head's
+     * largest magnitude divided by 448; NaN or infinite if an element is.
      *
      * @param keys the keys, of shape (slots, heads of keys, head size)
      * @param values the values, of the same shape
@@ -501,9 +501,9 @@ public final class DecoderKernels implements AutoCloseable {
      * attention of their queries.
      *
      * @param sharesSequences whether several rows may belong to one sequence. All keys are then
-     *     written before attention starts. The bits are the same
-     * @param keepsOrder whether the bits of a row are the same for all numbers of rows; otherwise
-     *     attention of many rows is faster
+     *     written before attention starts. With {@code keepsOrder} the bits are the same
+     * @param keepsOrder whether the bits of a row must not depend on the other rows. If false, and
+     *     each row is of another sequence, attention of many rows is faster
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
@@ -541,7 +541,7 @@ public final class DecoderKernels implements AutoCloseable {
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
         if (!sharesSequences && !keepsOrder) {
-            // Two thread blocks for each SM, or more.
+            // As few spans as give about two thread blocks for each SM.
             long parts = ceilDiv(2L * multiprocessors, (long) rows * heads);
             long span = CHUNK * Math.min(ceilDiv(chunks, parts), MOST_SPAN / CHUNK);
             int spans = (int) ceilDiv((long) chunks * CHUNK, span);

@@ -40,7 +40,7 @@ public final class QuantizeKernels implements AutoCloseable {
     static {
         KernelConstants constants = new KernelConstants(SOURCE);
         GROUP = constants.value("GROUP");
-        ROW_THREADS = constants.value("MOST_THREADS");
+        ROW_THREADS = constants.value("ROW_THREADS");
         NORM_THREADS = constants.value("NORM_THREADS");
         GROUP_THREADS = constants.value("GROUP_THREADS");
         WARP = constants.value("WARP");
@@ -139,12 +139,12 @@ public final class QuantizeKernels implements AutoCloseable {
     }
 
     /**
-     * Adds a sum to the residual, and quantizes the RMSNorm of the result, rounded to 16 bits, to
-     * e4m3.
+     * Adds a partial sum, times its scales, to the residual, and quantizes the RMSNorm of the
+     * result, rounded to 16 bits, to e4m3.
      *
-     * @param of the arrays; no norm is written
-     * @param scales of the partial's rows and columns; they may be those of {@code to}. Null if it
-     *     has none
+     * @param of the arrays; {@code norm} is not used
+     * @param scales of the partial's rows and columns, null for none; those of rows may be the
+     *     scales of {@code to}
      * @param epsilon the number added to the mean of squares
      */
     public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {

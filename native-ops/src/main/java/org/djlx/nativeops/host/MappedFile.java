@@ -128,8 +128,9 @@ public final class MappedFile implements AutoCloseable {
      * many small pages takes up to 1.1 times as long.
      *
      * @param files the files
-     * @return whether nearly all of their bytes, or all but 32 MiB, are in pages of 2 MiB;
-     *     otherwise their pages are given back
+     * @return whether at least 7/8 of their bytes, or all but 32 MiB, are in pages of 2 MiB; if
+     *     not, the pages are given back. Other mappings of the process that appear meanwhile count,
+     *     too
      */
     public static boolean populateHugePages(List<MappedFile> files) {
         long needed = 0;

@@ -531,8 +531,9 @@ public final class Torch {
      * @param window the number of keys that a query attends to, its own included (a sliding
      *     window); 0 for all
      * @return the result, of the query's shape and type and in its manager
-     * @throws IllegalArgumentException also unless all three are of one type and on one device, and
-     *     if one of them requires a gradient
+     * @throws IllegalArgumentException also unless all three are of one type and on one device, if
+     *     the numbers of queries and keys are not those of {@code packed}, or {@code packed} is
+     *     null, and if an array requires a gradient
      */
     public static NDArray attentionOfLast(
             NDArray query, NDArray key, NDArray value, PackedSequences packed, int window) {
@@ -548,6 +549,9 @@ public final class Torch {
                                 + each.getShape()
                                 + " requires one; use Torch.attention, or NoGradient");
             }
+        }
+        if (packed == null) {
+            throw new IllegalArgumentException("the lengths of the packed sequences are null");
         }
         Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys), packed);
         if (!sharesHeads(queries)) {

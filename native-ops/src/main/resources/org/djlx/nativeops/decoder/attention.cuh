@@ -1,7 +1,8 @@
 // Attention of new tokens to the KV cache and to themselves; rotary embedding of queries and keys; writes to the KV cache.
 //
-// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head. The last block
-// of a sequence and KV head to end merges the chunks, in their order. A warp has WARP_TOKENS tokens.
+// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head, in
+// decode_attention_many a span of them. The last block of a sequence and KV head to end merges the parts, in their order. A warp has
+// WARP_TOKENS tokens at a time.
 //
 // Tensor core operands: the first product's left operand is the queries of the KV head's group. Its result, the scores, has the
 // register layout of a left operand, which the second product needs (FlashAttention-2: Dao, 2023). Right operands are loaded 16
@@ -83,7 +84,7 @@ struct Attention {
   const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;
   const int* first_chunks;  // of each row: the chunks of all previous rows
-  float* chunks;            // partial results: (rows, KV heads, chunks of the row, GROUP_SIZE, HEAD_SIZE + 2)
+  float* chunks;            // partial results: (rows, KV heads, parts of the row, GROUP_SIZE, HEAD_SIZE + 2); room for all chunks
   u32* chunks_ended;        // (rows, KV heads); 0 before and after a launch
   u64 window;               // tokens that a token attends to, itself included
   u64 table_stride;
@@ -107,8 +108,8 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
   to[i + HEAD_SIZE / 2] = second;
 }
 
-// Rounds a head to e4m3, by a warp. Returns the lane's 4 elements, of those that the head has. If an element is NaN or infinite, so
-// is the scale.
+// Rounds a head to e4m3, by a warp. Returns the lane's 4 elements; zeros past the end of the head. If an element is NaN or infinite,
+// so is the scale.
 __device__ __forceinline__ u32 narrowed(const Bits* head, float& scale) {
   u32 lane = threadIdx.x % WARP;
   uint2 four = lane * 4 < HEAD_SIZE ? ((const uint2*)head)[lane] : make_uint2(0, 0);
@@ -129,13 +130,19 @@ __device__ __forceinline__ u32 narrowed(const Bits* head, float& scale) {
 // Index of an element of a head in `merged`: avoids bank conflicts.
 __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 
-// Writes key and value of the newest token to the cache; NARROW: also to `own`, by the first two warps.
+// Writes key and value of the newest token to the cache. NARROW: two warps round them, and also write them to own and own_scales.
 template <int WARPS>
 __device__ __forceinline__ void write_newest(const Attention& args, u32 head, u32 slot, const Bits* key, const Bits* value,
                                              Cached (&own)[2][HEAD_SIZE], float (&own_scales)[2]) {
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u64 at = (slot * args.heads + head) * HEAD_SIZE;
-  if (NARROW && warp < 2) {
+  if (!NARROW) {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < HEAD_SIZE; i += WARPS * WARP) {
+      args.cache.keys[at + i] = key[i];
+      args.cache.values[at + i] = value[i];
+    }
+  } else if (warp < 2) {
     float scale;
     u32 bytes = narrowed(warp == 0 ? key : value, scale);
     if (lane * 4 < HEAD_SIZE) {
@@ -147,15 +154,10 @@ __device__ __forceinline__ void write_newest(const Attention& args, u32 head, u3
       own_scales[warp] = scales[scale_index(slot, args.heads, head)] = scale;
     }
   }
-#pragma unroll 1
-  for (u32 i = threadIdx.x; !NARROW && i < HEAD_SIZE; i += WARPS * WARP) {
-    args.cache.keys[at + i] = key[i];
-    args.cache.values[at + i] = value[i];
-  }
 }
 
-// Merges the warps of a block into the result of part `part` of a row and KV head. The block that ends last merges the parts, in
-// their order. There are `count` parts; the first one is at `first_part` in args.chunks.
+// Merges the results of a block's warps into part `part` of a row and KV head. The last block to end merges all `count` parts, in
+// their order; the first one is at `first_part` in args.chunks.
 template <int WARPS>
 __device__ __forceinline__ void merge_warps(const Attention& args, u32 row, u32 head, u32 count, u32 part, u64 first_part,
                                             const float (&merged)[WARPS][GROUP_SIZE][PADDED_HEAD], const float (&warp_max)[WARPS][8],
@@ -351,7 +353,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
   if (LATE_VALUES) load_values(position + 1);
-  float largest_scale = 1;  // NARROW: of the warp's values; float16 has too few exponents for products of weights and scales
+  float largest_scale = 1;  // NARROW: of the warp's values; float16's range is too small for weights times scales
   if (NARROW) {
     int distance = position - first - (int)lane % WARP_TOKENS;
     if (distance < 0 || distance >= (int)args.window) token_scale = 0;  // may be of an earlier sequence
@@ -422,7 +424,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
 // Attention of many sequences: a block has a span of a sequence's tokens and one KV head. Its warps take turns at the tokens, and load
 // the next ones while they compute. The second product is transposed: its left operand is the values, 16 elements of a head; its
 // right operand the weights of up to 8 queries, with GROUP_SIZE up to 4 both elements of a weight side by side.
-// `size`: tokens of a span, at least CHUNK: then the parts of a row fit into the memory for its chunks.
+// `size`: tokens of a span, a multiple of CHUNK: a row has at most as many parts as chunks, for which args.chunks has room.
 __device__ __forceinline__ void attend_span(const Attention& args, float scale, int size) {
   const bool PAIRED = GROUP_SIZE <= 4;
   __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
@@ -518,7 +520,8 @@ __device__ __forceinline__ void attend_span(const Attention& args, float scale, 
 
   float sums[VALUE_STEPS][PARTS][4][4] = {};  // a lane has elements of the columns 2 within and 2 within + 1
   float highest = LOWEST, total = 0;          // of query `upper`
-  float unit = NARROW && !T::IS_BFLOAT16 ? 0 : 1;  // of the sums: the largest scale of a value, as float16 has few exponents
+  // The unit of the sums: in float16, whose range is too small for weights times scales, the largest scale of a value.
+  float unit = NARROW && !T::IS_BFLOAT16 ? 0 : 1;
 #pragma unroll 1
   for (; first < end; first += SPAN_WARPS * WARP_TOKENS) {
     int next = first + SPAN_WARPS * WARP_TOKENS;
@@ -640,7 +643,7 @@ __device__ __forceinline__ void attend_span(const Attention& args, float scale, 
     attend<late, cached>(args, scale);                                                                               \
   }
 
-#if CACHE_BITS == 8  // values take half the registers, and are always loaded early
+#if CACHE_BITS == 8  // values take half the registers: decode_attention loads them early for any number of blocks
 ATTENTION(decode_attention, false, false, 4)
 ATTENTION(decode_attention_cached, true, true, 3)
 #else

@@ -16,7 +16,7 @@
 
 #ifdef HAS_BFLOAT16
 
-const int MOST_THREADS = 1024;   // of a row in e4m3
+const int ROW_THREADS = 1024;   // the most threads of a row that becomes e4m3
 const int GROUP_THREADS = 256;  // of a block of groups
 const int GROUP = 128;
 
@@ -34,7 +34,7 @@ struct Normed {
   void* new_residual;  // residual + addend; may be the addend
   void* quantized;
   float* scales;
-  const void* addend;  // times the scales of its rows and columns, if there are any, in float32, then rounded
+  const void* addend;  // in float32 times the scales of its rows and columns, if there are any
   const float* row_scales;  // may be `scales`
   const float* column_scales;
   const void* residual;
@@ -47,7 +47,7 @@ struct Normed {
 // numbers.
 template <typename T>
 __device__ __forceinline__ void round_row(const uint4* row, u32 packs, u32 most, void* quantized, float* scales) {
-  __shared__ u32 of_warps[MOST_THREADS / WARP];
+  __shared__ u32 of_warps[ROW_THREADS / WARP];
   u32 lane = threadIdx.x % WARP;
   most = __reduce_max_sync(~0u, most);
   if (lane == 0) of_warps[threadIdx.x / WARP] = most;
@@ -108,15 +108,15 @@ __device__ __forceinline__ void norm_fp8(const Normed& args) {
   u64 begin = (u64)blockIdx.x * packs;
   float of_row = args.row_scales ? args.row_scales[blockIdx.x] : 1, squares = 0;
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-    uint4 addend = ((const uint4*)args.addend)[begin + i];
-    if (args.column_scales) {
-      FloatPack<T> x;
-      x.set(addend);
+    FloatPack<T> sum, addend;
+    sum.set(((const uint4*)args.residual)[begin + i]);
+    addend.set(((const uint4*)args.addend)[begin + i]);
 #pragma unroll
-      for (int e = 0; e < Pack<T>::COUNT; e++) x.values[e] *= of_row * args.column_scales[i * Pack<T>::COUNT + e];
-      addend = x.rounded(1);
+    for (int e = 0; e < Pack<T>::COUNT; e++) {
+      if (args.column_scales) addend.values[e] *= of_row * args.column_scales[i * Pack<T>::COUNT + e];
+      sum.values[e] += addend.values[e];
     }
-    row[i] = add_packs<T>(((const uint4*)args.residual)[begin + i], addend);
+    row[i] = sum.rounded(1);
     ((uint4*)args.new_residual)[begin + i] = row[i];
     squares = add_squares<T>(squares, row[i]);
   }
@@ -182,8 +182,8 @@ __device__ __forceinline__ void dequantize_int4(const Quantized& args) {
   extern "C" __global__ void __launch_bounds__(threads) name##_##type(const __grid_constant__ of args) { __VA_ARGS__(args); }
 
 #define QUANTIZE(name, T)                                                       \
-  KERNEL(quantize_fp8, MOST_THREADS, name, Quantized, quantize_fp8<T, false>)  \
-  KERNEL(activate_fp8, MOST_THREADS, name, Quantized, quantize_fp8<T, true>)   \
+  KERNEL(quantize_fp8, ROW_THREADS, name, Quantized, quantize_fp8<T, false>)  \
+  KERNEL(activate_fp8, ROW_THREADS, name, Quantized, quantize_fp8<T, true>)   \
   KERNEL(norm_fp8, NORM_THREADS, name, Normed, norm_fp8<T>)                    \
   KERNEL(quantize_int4, GROUP_THREADS, name, Quantized, quantize_int4<T>)      \
   KERNEL(dequantize_int4, GROUP_THREADS, name, Quantized, dequantize_int4<T>)

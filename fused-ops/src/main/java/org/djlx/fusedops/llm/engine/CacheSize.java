@@ -30,8 +30,12 @@ final class CacheSize {
     /**
      * Returns the number of KV cache blocks, the same on all ranks. All ranks call this after they
      * have read their weights.
+     *
+     * @param mappedBytes the bytes of mapped files that should stay in the host's memory, which
+     *     counts them as free
      */
-    static int blocks(ModelConfig config, GeneratorSettings settings, ProcessGroup group) {
+    static int blocks(
+            ModelConfig config, GeneratorSettings settings, ProcessGroup group, long mappedBytes) {
         if (settings.cacheBytes() != 0) {
             return settings.cacheBlocks(config, 0);
         }
@@ -45,7 +49,12 @@ final class CacheSize {
         List<String> devices =
                 objects.allGatherObject(device); // All ranks have read their weights.
         long available =
-                available(config, settings, group.device(), Collections.frequency(devices, device));
+                available(
+                        config,
+                        settings,
+                        group.device(),
+                        Collections.frequency(devices, device),
+                        mappedBytes);
         return settings.cacheBlocks(config, Collections.min(objects.allGatherObject(available)));
     }
 
@@ -53,9 +62,14 @@ final class CacheSize {
      * Returns the bytes for the KV cache of a rank.
      *
      * @param sharing the number of ranks that share the device
+     * @param mappedBytes as in {@link #blocks}
      */
     private static long available(
-            ModelConfig config, GeneratorSettings settings, Device device, int sharing) {
+            ModelConfig config,
+            GeneratorSettings settings,
+            Device device,
+            int sharing,
+            long mappedBytes) {
         double part = settings.memoryUtilization();
         if (device.isGpu()) {
             try (CudaDevice gpu = CudaDevice.open(device)) {
@@ -72,7 +86,7 @@ final class CacheSize {
         long least =
                 KvCacheManager.blocks(settings.maxLength())
                         * KvCache.byteSize(config, settings.ranks(), KvCache.BLOCK_TOKENS);
-        long bytes = (long) (part * hostMemory() / sharing);
+        long bytes = (long) (part * Math.max(0, hostMemory() - mappedBytes) / sharing);
         return Math.max(least, Math.min(MAX_CPU_BYTES, bytes));
     }
 

@@ -113,10 +113,8 @@ record GeneratorSettings(
     }
 
     private void checkQuantization(ModelConfig config) {
-        if (quantization == null || config.kvCacheDtype() == null) {
-            throw new IllegalArgumentException(
-                    "the quantization or the KV cache dtype is null; use Quantization.NONE and"
-                            + " KvCache.Dtype.AUTO");
+        if (quantization == null) {
+            throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
         }
         ModelKernels.check(config, device(), ranks(), quantization);
     }

@@ -70,13 +70,7 @@ record ModelRanks(
             if (progress != null) {
                 progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
-            // A rank that is a process needs a part of the files only. Of quantized models only the
-            // embedding stays in the files.
-            boolean inPlace =
-                    settings.group() == null
-                            && !settings.device().isGpu()
-                            && (settings.quantization() != Quantization.NONE
-                                    || files.populateHugePages());
+            boolean inPlace = isInPlace(config, settings, files);
             AtomicBoolean samplesOnDevice = new AtomicBoolean();
             AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
@@ -119,6 +113,21 @@ record ModelRanks(
         }
     }
 
+    /**
+     * Returns whether weights are used where the files are mapped. A rank that is a process needs a
+     * part of the files only. Of quantized models only the embedding stays in the files.
+     */
+    private static boolean isInPlace(
+            ModelConfig config, GeneratorSettings settings, Safetensors files) {
+        if (settings.group() != null || settings.device().isGpu()) {
+            return false;
+        }
+        return settings.quantization() != Quantization.NONE
+                || ModelWeights.shapes(config).keySet().stream()
+                                .allMatch(name -> files.spec(name).type() == config.type())
+                        && files.populateHugePages();
+    }
+
     /** Loads a rank's part of the model. */
     private static TransformerModel model(
             ModelConfig config,
@@ -149,7 +158,10 @@ record ModelRanks(
                 String.format("%.2f", (System.nanoTime() - start) / 1e9));
         KvCache cache = null;
         try {
-            int slots = CacheSize.blocks(config, settings, group) * KvCache.BLOCK_TOKENS;
+            boolean maps = inPlace && settings.quantization() == Quantization.NONE;
+            long mappedBytes = maps ? ModelWeights.byteSize(config, 1) : 0;
+            int slots =
+                    CacheSize.blocks(config, settings, group, mappedBytes) * KvCache.BLOCK_TOKENS;
             if (group.rank() == 0) {
                 LOG.info(
                         "KV cache: {} tokens, {} MB on each rank",

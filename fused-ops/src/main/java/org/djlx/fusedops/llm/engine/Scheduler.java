@@ -7,6 +7,7 @@ import java.util.BitSet;
 import java.util.Deque;
 import java.util.List;
 import java.util.concurrent.RejectedExecutionException;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.KvCache;
@@ -170,12 +171,15 @@ final class Scheduler {
      * previous step only afterwards.
      */
     boolean hasPrefill() {
-        int tokens =
+        IntStream sizes =
                 running.stream()
                         .filter(sequence -> !sequence.isDone())
                         .mapToInt(sequence -> sequence.nextPromptTokens(settings.prefillTokens()))
-                        .filter(size -> size > 1)
-                        .sum();
+                        .filter(size -> size > 1);
+        int tokens =
+                settings.batchInvariant()
+                        ? sizes.max().orElse(0)
+                        : Math.min(sizes.sum(), settings.prefillTokens());
         return tokens > TokenBatch.MAX_DECODE_TOKENS;
     }
 

@@ -203,8 +203,8 @@ final class Sequence {
     /**
      * Returns the number of tokens of the next chunk of the prompt; 0 after the prompt, and if each
      * token of the prompt is a chunk because its logits are needed. A prompt is always cut at the
-     * same positions, multiples of {@code chunk}, so its keys and values do not depend on other
-     * requests or on preemption.
+     * same positions, multiples of {@code chunk}. So if the engine is batch-invariant, its keys and
+     * values do not depend on other requests or on preemption.
      */
     int nextPromptTokens(int chunk) {
         if (needsPromptLogits()) {

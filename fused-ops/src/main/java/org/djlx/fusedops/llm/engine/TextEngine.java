@@ -372,7 +372,8 @@ public final class TextEngine implements TextGenerator {
          * batch. If true, steps have at most 64 tokens, those of more than 32 tokens, with FP8 of
          * more than 8, take longer, and prompts of more than 64 tokens are computed one by one. If
          * false, cuBLASLt multiplies these larger steps, except with INT4, and all prompts of a
-         * step together. Its order of summation depends on the number of tokens.
+         * step together, and attention divides sequences in another way: the order of summation
+         * depends on the other sequences of the step.
          *
          * @param batchInvariant whether the bits are the same; default false
          * @return this builder
@@ -388,9 +389,9 @@ public final class TextEngine implements TextGenerator {
          * computed: a smaller budget bounds their delay, a larger one gives more tokens a second.
          * On an H100 a prompt of 4096 tokens takes 95 ms with 8 billion parameters in bfloat16.
          * Prompts are cut into chunks of this size. The first chunk of a prompt is computed faster
-         * than later chunks. On GPUs in float16 and bfloat16, chunks of several prompts are
-         * computed together unless {@link #optBatchInvariant} is set; up to 64 tokens of prompts
-         * are computed together with the tokens that decode.
+         * than later chunks. With the kernels of GPUs, the prompts of a step are computed together
+         * if they have more than 64 tokens, otherwise with the tokens that decode; with {@link
+         * #optBatchInvariant} this holds for each prompt alone.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder
@@ -428,11 +429,11 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets how the KV cache stores keys and values. In fp8 it has room for nearly twice the
-         * tokens in the same memory, and decode steps of many or long sequences are faster. For
-         * GPUs, and models that have {@linkplain ModelKernels kernels}; {@link #build} refuses
-         * others.
+         * tokens in the same memory, and decode steps of many or long sequences are faster. Fp8
+         * needs GPUs and a model that has {@linkplain ModelKernels kernels}; otherwise {@link
+         * #build} throws an {@link IllegalArgumentException}.
          *
-         * @param dtype the way, the same on all ranks; default {@link KvCache.Dtype#AUTO}
+         * @param dtype how to store them, the same on all ranks; default {@link KvCache.Dtype#AUTO}
          * @return this builder
          */
         public Builder optKvCacheDtype(KvCache.Dtype dtype) {

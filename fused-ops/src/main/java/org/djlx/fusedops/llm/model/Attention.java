@@ -23,8 +23,8 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>the first chunk of a prompt attends to itself, not to keys and values that the cache has
  *       rounded: {@link Torch#attention}, unless scores are limited or a window hides some of them;
- *   <li>first chunks of several prompts together, and later chunks, which attend to the cache as
- *       well: {@link Torch#attentionOfLast} if the model has kernels;
+ *   <li>with kernels, {@link Torch#attentionOfLast} for all others: several first chunks together,
+ *       and later chunks, which attend to the cache as well;
  *   <li>otherwise matmuls and softmax.
  * </ul>
  *
@@ -366,7 +366,8 @@ final class Attention {
         for (Packed packed : metadata.packed) {
             try (NDManager temporary = manager.newSubManager()) { // Frees the copies of keys.
                 NDIndex rows = new NDIndex().addSliceDim(packed.first, packed.first + packed.rows);
-                NDArray output = attend(temporary, layer, qkv.get(temporary, rows), packed);
+                boolean isAll = metadata.packed.size() == 1;
+                NDArray output = attend(temporary, layer, qkv.get(temporary, rows), packed, isAll);
                 output.attach(manager);
                 outputs.add(output);
             }
@@ -374,14 +375,21 @@ final class Attention {
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
     }
 
-    private NDArray attend(NDManager manager, int layer, NDArray qkv, Packed packed) {
+    /**
+     * Computes adjacent chunks.
+     *
+     * @param isAll whether they are the whole prefill, whose number of rows is one of few: libtorch
+     *     keeps a plan for each number
+     */
+    private NDArray attend(
+            NDManager manager, int layer, NDArray qkv, Packed packed, boolean isAll) {
         NDList parts =
                 headsFirst(splitHeads(qkv)).split(new long[] {queryHeads, queryHeads + kvHeads}, 1);
         NDArray keys = parts.get(1);
         NDArray values = parts.get(2);
         boolean isFirst = packed.slots == null;
         boolean isSingle = packed.sequences.count() == 1;
-        if (isFirst && isSingle && isPlain(config.layer(layer), packed.rows)) {
+        if (isAll && isFirst && isSingle && isPlain(config.layer(layer), packed.rows)) {
             return mergeHeads(Torch.attention(parts.get(0), keys, values, true));
         }
         if (!isFirst) {

@@ -53,8 +53,9 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
  * the other sequences of the batch, bit for bit. cuBLASLt multiplies larger steps, unless the
- * decoder is batch-invariant or the weights are INT4; its algorithms depend on the number of rows.
- * Kernels sum in float32 and round their results to the element type.
+ * decoder is batch-invariant or the weights are INT4; its algorithms depend on the number of rows,
+ * and so does attention in these steps. Kernels sum in float32 and round their results to the
+ * element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -785,10 +786,10 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    /** Returns rows in e4m3. */
+    /** Returns x in e4m3. Rounds it, unless the kernel before has. */
     private QuantizeKernels.Matrix e4m3(NDArray x, int rows, int depth) {
         QuantizeKernels.Matrix to = rounded(rows, depth);
-        if (x != rounded && x != activated) { // The activation has been rounded already.
+        if (x != rounded && x != activated) {
             gpu.quantize().quantize(Torch.dataPointer(x), to);
         }
         return to;
@@ -805,7 +806,7 @@ final class Decoder implements AutoCloseable {
 
         final int rows;
         NDArray partial; // this rank's partial sum
-        Product.Scales scales; // by which it is still to be multiplied; null for none
+        Product.Scales scales; // of the partial's rows and columns, not yet applied; or null
         private final boolean normsInMatmul; // the matmul kernel computes the norm
         private NDArray sum; // the residual stream; 0 at first
         private NDArray next; // the buffer of the next result

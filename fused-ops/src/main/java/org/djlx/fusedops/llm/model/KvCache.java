@@ -35,8 +35,9 @@ public final class KvCache implements AutoCloseable {
         /** In the model's type. */
         AUTO,
         /**
-         * Float8 (e4m3), with a scale in float32 for each token and KV head: its largest magnitude
-         * divided by 448. For GPUs, and models that have {@linkplain ModelKernels kernels}.
+         * Float8 (e4m3), with a scale in float32 for each token and KV head: the largest magnitude
+         * of the head divided by 448. For GPUs, and models that have {@linkplain ModelKernels
+         * kernels}.
          */
         FP8;
 

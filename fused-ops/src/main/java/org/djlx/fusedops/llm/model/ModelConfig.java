@@ -81,6 +81,7 @@ public record ModelConfig(
      * @throws IllegalArgumentException if a value is out of range
      */
     public ModelConfig {
+        check(kvCacheDtype != null, "the KV cache dtype is null; use KvCache.Dtype.AUTO");
         size("vocab_size", vocabularySize);
         size("hidden_size", hiddenSize);
         checkLayers(layerConfigs.size());

@@ -38,6 +38,9 @@ import org.djlx.nativeops.torch.Torch;
 public final class ModelKernels implements AutoCloseable {
 
     private static final int FP8_CAPABILITY = 9; // as a major number, for products by cuBLASLt
+    private static final String NO_KERNELS =
+            "%s need kernels, which this model, its type or these GPUs do not have:"
+                    + " docs/text-generation.md says which have them; use %s";
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -170,7 +173,7 @@ public final class ModelKernels implements AutoCloseable {
             Quantization quantization,
             boolean batchInvariant) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
-            requireKernels(false, config, Quantization.NONE);
+            requireKernels(config, Quantization.NONE, false, true);
             return Optional.empty();
         }
         try (NDManager manager = NDManager.newBaseManager(group.device());
@@ -179,7 +182,7 @@ public final class ModelKernels implements AutoCloseable {
             // A sum, as ranks that share a GPU have no other reduction.
             group.allReduce(possible, ReduceOp.SUM).await();
             if (possible.getFloat() < group.worldSize()) {
-                requireKernels(false, config, quantization);
+                requireKernels(config, quantization, false, false);
                 return Optional.empty();
             }
         }
@@ -210,7 +213,7 @@ public final class ModelKernels implements AutoCloseable {
             return;
         }
         boolean possible = config.type() != ScalarType.FLOAT32 && computes(config);
-        requireKernels(possible, config, Quantization.NONE); // keys and values
+        requireKernels(config, Quantization.NONE, possible, true);
         boolean fp8 = quantization == Quantization.FP8;
         require(
                 quantization != Quantization.INT8,
@@ -238,19 +241,32 @@ public final class ModelKernels implements AutoCloseable {
                     device,
                     major,
                     gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MINOR));
-            requireKernels(isSupported(config, gpu, ranks, quantization), config, quantization);
+            requireKernels(
+                    config,
+                    quantization,
+                    isSupported(config, gpu, ranks, Quantization.NONE),
+                    isSupported(config, gpu, ranks, quantization));
         }
     }
 
-    /** Requires kernels if weights are quantized or the KV cache is in fp8. */
+    /**
+     * Requires kernels for a KV cache in fp8, and for quantized weights.
+     *
+     * @param forCache whether there are kernels but for the weights
+     * @param forWeights whether there are kernels for the weights
+     */
     private static void requireKernels(
-            boolean areThere, ModelConfig config, Quantization quantization) {
-        boolean fp8Cache = config.kvCacheDtype() == KvCache.Dtype.FP8;
+            ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
         require(
-                areThere || quantization == Quantization.NONE && !fp8Cache,
-                "%s need kernels, which this model or these GPUs do not have: docs/support.md says"
-                        + " which have them; use no quantization, and the KV cache dtype auto",
-                fp8Cache ? "fp8 keys and values" : quantization + " weights");
+                forCache || config.kvCacheDtype() != KvCache.Dtype.FP8,
+                NO_KERNELS,
+                "fp8 keys and values",
+                "the KV cache dtype auto");
+        require(
+                forWeights || quantization == Quantization.NONE,
+                NO_KERNELS,
+                quantization + " weights",
+                "no quantization");
     }
 
     private static void require(boolean condition, String message, Object... arguments) {
@@ -262,8 +278,8 @@ public final class ModelKernels implements AutoCloseable {
     private static boolean isPossible(
             ModelConfig config, ProcessGroup group, Quantization quantization) {
         int ranks = group.worldSize();
-        // Called also for one rank: it loads the kernels, which cannot be done during graph
-        // capture.
+        // Called also for one rank: prefills use these kernels, and loading them while another
+        // model captures a graph fails.
         boolean fused =
                 FusedOps.isFused(
                                 config.type(),

@@ -72,7 +72,16 @@ public final class ModelWeights implements AutoCloseable {
             this(List.of(weight), bias, null);
         }
 
+        /**
+         * Returns the only matrix.
+         *
+         * @throws IllegalStateException if there is another number of matrices
+         */
         NDArray weight() {
+            if (weights.size() != 1) {
+                throw new IllegalStateException(
+                        "the projection has " + weights.size() + " matrices; use weights()");
+            }
             return weights.get(0);
         }
 
@@ -288,7 +297,7 @@ public final class ModelWeights implements AutoCloseable {
         // A tensor may have three parts.
         long padding = ALIGNMENT * (3L * shapes(config).size() + 2);
         memory =
-                !device.isGpu() && quantization == Quantization.NONE
+                !device.isGpu() && quantization == Quantization.NONE && !inPlace
                         ? NativeMemory.allocateZeros(byteSize(config, ranks) + padding, true)
                         : null;
     }

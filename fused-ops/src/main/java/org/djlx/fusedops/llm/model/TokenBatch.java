@@ -21,11 +21,11 @@ public record TokenBatch(List<Chunk> chunks) {
     public static final int LAST_SAMPLED = DecoderKernels.LAST_SAMPLED;
 
     /**
-     * The maximum number of tokens of prompts that are rows of a decode step, on ranks with
-     * kernels; a {@linkplain #prefills prefill} computes more. With 8 billion bfloat16 parameters
-     * on an H100, a row makes a step 42 to 52 microseconds longer. A prefill takes 23 microseconds
-     * a token, but at least 5 ms to read the weights. So it is faster from about 100 tokens on if
-     * other sequences decode, and from a few tokens if none does.
+     * The most tokens of prompts that are rows of a decode step, on ranks with kernels: of all
+     * chunks together, or of each chunk if the model is batch-invariant. More are a {@linkplain
+     * #prefills prefill}. It lies below the break-even beside a decode step, about 100 tokens with
+     * 8 billion bfloat16 parameters on an H100, because without one a prefill is faster from a few
+     * tokens on.
      */
     public static final int MAX_DECODE_TOKENS = 64;
 

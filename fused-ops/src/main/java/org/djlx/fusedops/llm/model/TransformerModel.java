@@ -147,16 +147,14 @@ public final class TransformerModel implements AutoCloseable {
         // gate, up and their product.
         long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
         long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
+        long slots = (long) Long.BYTES * maxLength * Math.min(DecoderKernels.MAX_ROWS, tokens / 2);
         // Logits and, in float32, edited logits.
         long logits = DecoderKernels.MAX_ROWS * (long) config.vocabularySize();
         long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
-        long scores =
-                ModelKernels.computes(config)
-                        ? 0
-                        : Attention.byteSize(config, ranks, tokens, maxLength);
+        long scores = Attention.byteSize(config, ranks, tokens, maxLength);
         return ((tokens + DecoderKernels.MAX_ROWS) * row + attended) * config.type().itemSize()
                 + logitBytes
-                + scores;
+                + (ModelKernels.computes(config) ? slots : scores);
     }
 
     /**
@@ -182,10 +180,10 @@ public final class TransformerModel implements AutoCloseable {
                                 chunk.length(), attention.maxLength()));
             }
         }
-        // The order of summation in a matmul depends on its number of rows. The logits of a
-        // sequence must not depend on the other sequences of the batch, except in prefills and
-        // large steps of the decoder. So without kernels chunks are computed one by one; together
-        // only in float32, where the difference hardly matters and it would take many times longer.
+        // The order of summation in a matmul depends on its number of rows. Without kernels the
+        // logits of a sequence must not depend on the batch: single tokens take the kernels of
+        // CPUs, other chunks are computed one by one; together only in float32, where the
+        // difference hardly matters. With kernels see TokenBatch.prefills.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
             List<TokenBatch.Chunk> rest = batch.chunks();

@@ -49,6 +49,16 @@ class SchedulerTest {
 
     private static Scheduler scheduler(
             int maxRunning, int maxQueued, int blocks, int prefillTokens, boolean prefixCaching) {
+        return scheduler(maxRunning, maxQueued, blocks, prefillTokens, prefixCaching, false);
+    }
+
+    private static Scheduler scheduler(
+            int maxRunning,
+            int maxQueued,
+            int blocks,
+            int prefillTokens,
+            boolean prefixCaching,
+            boolean batchInvariant) {
         return new Scheduler(
                 new GeneratorSettings(
                         Quantization.NONE,
@@ -61,7 +71,7 @@ class SchedulerTest {
                         0,
                         0.9,
                         prefixCaching,
-                        false,
+                        batchInvariant,
                         prefillTokens,
                         Duration.ofSeconds(1),
                         null),
@@ -622,6 +632,15 @@ class SchedulerTest {
         scheduler.admit();
         assertTrue(scheduler.hasPrefill());
         scheduler.schedule(new ArrayList<>());
+        assertFalse(scheduler.hasPrefill());
+    }
+
+    @ParameterizedTest
+    @CsvSource({"100, true", "64, false"}) // each prompt alone; no more than the budget
+    void shortPromptsAreRowsOfTheStep(int prefillTokens, boolean batchInvariant) {
+        Scheduler scheduler = scheduler(8, 8, 100, prefillTokens, true, batchInvariant);
+        scheduler.addAll(List.of(sequence(40, 4), sequence(40, 4)));
+        scheduler.admit();
         assertFalse(scheduler.hasPrefill());
     }
 

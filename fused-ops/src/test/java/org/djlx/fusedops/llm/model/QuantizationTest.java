@@ -227,7 +227,8 @@ class QuantizationTest {
         "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
         "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
         "NONE, FP8, FLOAT32, 1, fp8 keys and values need kernels",
-        "NONE, , BFLOAT16, 1, the quantization or the KV cache dtype is null"
+        "NONE, , BFLOAT16, 1, the KV cache dtype is null; use KvCache.Dtype.AUTO",
+        ", AUTO, BFLOAT16, 1, the quantization is null; use Quantization.NONE"
     })
     void devicesRefuseWhatTheyCannotCompute(
             Quantization quantization,

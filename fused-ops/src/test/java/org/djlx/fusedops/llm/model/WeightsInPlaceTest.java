@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.file.DirectoryStream;
@@ -147,6 +148,18 @@ class WeightsInPlaceTest {
             assertEquals(before, engine.submit(request).await(Duration.ofMinutes(1)));
         }
         assertFalse(isMapped());
+    }
+
+    @Test
+    void weightsOfAnotherTypeAreCopied() throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.FLOAT32, true, 16), 1);
+        try (TextEngine engine =
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optDataType(DataType.BFLOAT16)
+                        .build()) {
+            assertFalse(isMapped(), engine::toString);
+        }
     }
 
     @Test
