@@ -217,7 +217,7 @@ class DecoderKernelsGpuTest {
 
     /**
      * Sequences whose cache blocks lie apart, after tokens of earlier sequences: NaN, in e4m3 480.
-     * Values have magnitudes of 1 to 0.001.
+     * So are the new tokens' slots before each call. Values have magnitudes of 1 to 0.001.
      */
     @ParameterizedTest(name = "{0}, cache of {1} bits, heads of {2}, {3} in a group, window {4}")
     @CsvSource({
@@ -227,22 +227,28 @@ class DecoderKernelsGpuTest {
         "FLOAT16, 8, 128, 8, 0",
         "BFLOAT16, 8, 64, 7, 100",
         "FLOAT16, 8, 80, 1, 0",
-        "BFLOAT16, 8, 112, 2, 0"
+        "BFLOAT16, 8, 112, 2, 0",
+        "FLOAT16, 8, 16, 3, 0"
     })
     void attentionIsThatOfKeysAndValuesAsTheyAreStored(
             ScalarType type, int cacheBits, int headSize, int groupSize, int window) {
         int[] some = {1, 2, 15, 16, 17, 100, 127, 128, 129, 257, 300, 700};
-        int[] lengths = IntStream.range(0, 140).map(i -> some[i % some.length]).toArray();
+        int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        int rows = Math.max(140, processors);
+        int[] lengths = IntStream.range(0, rows).map(i -> some[i % some.length]).toArray();
+        lengths[100] = 3000;
+        lengths[101] = 2049;
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         DecoderKernels.Model model =
                 new DecoderKernels.Model(type, 16, 8, headSize, groupSize, 16, cacheBits);
         try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
                 AttentionCase all = new AttentionCase(kernels, model, window, lengths)) {
-            float[] actual = all.attend(false, true, 0, lengths.length);
+            float[] actual = all.attend(false, true, 0, rows);
             all.requireNear(actual);
-            assertArrayEquals(actual, all.attend(true, true, 0, lengths.length));
-            // By one span of a sequence, and by several.
-            all.requireNear(all.attend(false, false, 0, lengths.length));
+            assertArrayEquals(actual, all.attend(true, true, 0, rows));
+            // By spans of 2,048 tokens, which are the longest, of 2 chunks, and of 1 chunk.
+            all.requireNear(all.attend(false, false, 0, rows));
+            all.requireNear(all.attend(false, false, 0, (processors + 2) / 3));
             all.requireNear(all.attend(false, false, 0, some.length));
             int row = some.length * groupSize * 2 * headSize; // of that many sequences
             float[] few = Arrays.copyOfRange(actual, row, 2 * row);
@@ -255,17 +261,23 @@ class DecoderKernelsGpuTest {
 
         private static final int HEADS = 2; // of keys
         private static final int BLOCK = 16;
-        private static final int STRIDE = 64; // of the block table
+        private static final int STRIDE = 256; // of the block table
+        private static final float[] COSINES = {1, 0, -1, 0}; // of quarter turns
+        private static final float[] SINES = {0, 1, 0, -1};
 
         private final DecoderKernels kernels;
         private final DecoderKernels.Model model;
         private final int window;
         private final int[] lengths;
         private final NDManager buffers = manager.newSubManager();
+        private final NDArray[] cached; // keys, values and the scales of both
+        private final NDArray[] prompts; // what `cached` has before the new tokens
         private final DecoderKernels.Cache cache;
+        private final int[] turns; // quarter turns of each position and pair; rotation is exact
         private final NDArray cosines;
         private final NDArray sines;
         private final NDArray qkv; // of the new tokens
+        private final double[] rotated; // the new tokens with queries and keys rotated
         private final int[][] slots; // of each sequence
         private final double[][][] stored = new double[2][][]; // keys and values of each sequence
 
@@ -279,16 +291,23 @@ class DecoderKernelsGpuTest {
             int blocks = Arrays.stream(lengths).map(length -> (length + BLOCK - 1) / BLOCK).sum();
             long elements = (long) blocks * BLOCK * HEADS * size;
             long scales = (long) blocks * BLOCK * HEADS;
+            cached =
+                    new NDArray[] {
+                        garbage(elements * model.cacheBits() / 8),
+                        garbage(elements * model.cacheBits() / 8),
+                        garbage(scales * Float.BYTES),
+                        garbage(scales * Float.BYTES)
+                    };
             cache =
                     new DecoderKernels.Cache(
-                            garbage(elements * model.cacheBits() / 8),
-                            garbage(elements * model.cacheBits() / 8),
-                            garbage(scales * Float.BYTES),
-                            garbage(scales * Float.BYTES));
-            Shape angles = new Shape(STRIDE * BLOCK, size / 2);
-            cosines = buffers.ones(angles);
-            sines = buffers.zeros(angles);
+                            Torch.dataPointer(cached[0]),
+                            Torch.dataPointer(cached[1]),
+                            Torch.dataPointer(cached[2]),
+                            Torch.dataPointer(cached[3]));
             SplittableRandom random = new SplittableRandom(5);
+            turns = random.ints(STRIDE * BLOCK * size / 2, 0, 4).toArray();
+            cosines = table(COSINES);
+            sines = table(SINES);
             slots = new int[lengths.length][];
             int next = blocks;
             for (int row = 0; row < lengths.length; row++) {
@@ -301,14 +320,41 @@ class DecoderKernelsGpuTest {
             qkv = tokens(random, lengths.length, model.groupSize() * HEADS, 1);
             stored[0] = new double[lengths.length][];
             stored[1] = new double[lengths.length][];
+            rotated = doubles(qkv);
             for (int row = 0; row < lengths.length; row++) {
+                int heads = (model.groupSize() + 1) * HEADS; // of queries and keys
+                rotate(rotated, row * (heads + HEADS) * size, heads, lengths[row] - 1);
                 store(random, row);
             }
+            prompts = Arrays.stream(cached).map(NDArray::duplicate).toArray(NDArray[]::new);
         }
 
-        private long garbage(long bytes) {
-            NDArray array = buffers.full(new Shape(bytes), 255, DataType.UINT8);
-            return Torch.dataPointer(array);
+        private NDArray garbage(long bytes) {
+            return buffers.full(new Shape(bytes), 255, DataType.UINT8);
+        }
+
+        /** Returns an entry of {@code ofTurns} for each position and pair. */
+        private NDArray table(float... ofTurns) {
+            float[] values = new float[turns.length];
+            for (int i = 0; i < values.length; i++) {
+                values[i] = ofTurns[turns[i]];
+            }
+            return buffers.create(values, new Shape(STRIDE * BLOCK, model.headSize() / 2));
+        }
+
+        /** Rotates heads of a token. */
+        private void rotate(double[] all, int begin, int heads, int position) {
+            int half = model.headSize() / 2;
+            for (int head = 0; head < heads; head++) {
+                for (int pair = 0; pair < half; pair++) {
+                    int turn = turns[position * half + pair];
+                    int i = begin + head * 2 * half + pair;
+                    double first = all[i];
+                    double second = all[i + half];
+                    all[i] = first * COSINES[turn] - second * SINES[turn];
+                    all[i + half] = second * COSINES[turn] + first * SINES[turn];
+                }
+            }
         }
 
         /** Returns heads of queries, keys and values of tokens. */
@@ -333,7 +379,11 @@ class DecoderKernelsGpuTest {
             int count = lengths[row] - 1;
             float magnitude = (float) Math.pow(10, -(row % 4));
             NDArray prompt = tokens(random, Math.max(1, count), 0, magnitude);
-            if (count > 0) {
+            double[] all = Arrays.copyOf(doubles(prompt), lengths[row] * 2 * HEADS * size);
+            for (int token = 0; token < count; token++) {
+                rotate(all, token * 2 * HEADS * size, HEADS, token);
+            }
+            if (count > 0) { // rotates the prompt's keys in place
                 kernels.rotateAndCache(
                         streams.get(),
                         count,
@@ -346,11 +396,9 @@ class DecoderKernelsGpuTest {
                         0,
                         HEADS);
             }
-            double[] own = doubles(qkv);
-            int width = own.length / lengths.length;
-            double[] all = Arrays.copyOf(doubles(prompt), lengths[row] * 2 * HEADS * size);
+            int width = rotated.length / lengths.length;
             System.arraycopy(
-                    own,
+                    rotated,
                     (row + 1) * width - 2 * HEADS * size,
                     all,
                     count * 2 * HEADS * size,
@@ -375,21 +423,23 @@ class DecoderKernelsGpuTest {
         }
 
         private void requireGathered(int row, int count) {
-            int size = model.headSize();
-            Shape shape = new Shape(count, HEADS * size);
-            NDArray keys = Torch.empty(buffers, shape, model.type());
-            NDArray values = Torch.empty(buffers, shape, model.type());
+            Shape shape = new Shape(count, HEADS * model.headSize());
             long[] from = Arrays.stream(slots[row]).limit(count).asLongStream().toArray();
-            kernels.gather(
-                    streams.get(),
-                    count,
-                    Torch.dataPointer(keys),
-                    Torch.dataPointer(values),
-                    cache,
-                    Torch.dataPointer(buffers.create(from)),
-                    HEADS);
-            assertArrayEquals(rounded(stored[0][row], count), floats(keys));
-            assertArrayEquals(rounded(stored[1][row], count), floats(values));
+            try (NDArray keys = Torch.empty(manager, shape, model.type());
+                    NDArray values = Torch.empty(manager, shape, model.type());
+                    NDArray all = manager.create(from)) {
+                kernels.gather(
+                        streams.get(),
+                        count,
+                        Torch.dataPointer(keys),
+                        Torch.dataPointer(values),
+                        cache,
+                        Torch.dataPointer(all),
+                        HEADS);
+                String of = " of row " + row;
+                assertArrayEquals(rounded(stored[0][row], count), floats(keys), "keys" + of);
+                assertArrayEquals(rounded(stored[1][row], count), floats(values), "values" + of);
+            }
         }
 
         /** Returns heads of some tokens in the model's type. */
@@ -404,7 +454,10 @@ class DecoderKernelsGpuTest {
             }
         }
 
-        /** Returns the attention of the new tokens of some rows. */
+        /**
+         * Returns the attention of the new tokens of some rows. Checks that the cache then has
+         * their keys and values, which it lacks before.
+         */
         float[] attend(boolean sharesSequences, boolean keepsOrder, int from, int to) {
             int rows = to - from;
             int size = model.headSize();
@@ -412,19 +465,26 @@ class DecoderKernelsGpuTest {
             int[] positions = new int[rows];
             int[] firstChunks = new int[rows + 1];
             int[] table = new int[rows * STRIDE];
+            int mostChunks = 0;
             for (int i = 0; i < rows; i++) {
                 int length = lengths[from + i];
+                int chunks = (length - 1) / DecoderKernels.CHUNK + 1;
+                mostChunks = Math.max(mostChunks, chunks);
                 positions[i] = length - 1;
-                firstChunks[i + 1] = firstChunks[i] + (length - 1) / DecoderKernels.CHUNK + 1;
+                firstChunks[i + 1] = firstChunks[i] + chunks;
                 for (int block = 0; block * BLOCK < length; block++) {
                     table[i * STRIDE + block] = slots[from + i][block * BLOCK];
                 }
+            }
+            for (int i = 0; i < cached.length; i++) {
+                prompts[i].copyTo(cached[i]);
             }
             // A copy, because the queries and keys of shared sequences are rotated in place.
             try (NDArray own = qkv.get(new NDIndex().addSliceDim(from, to)).duplicate();
                     NDManager step = buffers.newSubManager()) {
                 NDArray output = Torch.empty(step, new Shape(rows, queries * size), model.type());
                 int chunkSize = queries * (size + DecoderKernels.CHUNK_EXTRA);
+                NDArray ended = step.zeros(new Shape(rows, HEADS), DataType.INT32);
                 kernels.attend(
                         streams.get(),
                         new DecoderKernels.Attention(
@@ -437,16 +497,21 @@ class DecoderKernelsGpuTest {
                                 Torch.dataPointer(sines),
                                 Torch.dataPointer(step.create(firstChunks)),
                                 Torch.dataPointer(
-                                        step.zeros(new Shape(firstChunks[rows], chunkSize))),
-                                Torch.dataPointer(
-                                        step.zeros(new Shape(rows, HEADS), DataType.INT32)),
+                                        step.full(
+                                                new Shape(firstChunks[rows], chunkSize),
+                                                Float.NaN)),
+                                Torch.dataPointer(ended),
                                 window),
                         sharesSequences,
                         keepsOrder,
                         rows,
                         HEADS,
-                        (700 + DecoderKernels.CHUNK - 1) / DecoderKernels.CHUNK,
+                        mostChunks,
                         STRIDE);
+                for (int row = from; row < to; row++) {
+                    requireGathered(row, lengths[row]);
+                }
+                assertArrayEquals(new int[rows * HEADS], ended.toIntArray());
                 return floats(output);
             }
         }
@@ -455,8 +520,7 @@ class DecoderKernelsGpuTest {
         void requireNear(float[] actual) {
             int size = model.headSize();
             int queries = model.groupSize() * HEADS;
-            double[] own = doubles(qkv);
-            int width = own.length / lengths.length;
+            int width = rotated.length / lengths.length;
             double rounding = model.type() == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
             for (int row = 0; row * queries * size < actual.length; row++) {
                 int first = window == 0 ? 0 : Math.max(0, lengths[row] - window);
@@ -466,9 +530,9 @@ class DecoderKernelsGpuTest {
                     double sum = 0;
                     for (int token = first; token < lengths[row]; token++) {
                         int key = (token * HEADS + head) * size;
-                        double score =
-                                dot(own, row * width + query * size, stored[0][row], key, size)[0];
-                        weights[token] = Math.exp(score / Math.sqrt(size));
+                        int own = row * width + query * size;
+                        double[] score = dot(rotated, own, stored[0][row], key, size);
+                        weights[token] = Math.exp(score[0] / Math.sqrt(size));
                         sum += weights[token];
                     }
                     for (int i = 0; i < size; i++) {

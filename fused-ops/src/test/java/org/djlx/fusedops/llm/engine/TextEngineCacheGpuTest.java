@@ -146,15 +146,18 @@ class TextEngineCacheGpuTest {
         }
     }
 
+    /** Large steps use other kernels than single sequences, unless bits are to be the same. */
     @ParameterizedTest
     @CsvSource({
-        "1, false, AUTO",
-        "2, false, AUTO",
-        "1, true, AUTO",
-        "2, true, AUTO",
-        "1, true, FP8"
+        "1, false, AUTO, 0.05",
+        "2, false, AUTO, 0.05",
+        "1, false, FP8, 0.15",
+        "1, true, AUTO, 0",
+        "2, true, AUTO, 0",
+        "1, true, FP8, 0"
     })
-    void runs256Sequences(int ranks, boolean batchInvariant, KvCache.Dtype dtype) throws Exception {
+    void runs256Sequences(int ranks, boolean batchInvariant, KvCache.Dtype dtype, double most)
+            throws Exception {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 256; i++) {
             requests.add(TextEngineTest.request(i % 200, i / 200).optMaxNewTokens(40).build());
@@ -167,6 +170,7 @@ class TextEngineCacheGpuTest {
                 assertEquals(0, generator.statistics().finished());
                 Thread.onSpinWait();
             }
+            int compared = 0;
             for (int i = 0; i < 256; i += 17) {
                 List<GeneratedPiece> together = generations.get(i).await(LONG);
                 List<GeneratedPiece> alone = generator.submit(requests.get(i)).await(LONG);
@@ -174,13 +178,19 @@ class TextEngineCacheGpuTest {
                     assertEquals(alone, together, "of " + i);
                 } else { // Texts part where the last bits decide between two tokens.
                     assertEquals(alone.size(), together.size());
-                    assertEquals(
-                            alone.get(0).logProbability(),
-                            together.get(0).logProbability(),
-                            0.05,
-                            "of " + i);
+                    for (int k = 0; k < alone.size(); k++) {
+                        GeneratedPiece expected = alone.get(k);
+                        GeneratedPiece piece = together.get(k);
+                        String of = "of piece " + k + " of " + i;
+                        assertEquals(expected.logProbability(), piece.logProbability(), most, of);
+                        if (expected.token() != piece.token()) {
+                            break;
+                        }
+                        compared++;
+                    }
                 }
             }
+            assertTrue(batchInvariant || compared > 32, compared + " tokens are the same");
         }
     }
 }

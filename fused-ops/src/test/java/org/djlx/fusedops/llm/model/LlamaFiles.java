@@ -37,6 +37,14 @@ public final class LlamaFiles {
 
     /** A model whose sizes GPUs have kernels for, among up to 8 ranks. */
     public static ModelConfig decodable(ScalarType type, boolean tied, int headSize) {
+        return decodable(type, tied, headSize, false);
+    }
+
+    /** Such a model; all of its projections have biases or none has. */
+    static ModelConfig decodable(ScalarType type, boolean tied, int headSize, boolean biased) {
+        LayerConfig.Mlp mlp = new LayerConfig.Mlp(128, LayerConfig.Activation.SILU, biased, null);
+        LayerConfig.Attention attention =
+                LayerConfig.Attention.of(rope(headSize), headSize, biased);
         return new ModelConfig(
                 "llama",
                 203,
@@ -49,7 +57,7 @@ public final class LlamaFiles {
                 tied,
                 List.of(7),
                 type,
-                Collections.nCopies(2, LayerConfig.llama(rope(headSize), headSize, 128)),
+                Collections.nCopies(2, new LayerConfig(attention, mlp, false)),
                 1,
                 0,
                 false,
@@ -93,8 +101,9 @@ public final class LlamaFiles {
     /** Values that depend on the tensor's name and the seed alone. */
     static NDArray values(NDManager manager, TensorSpec spec, long seed) {
         Random random = new Random(seed * 31 + spec.name().hashCode());
-        boolean norm = spec.shape().dimension() == 1;
-        double scale = norm ? 0.2 : 1 / Math.sqrt(spec.shape().get(1));
+        boolean isVector = spec.shape().dimension() == 1;
+        boolean norm = isVector && !spec.name().endsWith(".bias");
+        double scale = isVector ? 0.2 : 1 / Math.sqrt(spec.shape().get(1));
         float[] values = new float[(int) spec.shape().size()];
         for (int i = 0; i < values.length; i++) {
             values[i] = (float) ((norm ? 1 : 0) + scale * random.nextGaussian());
@@ -124,6 +133,8 @@ public final class LlamaFiles {
         json.addProperty("rms_norm_eps", config.epsilon());
         json.addProperty("rope_theta", config.rope().theta());
         json.add("rope_scaling", rope);
+        json.addProperty("attention_bias", config.layer(0).attention().inputBias());
+        json.addProperty("mlp_bias", config.layer(0).mlp().bias());
         json.addProperty("tie_word_embeddings", config.tied());
         json.add("eos_token_id", end);
         json.addProperty("torch_dtype", config.type().name().toLowerCase());

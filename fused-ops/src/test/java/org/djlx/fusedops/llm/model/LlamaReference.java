@@ -87,10 +87,10 @@ public final class LlamaReference {
         double[][] v = new double[length][];
         for (int t = 0; t < length; t++) {
             double[] h = normalized(x[t], name + "input_layernorm.weight");
-            q[t] = turned(product(weights.get(name + "self_attn.q_proj.weight"), h), t);
-            k[t] = turned(product(weights.get(name + "self_attn.k_proj.weight"), h), t);
+            q[t] = turned(projection(name + "self_attn.q_proj", h), t);
+            k[t] = turned(projection(name + "self_attn.k_proj", h), t);
             k[t] = cached.apply(k[t]);
-            v[t] = cached.apply(product(weights.get(name + "self_attn.v_proj.weight"), h));
+            v[t] = cached.apply(projection(name + "self_attn.v_proj", h));
         }
         int sharing = config.heads() / config.kvHeads();
         for (int t = 0; t < length; t++) {
@@ -113,16 +113,16 @@ public final class LlamaReference {
                     }
                 }
             }
-            add(x[t], product(weights.get(name + "self_attn.o_proj.weight"), attended));
+            add(x[t], projection(name + "self_attn.o_proj", attended));
         }
         for (int t = 0; t < length; t++) {
             double[] h = normalized(x[t], name + "post_attention_layernorm.weight");
-            double[] gate = product(weights.get(name + "mlp.gate_proj.weight"), h);
-            double[] up = product(weights.get(name + "mlp.up_proj.weight"), h);
+            double[] gate = projection(name + "mlp.gate_proj", h);
+            double[] up = projection(name + "mlp.up_proj", h);
             for (int i = 0; i < gate.length; i++) {
                 gate[i] *= up[i] / (1 + Math.exp(-gate[i]));
             }
-            add(x[t], product(weights.get(name + "mlp.down_proj.weight"), gate));
+            add(x[t], projection(name + "mlp.down_proj", gate));
         }
     }
 
@@ -191,6 +191,15 @@ public final class LlamaReference {
         double[] y = new double[x.length];
         for (int i = 0; i < x.length; i++) {
             y[i] = x[i] * factor * weight[i];
+        }
+        return y;
+    }
+
+    private double[] projection(String name, double[] x) {
+        double[] y = product(weights.get(name + ".weight"), x);
+        double[] bias = weights.get(name + ".bias");
+        if (bias != null) {
+            add(y, bias);
         }
         return y;
     }

@@ -58,18 +58,20 @@ class QuantizationGpuTest {
     /**
      * A prompt, steps of 16 and of more than 32 rows, and steps after them. With FP8 their
      * activations are rounded to 4 bits, by 2.6 % in the root mean square, in five products of both
-     * layers and in the last one.
+     * layers and in the last one. Projections may have biases.
      */
     @ParameterizedTest
     @CsvSource({
-        "FP8, BFLOAT16, true, 0.1",
-        "INT4, BFLOAT16, true, 0.02",
-        "INT4, FLOAT16, false, 0.005"
+        "FP8, BFLOAT16, true, false, 0.1",
+        "FP8, BFLOAT16, true, true, 0.1",
+        "INT4, BFLOAT16, true, false, 0.02",
+        "INT4, FLOAT16, false, false, 0.005"
     })
     void promptsAndLargeStepsHaveThemButForRounding(
-            Quantization quantization, ScalarType type, boolean tied, double most)
+            Quantization quantization, ScalarType type, boolean tied, boolean biased, double most)
             throws Exception {
-        Case of = new Case(quantization, type, tied, 100, 1, 16, 50, 1);
+        ModelConfig model = LlamaFiles.decodable(type, tied, 16, biased);
+        Case of = new Case(quantization, model, 100, 1, 16, 50, 1);
         float[][] logits = of.logits();
         double[][] rounded = of.expected(quantization);
         double[][] exact = of.expected(Quantization.NONE);
@@ -170,8 +172,12 @@ class QuantizationGpuTest {
 
         Case(Quantization quantization, ScalarType type, boolean tied, int... chunks)
                 throws IOException {
+            this(quantization, LlamaFiles.decodable(type, tied, 16), chunks);
+        }
+
+        Case(Quantization quantization, ModelConfig model, int... chunks) throws IOException {
             P2pRanks.require(1);
-            LlamaFiles.write(directory, LlamaFiles.decodable(type, tied, 16), 1);
+            LlamaFiles.write(directory, model, 1);
             config = ModelConfig.read(directory);
             this.quantization = quantization;
             this.chunks = chunks;
@@ -191,7 +197,9 @@ class QuantizationGpuTest {
                             directory,
                             (spec, values) -> {
                                 String name = spec.name();
-                                if (name.contains("norm") || name.contains("embed_tokens")) {
+                                if (name.contains("norm")
+                                        || name.contains("embed_tokens")
+                                        || name.endsWith(".bias")) {
                                     return values;
                                 }
                                 int depth = (int) spec.shape().get(1);
