@@ -188,7 +188,8 @@ bench_decode() {
 }
 
 bench_llama_cpp() {
-  local peer=$work/llama-cpp results=$root/ci/results/llama-cpp size=${1:-110m} case threads
+  local peer=$work/llama-cpp results=$root/ci/results/llama-cpp size=${1:-110m} case threads commit
+  commit=$(commit) # before the first results change files
   mkdir -p "$peer" "$results"
   cp "$root"/ci/bench/peers/{*.mjs,package.json} "$peer"
   # Its script would compile where no binary fits.
@@ -198,7 +199,7 @@ bench_llama_cpp() {
       # shellcheck disable=SC2086 # words
       set -- $case $threads
       OMP_NUM_THREADS=$3 "$root/ci/bench/run.sh" bench-llama-cpp "$peer/llama_cpp_peer.mjs" --model "$size" --type "${1^^}" \
-        --quantize "${2^^}" --ranks "$4" --json "$results/$size-$1-$2-threads$3-ranks$4.json" --commit "$(commit)"
+        --quantize "${2^^}" --ranks "$4" --json "$results/$size-$1-$2-threads$3-ranks$4.json" --commit "$commit"
     done
   done
 }
