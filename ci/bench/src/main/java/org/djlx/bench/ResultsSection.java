@@ -283,7 +283,7 @@ final class ResultsSection {
                         "p90, µs",
                         "sampled, µs",
                         "tokens/s",
-                        "reading the weights, µs",
+                        "reading the memory, µs",
                         "PyTorch, CUDA graph, µs",
                         "torch.compile, CUDA graph, µs");
         for (StepRow step : read("steps", StepRow[].class)) {
@@ -318,7 +318,10 @@ final class ResultsSection {
                 "A random Llama: %s layers, hidden size %s, vocabulary %s, %s%s%s.%n%n%s%n%s%nFirst"
                         + " token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain reading"
                         + " of the files: %.1f s.%n",
-                config.get("layers"),
+                // Older files have the number.
+                config.has("layers")
+                        ? config.get("layers")
+                        : config.getAsJsonArray("layerConfigs").size(),
                 config.get("hiddenSize"),
                 config.get("vocabularySize"),
                 config.get("type").getAsString().toLowerCase(Locale.ROOT),
