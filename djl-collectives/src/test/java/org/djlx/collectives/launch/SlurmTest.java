@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -34,9 +35,20 @@ class SlurmTest {
 
     private final List<Process> daemons = new ArrayList<>();
 
-    private static int freePort() throws IOException {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
+    /** Returns the first of adjacent free ports, below those of connections. */
+    private static int freePorts(int count) {
+        int first = 20_000 + (int) (ProcessHandle.current().pid() % 10_000);
+        while (!IntStream.range(first, first + count).allMatch(SlurmTest::isFree)) {
+            first++;
+        }
+        return first;
+    }
+
+    private static boolean isFree(int port) {
+        try (ServerSocket socket = new ServerSocket(port)) {
+            return socket.isBound();
+        } catch (IOException e) {
+            return false;
         }
     }
 
@@ -64,6 +76,7 @@ class SlurmTest {
                 root && Files.isExecutable(Path.of("/usr/sbin/slurmctld")),
                 "Slurm is not installed, or this is not root: Debian's package is slurm-wlm");
         String host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
+        int port = freePorts(3); // of the controller and the nodes
         StringBuilder text = new StringBuilder();
         text.append(
                 """
@@ -89,11 +102,10 @@ class SlurmTest {
                 PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
                 """
                         .replace("HOST", host)
-                        .replace("PORT", "" + freePort())
+                        .replace("PORT", "" + port)
                         .replace("FOLDER", folder.toString()));
         text.append("NodeName=n[1-2] NodeHostname=").append(host);
-        int port = freePort();
-        text.append(" NodeAddr=127.0.0.1 Port=[").append(port).append('-').append(port + 1);
+        text.append(" NodeAddr=127.0.0.1 Port=[").append(port + 1).append('-').append(port + 2);
         text.append("] CPUs=4 Gres=gpu:8\n");
         Files.writeString(folder.resolve("slurm.conf"), text);
         String devices = folder.resolve("gpu[0-7]").toString();
