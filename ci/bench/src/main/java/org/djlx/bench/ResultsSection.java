@@ -221,7 +221,8 @@ final class ResultsSection {
                 parts.add(words[1] + " " + version(words[0]));
             }
         }
-        if (report.has("torch")) {
+        // A run without PyTorch has the cause there.
+        if (report.has("torch") && Character.isDigit(text("torch").charAt(0))) {
             parts.add("PyTorch " + text("torch"));
         }
         String[] options = read("jvmOptions", String[].class);

@@ -2,6 +2,7 @@
 package org.djlx.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -93,6 +94,9 @@ class ResultsPagesTest {
         assertTrue(page.contains("bfloat16, weights in fp8, keys and values in fp8."), page);
         assertTrue(page.contains("| torch.compile, CUDA graph, µs |"), page);
         assertTrue(page.contains(" | 4,321 |"), page);
+        report.addProperty("torch", "it has ended");
+        page = new ResultsSection("decode.json", report).markdown();
+        assertFalse(page.contains("it has ended"), page);
     }
 
     @Test
