@@ -252,8 +252,8 @@ public final class ModelKernels implements AutoCloseable {
     /**
      * Requires kernels for a KV cache in fp8, and for quantized weights.
      *
-     * @param forCache whether there are kernels but for the weights
-     * @param forWeights whether there are kernels for the weights
+     * @param forCache whether there are kernels for the model with weights in 16 bits
+     * @param forWeights whether there are kernels for its weights as they are stored
      */
     private static void requireKernels(
             ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
