@@ -315,8 +315,7 @@ class AllReduceRmsNormGpuTest {
                                                 0,
                                                 width,
                                                 depth,
-                                                width,
-                                                null);
+                                                width);
                         matmul.run(); // loads the kernel, which blocks while another rank waits
                         device.synchronize();
                         ranks.await();

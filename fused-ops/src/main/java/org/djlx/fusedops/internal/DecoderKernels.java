@@ -88,19 +88,12 @@ public final class DecoderKernels implements AutoCloseable {
     private static final int MOST_SPAN = 16 * CHUNK; // a longer one would end after all others
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
-    private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
 
     /**
      * The variants of the matmul kernel: largest number of rows, weight tiles of a group, largest
      * number of stages.
      */
     private static final List<int[]> MATMULS = CONSTANTS.calls("MATMUL");
-
-    /**
-     * The variants of the matmul kernel that normalises its row: weight tiles of a group, largest
-     * number of stages.
-     */
-    private static final List<int[]> NORM_MATMULS = CONSTANTS.calls("NORM_MATMUL");
 
     private static final int MAX_HEAD = 128;
     private static final int MAX_GROUP_SIZE = 8;
@@ -112,11 +105,11 @@ public final class DecoderKernels implements AutoCloseable {
     private static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
 
-    private static final Norm NO_NORM = new Norm(0, 0, 0, 0);
-
+    private final CudaDevice device;
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
     private final Model model;
+    private final boolean isHopper;
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -169,11 +162,12 @@ public final class DecoderKernels implements AutoCloseable {
     /** Compiles the kernels, or takes them from the cache. */
     public DecoderKernels(CudaDevice device, KernelCompiler compiler, Model model) {
         this.model = model;
+        this.device = device;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         maxSharedBytes = maxSharedBytes(device);
-        boolean clusters = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= HOPPER;
+        isHopper = isHopper(device);
         sampleSize =
-                clusters
+                isHopper
                         ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
                         : LaunchSize.of(1, SAMPLE_THREADS);
         prepare(device, compiler, model); // compiles all parts at the same time
@@ -196,13 +190,10 @@ public final class DecoderKernels implements AutoCloseable {
             normHeads = module.kernel("norm_heads");
             top = modules.get(1).kernel("decode_top");
             sample = modules.get(1).kernel("decode_sample");
-            for (int[] matmul : NORM_MATMULS) {
-                addMatmul(modules.get(2), PACK, matmul[0], matmul[1], true);
-            }
             for (int[] matmul : MATMULS) {
                 if (matmul[0] <= model.rows) {
-                    int part = 3 + Integer.numberOfTrailingZeros(matmul[0] / PACK);
-                    addMatmul(modules.get(part), matmul[0], matmul[1], matmul[2], false);
+                    int part = 2 + Integer.numberOfTrailingZeros(matmul[0] / PACK);
+                    addMatmul(modules.get(part), matmul[0], matmul[1], matmul[2]);
                 }
             }
             done = true;
@@ -228,7 +219,7 @@ public final class DecoderKernels implements AutoCloseable {
 
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
-     * sampling; matmuls of one normalised row; matmuls of up to 8 rows, 16 rows and so on.
+     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -242,7 +233,7 @@ public final class DecoderKernels implements AutoCloseable {
                         "-DBLOCK_TOKENS=" + model.blockTokens,
                         "-DCACHE_BITS=" + model.cacheBits));
         parts.add(new Part(SAMPLING_SOURCE, type));
-        for (int rows = 1; rows <= model.rows; rows = Math.max(PACK, 2 * rows)) {
+        for (int rows = PACK; rows <= model.rows; rows *= 2) {
             parts.add(
                     new Part(
                             MATMUL_SOURCE,
@@ -251,7 +242,27 @@ public final class DecoderKernels implements AutoCloseable {
                             "-DWEIGHT_BITS=" + model.weightBits,
                             "-DSHARED_BYTES=" + maxSharedBytes(device)));
         }
+        if (isHopper(device)) {
+            String bits = "-DWEIGHT_BITS=" + model.weightBits;
+            parts.add(new Part(MatmulChain.SOURCE, type, bits, MatmulChain.REGISTERS));
+        }
         return parts;
+    }
+
+    private static boolean isHopper(CudaDevice device) {
+        return device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) == HOPPER;
+    }
+
+    /**
+     * Returns a chain of matmuls for one rank, valid as long as these kernels; null if the GPU has
+     * none.
+     *
+     * @param hidden the depth of matmuls that normalise their rows
+     * @param depths the depths of the other matmuls
+     */
+    public MatmulChain chain(int hidden, int... depths) {
+        CudaModule module = modules.get(modules.size() - 1);
+        return isHopper ? new MatmulChain(device, module, model.weightBits, hidden, depths) : null;
     }
 
     private static KernelSource source(String name) {
@@ -266,12 +277,7 @@ public final class DecoderKernels implements AutoCloseable {
      * A variant of the matmul kernel. A thread block computes a group of tiles, or several groups.
      */
     private record Matmul(
-            CudaKernel kernel,
-            int rows,
-            int tiles,
-            int sharedBytes,
-            boolean isNorming,
-            boolean isForGroups) {
+            CudaKernel kernel, int rows, int tiles, int sharedBytes, boolean isForGroups) {
 
         long groups(long all) {
             return ceilDiv(all, tiles);
@@ -293,21 +299,19 @@ public final class DecoderKernels implements AutoCloseable {
                 * (TILE * matmul.tiles + matmul.rows * model.xPacks() / 2);
     }
 
-    private void addMatmul(
-            CudaModule module, int rows, int tiles, int maxStages, boolean isNorming) {
+    private void addMatmul(CudaModule module, int rows, int tiles, int maxStages) {
         int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
         int xTiles = rows / PACK;
         boolean forGroups = xTiles == 1;
         int sums = forGroups ? tiles : 0;
         int scales = model.weightBits == 4 ? (tiles + 1) / 2 : 0;
-        int stage = 2 * tiles + (isNorming ? 0 : xTiles * model.xPacks()) + scales;
+        int stage = 2 * tiles + xTiles * model.xPacks() + scales;
         int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
-            String name = isNorming ? "norm_matmul" : "matmul_" + rows;
-            CudaKernel kernel = module.kernel("decode_" + name + "_" + tiles);
+            CudaKernel kernel = module.kernel("decode_matmul_" + rows + "_" + tiles);
             kernel.allowSharedMemory(maxSharedBytes);
             int sharedBytes = (stages * stage + sums) * pack;
-            matmuls.add(new Matmul(kernel, rows, tiles, sharedBytes, isNorming, forGroups));
+            matmuls.add(new Matmul(kernel, rows, tiles, sharedBytes, forGroups));
         }
     }
 
@@ -377,7 +381,6 @@ public final class DecoderKernels implements AutoCloseable {
      * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
      * @param depth the inner dimension
      * @param stride the distance between rows of the output, in elements
-     * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
      */
     public void matmul(
             CudaStream stream,
@@ -390,16 +393,14 @@ public final class DecoderKernels implements AutoCloseable {
             long bias,
             long width,
             long depth,
-            long stride,
-            Norm norm) {
+            long stride) {
         long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
-        Norm normed = norm == null ? NO_NORM : norm;
         for (int row = 0; row < rows; row += model.rows) {
             int count = Math.min(model.rows, rows - row);
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
             Matmul matmul =
                     matmuls.stream()
-                            .filter(m -> m.rows == maxRows && m.isNorming == (norm != null))
+                            .filter(m -> m.rows == maxRows)
                             .min(Comparator.comparingLong(m -> cost(m, tiles)))
                             .orElseThrow();
             arguments
@@ -414,43 +415,12 @@ public final class DecoderKernels implements AutoCloseable {
                             width,
                             depth,
                             stride,
-                            gated ? 1 : 0,
-                            normed.weight,
-                            normed.residual,
-                            normed.newResidual,
-                            Float.floatToRawIntBits(normed.epsilon));
+                            gated ? 1 : 0);
             LaunchSize size =
                     LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
-                            .withShared(matmul.sharedBytes + (norm == null ? 0 : normBytes(depth)));
+                            .withShared(matmul.sharedBytes);
             matmul.kernel.launch(stream, size.asDependent(), arguments);
         }
-    }
-
-    /**
-     * A residual addition and RMSNorm before a matmul: the matmul adds x to the residual, and
-     * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
-     * arrays are as long as x.
-     *
-     * @param newResidual receives the sum; must be neither x nor the residual
-     * @param epsilon the number added to the mean of squares
-     */
-    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
-
-    /**
-     * Returns whether the matmul kernels can normalise x: for one row that fits into shared memory.
-     * For two rows a separate kernel is faster.
-     */
-    public boolean canNorm(int rows, int depth) {
-        return rows == 1
-                && matmuls.stream()
-                        .filter(Matmul::isNorming)
-                        .allMatch(
-                                matmul -> matmul.sharedBytes <= maxSharedBytes - normBytes(depth));
-    }
-
-    /** Returns the shared memory for a row, the weight of its norm, and sums. */
-    private static int normBytes(long depth) {
-        return Math.toIntExact(2 * depth / PACK * PACK_BYTES) + NORM_SUMS;
     }
 
     /**
@@ -504,6 +474,7 @@ public final class DecoderKernels implements AutoCloseable {
      *     written before attention starts. With {@code keepsOrder} the bits are the same
      * @param keepsOrder whether the bits of a row must not depend on the other rows. If false, and
      *     each row is of another sequence, attention of many rows is faster
+     * @param besideChain whether a {@link MatmulChain} comes before and after
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
@@ -512,6 +483,7 @@ public final class DecoderKernels implements AutoCloseable {
             Attention of,
             boolean sharesSequences,
             boolean keepsOrder,
+            boolean besideChain,
             int rows,
             int heads,
             int chunks,
@@ -549,9 +521,11 @@ public final class DecoderKernels implements AutoCloseable {
             attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));
             return;
         }
-        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
-        boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
-        CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
+        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`; or one of
+        // `attentionLate` beside one of a chain, which reads weights at the same time.
+        long blocks = (long) rows * heads * chunks;
+        boolean late = blocks > 2L * multiprocessors || besideChain && blocks <= multiprocessors;
+        CudaKernel kernel = sharesSequences ? attentionCached : late ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
         kernel.launch(stream, size.asDependent(), arguments);
     }

@@ -3,7 +3,7 @@ package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
@@ -13,7 +13,9 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
@@ -117,7 +119,7 @@ class DecoderKernelsGpuTest {
         try (NDArray x = random(random, most, depth, type);
                 NDArray weight = random(random, gated ? 2 * width : width, depth, type);
                 NDArray bias = random(random, 1, gated ? 2 * width : width, type)) {
-            float[] all = multiply(kernels, gated, most, x, weight, bias, width, null);
+            float[] all = multiply(kernels, gated, most, x, weight, bias, width);
             double[] values = doubles(weight);
             values =
                     switch (bits) {
@@ -129,89 +131,130 @@ class DecoderKernelsGpuTest {
             for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50}) {
                 float[] expected = all.clone();
                 Arrays.fill(expected, rows * (width + GAP), expected.length, UNTOUCHED);
-                float[] few = multiply(kernels, gated, rows, x, weight, bias, width, null);
+                float[] few = multiply(kernels, gated, rows, x, weight, bias, width);
                 assertArrayEquals(expected, few, rows + " rows, width " + width);
             }
         }
     }
 
     /**
-     * Widths for each variant of stripes, and for two groups of stripes; rows of less and more than
-     * a pack per thread.
+     * A layer's matmuls: x is normed and multiplied; the product is multiplied with gates; that to
+     * the size of x; its sum with the residual is normed and multiplied. Rows of 1 to 18 segments,
+     * in one window or two; fewer tiles than blocks, and more.
      */
     @ParameterizedTest
     @CsvSource({
-        "FLOAT16, 0, 72, 16",
-        "BFLOAT16, 2, 72, 16",
-        "BFLOAT16, 3, 72, 16",
-        "BFLOAT16, 4, 72, 16",
-        "BFLOAT16, 7, 72, 16",
-        "BFLOAT16, 14, 1032, 16",
-        "BFLOAT16, 0, 2056, 16",
-        "BFLOAT16, 0, 4096, 16",
-        "FLOAT16, 0, 8192, 16",
-        "BFLOAT16, 3, 1040, 8",
-        "BFLOAT16, 14, 80, 8",
-        "BFLOAT16, 0, 4096, 4",
-        "FLOAT16, 7, 1032, 4",
-        "BFLOAT16, 2, 72, 4"
+        "BFLOAT16, 16, 1, 72, 40",
+        "FLOAT16, 16, 1, 1032, 2056",
+        "BFLOAT16, 16, 1, 2056, 9224",
+        "BFLOAT16, 8, 1, 4096, 5008",
+        "BFLOAT16, 8, 3, 80, 48",
+        "BFLOAT16, 8, 4, 1040, 9232",
+        "BFLOAT16, 4, 1, 4096, 5120",
+        "FLOAT16, 4, 2, 1024, 512",
+        "BFLOAT16, 4, 4, 1000, 9216"
     })
-    void productsNormAsTheKernelForNormsDoes(
-            ScalarType type, int waves, int depth, int weightBits) {
+    void aChainHasTheBitsOfItsMatmuls(
+            ScalarType type, int weightBits, int rows, int hidden, int inner) {
         bits = weightBits;
-        int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * 16;
-        int width = waves == 0 ? 40 : waves * wave - 5;
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         try (DecoderKernels kernels = kernels(type);
                 QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type);
-                RmsNormKernels norms = new RmsNormKernels(device, streams, compiler, 1)) {
+                RmsNormKernels norms = new RmsNormKernels(device, streams, compiler, 1);
+                NDManager buffers = manager.newSubManager();
+                NDArray arrivals = manager.zeros(new Shape(1), DataType.INT32)) {
             quantizer = quantize;
-            assertFalse(kernels.canNorm(2, depth));
-            assumeTrue(kernels.canNorm(1, depth), "no room for a row of " + depth);
-            for (boolean gated : new boolean[] {false, true}) {
-                checkNorm(kernels, norms, type, gated, width, depth);
+            MatmulChain chain = kernels.chain(hidden, inner, 512);
+            assumeTrue(chain != null, "a chain needs a Hopper GPU");
+            assertTrue(chain.isFor(rows));
+            SplittableRandom random = new SplittableRandom(hidden);
+            NDArray residual = random(random, rows, hidden, type);
+            NDArray factors = random(random, 1, hidden, type);
+            NDArray x = random(random, rows, hidden, type);
+            NDArray bias = random(random, 1, inner, type);
+            int narrow = 512;
+            int[][] sizes = {{inner, hidden}, {2 * narrow, inner}, {hidden, narrow}, {40, hidden}};
+            List<QuantizeKernels.Matrix> weights = new ArrayList<>();
+            for (int[] size : sizes) {
+                NDArray weight = random(random, size[0], size[1], type);
+                weight.attach(buffers);
+                weights.add(stored(weight, buffers));
             }
-        }
-    }
-
-    private void checkNorm(
-            DecoderKernels kernels,
-            RmsNormKernels norms,
-            ScalarType type,
-            boolean gated,
-            int width,
-            int depth) {
-        int rows = 1;
-        SplittableRandom random = new SplittableRandom(width);
-        float epsilon = 1e-5f;
-        try (NDArray x = random(random, rows, depth, type);
-                NDArray residual = random(random, rows, depth, type);
-                NDArray factors = random(random, 1, depth, type);
-                NDArray weight = random(random, gated ? 2 * width : width, depth, type);
-                NDArray sum = random(random, rows, depth, type);
-                NDArray normed = random(random, rows, depth, type);
-                NDArray newResidual = random(random, rows, depth, type)) {
-            norms.add(
-                    new RmsNormKernels.Rows(
-                            Torch.dataPointer(sum),
-                            Torch.dataPointer(normed),
-                            Torch.dataPointer(x),
-                            Torch.dataPointer(residual),
-                            Torch.dataPointer(factors),
-                            type,
+            List<float[]> expected = null;
+            for (int round = 0; round < 4; round++) {
+                List<NDArray> results = new ArrayList<>();
+                for (int width : new int[] {inner, narrow, hidden, 40, hidden, hidden}) {
+                    results.add(random(random, rows, width, type));
+                }
+                NDArray[] sums = {results.get(4), results.get(5)};
+                for (int i = 0; i < 4; i++) {
+                    boolean normed = i == 0 || i == 3;
+                    NDArray from = i == 0 ? x : results.get(i - 1);
+                    NDArray before = i == 0 ? residual : sums[0];
+                    NDArray sum = sums[i / 3];
+                    int width = (int) results.get(i).getShape().get(1);
+                    int depth = sizes[i][1];
+                    QuantizeKernels.Matrix weight = weights.get(i);
+                    long added = i == 0 ? Torch.dataPointer(bias) : 0;
+                    if (round > 0) {
+                        chain.add(
+                                new MatmulChain.Link(
+                                        i == 1,
+                                        Torch.dataPointer(results.get(i)),
+                                        Torch.dataPointer(from),
+                                        weight.elements(),
+                                        weight.scales(),
+                                        added,
+                                        width,
+                                        depth,
+                                        width,
+                                        normed
+                                                ? new MatmulChain.Norm(
+                                                        Torch.dataPointer(factors),
+                                                        Torch.dataPointer(before),
+                                                        Torch.dataPointer(sum),
+                                                        1e-5f)
+                                                : null));
+                        continue;
+                    }
+                    NDArray norm = normed ? random(random, rows, hidden, type) : from;
+                    if (normed) {
+                        norms.add(
+                                new RmsNormKernels.Rows(
+                                        Torch.dataPointer(sum),
+                                        Torch.dataPointer(norm),
+                                        Torch.dataPointer(from),
+                                        Torch.dataPointer(before),
+                                        Torch.dataPointer(factors),
+                                        type,
+                                        rows,
+                                        hidden),
+                                1e-5f);
+                    }
+                    kernels.matmul(
+                            streams.get(),
+                            i == 1,
                             rows,
-                            depth),
-                    epsilon);
-            float[] expected = multiply(kernels, gated, rows, normed, weight, null, width, null);
-            DecoderKernels.Norm norm =
-                    new DecoderKernels.Norm(
-                            Torch.dataPointer(factors),
-                            Torch.dataPointer(residual),
-                            Torch.dataPointer(newResidual),
-                            epsilon);
-            float[] actual = multiply(kernels, gated, rows, x, weight, null, width, norm);
-            assertArrayEquals(expected, actual);
-            assertArrayEquals(floats(sum), floats(newResidual));
+                            Torch.dataPointer(results.get(i)),
+                            Torch.dataPointer(norm),
+                            weight.elements(),
+                            weight.scales(),
+                            added,
+                            width,
+                            depth,
+                            width);
+                }
+                if (round > 0) {
+                    chain.launch(streams.get(), rows, Torch.dataPointer(arrivals));
+                }
+                List<float[]> actual = results.stream().map(DecoderKernelsGpuTest::floats).toList();
+                if (round == 0) {
+                    expected = actual;
+                }
+                for (int i = 0; i < results.size(); i++) {
+                    assertArrayEquals(expected.get(i), actual.get(i), "result " + i);
+                }
+            }
         }
     }
 
@@ -504,6 +547,7 @@ class DecoderKernelsGpuTest {
                                 window),
                         sharesSequences,
                         keepsOrder,
+                        false,
                         rows,
                         HEADS,
                         mostChunks,
@@ -618,8 +662,7 @@ class DecoderKernelsGpuTest {
             NDArray x,
             NDArray weight,
             NDArray bias,
-            int width,
-            DecoderKernels.Norm norm) {
+            int width) {
         Shape shape = new Shape(DecoderKernels.MATMUL_ROWS, width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
                 NDArray output = Torch.cast(floats, Torch.scalarType(x));
@@ -636,8 +679,7 @@ class DecoderKernelsGpuTest {
                     bias == null ? 0 : Torch.dataPointer(bias),
                     width,
                     x.getShape().get(1),
-                    width + GAP,
-                    norm);
+                    width + GAP);
             return floats(output);
         }
     }

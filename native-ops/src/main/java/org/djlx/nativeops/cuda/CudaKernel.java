@@ -121,6 +121,20 @@ public final class CudaKernel {
     }
 
     /**
+     * Has the SMs that run this kernel divide their memory so that shared memory is as large as
+     * possible: blocks of other kernels may then find room beside this kernel's.
+     */
+    public void preferSharedMemory() {
+        module.call(
+                "cuFuncSetAttribute",
+                () ->
+                        cudart.cuFuncSetAttribute(
+                                function,
+                                cudart.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                cudart.CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
+    }
+
+    /**
      * Launches the kernel on a stream. The kernel's source sets the cluster size.
      *
      * @param stream a stream of the same GPU
@@ -148,7 +162,7 @@ public final class CudaKernel {
     }
 
     private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
-        if (size.dependent() && supportsDependent) {
+        if (size.cooperative() || size.dependent() && supportsDependent) {
             return launchDependent(size, queue, pointers);
         }
         return cudart.cuLaunchKernel(
@@ -166,14 +180,23 @@ public final class CudaKernel {
     }
 
     private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
-        try (CUlaunchAttribute attribute = new CUlaunchAttribute();
+        try (CUlaunchAttribute attributes = new CUlaunchAttribute(2);
                 CUlaunchConfig config = new CUlaunchConfig()) {
-            attribute.id(cudart.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
-            attribute.value().programmaticStreamSerializationAllowed(1);
+            int count = 0;
+            if (supportsDependent) {
+                attributes.position(count++);
+                attributes.id(cudart.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+                attributes.value().programmaticStreamSerializationAllowed(1);
+            }
+            if (size.cooperative()) {
+                attributes.position(count++);
+                attributes.id(cudart.CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+                attributes.value().cooperative(1);
+            }
             config.gridDimX(size.gridX()).gridDimY(size.gridY()).gridDimZ(size.gridZ());
             config.blockDimX(size.blockX()).blockDimY(size.blockY()).blockDimZ(size.blockZ());
             config.sharedMemBytes(size.sharedBytes()).hStream(queue);
-            config.attrs(attribute).numAttrs(1);
+            config.attrs(attributes.position(0)).numAttrs(count);
             return cudart.cuLaunchKernelEx(config, function, pointers, (PointerPointer<?>) null);
         }
     }

@@ -16,6 +16,8 @@ package org.djlx.nativeops.cuda;
  *     it, this kernel may start while the previous one still runs. The kernel must wait before it
  *     accesses data of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an
  *     ordinary launch
+ * @param cooperative whether all blocks start together, so that they may wait for each other; only
+ *     for dependent launches. More blocks than the GPU runs at a time are refused by the driver
  */
 public record LaunchSize(
         int gridX,
@@ -25,7 +27,8 @@ public record LaunchSize(
         int blockY,
         int blockZ,
         int sharedBytes,
-        boolean dependent) {
+        boolean dependent,
+        boolean cooperative) {
 
     /**
      * Checks the values.
@@ -38,6 +41,7 @@ public record LaunchSize(
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
      * @param dependent whether this is a programmatic dependent launch
+     * @param cooperative whether all blocks start together
      * @throws IllegalArgumentException if a value is out of range
      */
     public LaunchSize {
@@ -59,7 +63,7 @@ public record LaunchSize(
      * @param threads the threads of a block
      */
     public static LaunchSize of(int blocks, int threads) {
-        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false);
+        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
     }
 
     /**
@@ -71,12 +75,21 @@ public record LaunchSize(
         return gridX <= most
                 ? this
                 : new LaunchSize(
-                        most, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, dependent);
+                        most,
+                        gridY,
+                        gridZ,
+                        blockX,
+                        blockY,
+                        blockZ,
+                        sharedBytes,
+                        dependent,
+                        cooperative);
     }
 
     /** {@return this size with other blocks along y and z} */
     public LaunchSize withGrid(int y, int z) {
-        return new LaunchSize(gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent);
+        return new LaunchSize(
+                gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent, cooperative);
     }
 
     /**
@@ -85,11 +98,18 @@ public record LaunchSize(
      * @param byteSize the dynamic shared memory of a block, in bytes
      */
     public LaunchSize withShared(int byteSize) {
-        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent);
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent, cooperative);
     }
 
     /** {@return this size for a programmatic dependent launch} */
     public LaunchSize asDependent() {
-        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true);
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, cooperative);
+    }
+
+    /** {@return this size for a programmatic dependent launch whose blocks all start together} */
+    public LaunchSize asCooperative() {
+        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, true);
     }
 }

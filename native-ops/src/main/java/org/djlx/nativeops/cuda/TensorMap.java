@@ -9,8 +9,9 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * A tensor map in a {@link KernelStruct}, for a GPU's bulk copy engine (TMA; compute capability 9.0
  * and later). It describes the memory layout of a tensor, and the box that one copy moves. Boxes
- * have the 128-byte swizzle in shared memory. Elements outside the tensor are read as zeros and not
- * written. Changing the address allocates nothing. Not thread-safe.
+ * have the 128-byte swizzle in shared memory, or, for words, lie there row by row. Elements outside
+ * the tensor are read as zeros and not written. Changing the address allocates nothing. Not
+ * thread-safe.
  */
 public final class TensorMap {
 
@@ -39,11 +40,13 @@ public final class TensorMap {
      *
      * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16}, {@link ScalarType#BFLOAT16} or {@link
-     *     ScalarType#FLOAT8_E4M3FN}
+     *     ScalarType#FLOAT8_E4M3FN}, with swizzle; or {@link ScalarType#INT32}, words of any
+     *     content, without
      * @param sizes the size of each dimension, at least 1
      * @param strides the stride of each dimension except the first, in bytes; multiples of {@link
      *     #ALIGNMENT}
-     * @param box the size of the box in each dimension, 1 to 256; at most 128 bytes in the first
+     * @param box the size of the box in each dimension, 1 to 256; with swizzle at most 128 bytes in
+     *     the first
      * @throws IllegalArgumentException if an argument is out of range
      * @throws IndexOutOfBoundsException if the tensor map is outside the struct
      */
@@ -86,6 +89,7 @@ public final class TensorMap {
             case FLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
             case BFLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
             case FLOAT8_E4M3FN -> cudart.CU_TENSOR_MAP_DATA_TYPE_UINT8;
+            case INT32 -> cudart.CU_TENSOR_MAP_DATA_TYPE_INT32;
             default ->
                     throw new IllegalArgumentException(
                             "a tensor map does not support the element type " + type);
@@ -122,7 +126,9 @@ public final class TensorMap {
                             box,
                             steps,
                             cudart.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                            cudart.CU_TENSOR_MAP_SWIZZLE_128B,
+                            type == cudart.CU_TENSOR_MAP_DATA_TYPE_INT32
+                                    ? cudart.CU_TENSOR_MAP_SWIZZLE_NONE
+                                    : cudart.CU_TENSOR_MAP_SWIZZLE_128B,
                             cudart.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             cudart.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                     "cuTensorMapEncodeTiled");

@@ -7,26 +7,22 @@
 // group, which is one load of four lanes.
 //
 // Blocks: the warps of a block divide k; their sums are added in warp order.
-//   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums;
-//                  work at the start of a block, such as the norm of x, is done once for all groups
+//   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums
 //   more x tiles   a block computes one group, because shared memory has no room for separate sums
 //
 // Shared memory
 //   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then the packs of each x tile;
 //                     16 bytes per lane each; then with 4 bits two scales per lane for each weight tile
 //   sums              for each warp: 16 bytes per lane for each weight tile and x tile; after the stages, or in their place
-//   NORM: normed x    one row, then the norm's weight, then NORM_THREADS / WARP floats
 //
 // Invariant: the result of a row of x depends neither on the other rows nor on their number.
 // Synchronisation: none between blocks.
 //
 // Compiled with
-//   ROWS          8, 16, 32 or 64: the largest number of rows; 1: one row that is normed first
+//   ROWS          8, 16, 32 or 64: the largest number of rows
 //   SHARED_BYTES  shared memory that a block may use
 //   WEIGHT_BITS   16, 8 or 4 (weights.cuh)
-#include "decoder/weights.cuh"
-#include "rms_norm.cuh"
-#include "silu.cuh"
+#include "decoder/output.cuh"
 
 #ifndef ROWS
 #define ROWS 8
@@ -48,11 +44,6 @@ struct Matmul {
   u64 depth;  // a multiple of 8; of 16 for weights of 8 bits
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
-  // NORM: every block first computes x = norm(residual + x) of one row.
-  const Bits* norm_weight;
-  const Bits* residual;
-  Bits* new_residual;  // must not overlap x or the residual, which other blocks still read
-  u64 epsilon;         // the bits of a float
 };
 
 const int MATMUL_WARPS = 8;
@@ -62,58 +53,25 @@ const int LOAD_BYTES = 64;                // of a weight row, by 4 lanes
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
-// The packs of a lane in a stage. NORM: x is not copied.
-__host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles, bool norm) {
-  return 2 * weight_tiles + (norm ? 0 : x_tiles * 16 / WEIGHT_BITS) + (WEIGHT_BITS == 4 ? (weight_tiles + 1) / 2 : 0);
+// The packs of a lane in a stage.
+__host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles) {
+  return 2 * weight_tiles + x_tiles * 16 / WEIGHT_BITS + (WEIGHT_BITS == 4 ? (weight_tiles + 1) / 2 : 0);
 }
 
 // The number of stages that fit into shared memory, 2 to max_stages. Java computes the same, and skips kernels for which not even
 // 2 stages fit.
-__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, bool norm, int max_stages) {
+__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int max_stages) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
-  int fit = room / stage_packs(x_tiles, weight_tiles, norm);
+  int fit = room / stage_packs(x_tiles, weight_tiles);
   return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
 }
 
-// Norms residual + x of one row into shared memory, with the same bits as add_rms_norm.
-__device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uint4* weight, float* sums) {
-  const int THREADS = MATMUL_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
-  const uint4 *x = (const uint4*)args.x, *residual = (const uint4*)args.residual;
-  u32 packs = args.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
-  // A thread does the work of PARTS threads of add_rms_norm.
-  float squares[PARTS] = {};
-  for (u32 begin = 0; begin < packs; begin += threads) {
-    uint4 sum[PARTS];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
-      sum[part] = thread < threads && i < packs ? add_packs<T>(residual[i], x[i]) : zeros();
-    }
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
-      if (thread >= threads || i >= packs) continue;
-      row[i] = sum[part];
-      if (blockIdx.x == 0) ((uint4*)args.new_residual)[i] = sum[part];
-      squares[part] = add_squares<T>(squares[part], sum[part]);
-    }
-  }
-#pragma unroll
-  for (int part = 0; part < PARTS; part++) {
-    store_warp_sum(squares[part], sums, part * MATMUL_WARPS + threadIdx.x / WARP);
-  }
-  __syncthreads();
-  float scale = norm_scale(sum_of_warps(sums, NORM_THREADS / WARP), args.depth, __uint_as_float((u32)args.epsilon));
-  for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = normalize_pack<T>(row[i], scale, weight[i]);
-  __syncthreads();
-}
-
-// X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum. NORM: x is one row, normed first.
-template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
+// X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum.
+template <int X_TILES, int WEIGHT_TILES, int STAGES>
 __device__ __forceinline__ void matmul(const Matmul& args) {
   const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // then a block computes several groups
-  const int STAGE = stage_packs(X_TILES, WEIGHT_TILES, NORM) * WARP;
-  const int SCALES = (2 * WEIGHT_TILES + (NORM ? 0 : X_TILES * X_PACKS)) * WARP;  // where they begin in a stage
+  const int STAGE = stage_packs(X_TILES, WEIGHT_TILES) * WARP;
+  const int SCALES = (2 * WEIGHT_TILES + X_TILES * X_PACKS) * WARP;  // where they begin in a stage
   const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
   static_assert(SUMS <= STAGES * STAGE, "sums fit in place of the stages");
   extern __shared__ __align__(16) uint4 staged[];
@@ -172,49 +130,37 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       }
   };
 
-  // Step 1: copy the weights of the first STAGES loads, one copy group per load; the norm's weight is in the first copy group.
+  // Step 1: copy the weights of the first STAGES loads, one copy group per load.
   uint4* warp_sums = SEPARATE_SUMS ? staged + MATMUL_WARPS * STAGES * STAGE : staged;
   const int TO_NEXT_WARP = SEPARATE_SUMS ? SUMS : STAGES * STAGE;
-  uint4* normed = warp_sums + MATMUL_WARPS * TO_NEXT_WARP;
-  uint4* norm_weight = normed + depth / PACK;
-  if (NORM) {
-    for (u32 i = threadIdx.x; i < depth / PACK; i += MATMUL_WARPS * WARP) {
-      copy_pack_async<false>((u32)__cvta_generic_to_shared(norm_weight + i), args.norm_weight + i * PACK, true);
-    }
-  }
 #pragma unroll
   for (int load = 0; load < STAGES; load++) {
     if (has_next()) copy_weights(load * STAGE);
     commit_copies();
   }
-  // Step 2: norm x, or copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the
-  // copy groups after its weights.
+  // Step 2: copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the copy groups
+  // after its weights.
   wait_for_primary();
   uint4 first[X_TILES][X_PACKS];
-  if (NORM) {
-    wait_copies<STAGES - 1>();
-    norm_x(args, normed, norm_weight, (float*)(norm_weight + depth / PACK));
-  } else {
 #pragma unroll
-    for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+  for (int x_tile = 0; x_tile < X_TILES; x_tile++)
 #pragma unroll
-      for (int i = 0; i < X_PACKS; i++) {
-        u32 k = element_of(byte_of(0), i);
-        first[x_tile][i] = is_x(x_tile, k) ? *(const uint4*)(x + (x_tile * 8 * depth + k)) : zeros();
-      }
-    u32 load = 1;  // of a group
-#pragma unroll
-    for (int stage = 1; stage < STAGES; stage++) {
-      if (SEPARATE_SUMS || load < loads) copy_x(stage * STAGE, load);
-      commit_copies();
-      if (++load == loads && SEPARATE_SUMS) load = 0;
+    for (int i = 0; i < X_PACKS; i++) {
+      u32 k = element_of(byte_of(0), i);
+      first[x_tile][i] = is_x(x_tile, k) ? *(const uint4*)(x + (x_tile * 8 * depth + k)) : zeros();
     }
+  u32 next_x = 1;  // load of a group
 #pragma unroll
-    for (int x_tile = 0; x_tile < X_TILES; x_tile++)
-#pragma unroll
-      for (int i = 0; i < X_PACKS; i++) staged[own + x_of(x_tile, i)] = first[x_tile][i];
-    wait_copies<2 * STAGES - 2>();
+  for (int stage = 1; stage < STAGES; stage++) {
+    if (SEPARATE_SUMS || next_x < loads) copy_x(stage * STAGE, next_x);
+    commit_copies();
+    if (++next_x == loads && SEPARATE_SUMS) next_x = 0;
   }
+#pragma unroll
+  for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+    for (int i = 0; i < X_PACKS; i++) staged[own + x_of(x_tile, i)] = first[x_tile][i];
+  wait_copies<2 * STAGES - 2>();
 
   // Step 3: multiply the groups, load by load.
   u32 stage = 0;
@@ -230,14 +176,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 #pragma unroll
       for (int x_tile = 0; x_tile < X_TILES; x_tile++)
 #pragma unroll
-        for (int i = 0; i < X_PACKS; i++) {
-          if (NORM) {
-            u32 k = element_of(byte_of(load), i);
-            right[x_tile][i] = is_x(x_tile, k) ? normed[k / PACK] : zeros();
-          } else {
-            right[x_tile][i] = from[x_of(x_tile, i)];
-          }
-        }
+        for (int i = 0; i < X_PACKS; i++) right[x_tile][i] = from[x_of(x_tile, i)];
 #pragma unroll
       for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
         uint4 upper_bytes = from[weight_tile * 2 * WARP], lower_bytes = from[(weight_tile * 2 + 1) * WARP];
@@ -264,7 +203,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       }
       // The stage has been read: refill it.
       if (has_next()) {
-        if (!NORM) copy_x(stage, next_load);
+        copy_x(stage, next_load);
         copy_weights(stage);
       }
       commit_copies();
@@ -294,35 +233,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
         sum[2] += part_sums.z;
         sum[3] += part_sums.w;
       }
-      u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
-      if (WEIGHT_BITS == 8 && n < width) {
-        float upper = args.scales[n], lower = gated || n + 8 < width ? args.scales[n + to_lower_row] : 0;
-        sum[0] *= upper;
-        sum[1] *= upper;
-        sum[2] *= lower;
-        sum[3] *= lower;
-      }
-      if (args.bias && n < width) {
-        float upper = T::load(args.bias[n]);
-        sum[0] += upper;
-        sum[1] += upper;
-        if (gated || n + 8 < width) {
-          float lower = T::load(args.bias[n + to_lower_row]);
-          sum[2] += lower;
-          sum[3] += lower;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        if (b + i >= batch || n >= width) continue;
-        Bits* to = args.output + (b + i) * args.stride + n;
-        if (gated) {
-          *to = T::store(silu_fast(sum[i]) * sum[i + 2]);
-        } else {
-          *to = T::store(sum[i]);
-          if (n + 8 < width) to[8] = T::store(sum[i + 2]);
-        }
-      }
+      store_sums(args, batch, sum, group + part / X_TILES * columns + row, part % X_TILES * 8 + lane % 4 * 2);
     }
     if (!SEPARATE_SUMS) break;
   }
@@ -331,24 +242,13 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 #define MATMUL(rows, weight_tiles, max_stages)                                                            \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                          \
       decode_matmul_##rows##_##weight_tiles(const __grid_constant__ Matmul args) {                   \
-    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, false, max_stages), false>(args);           \
-  }
-
-#define NORM_MATMUL(weight_tiles, max_stages)                                        \
-  extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)     \
-      decode_norm_matmul_##weight_tiles(const __grid_constant__ Matmul args) {  \
-    matmul<1, weight_tiles, stages(1, weight_tiles, true, max_stages), true>(args);            \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages)>(args);           \
   }
 
 // Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. DecoderKernels.MATMULS of Java
 // reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit, nor does x
 // with weights of less than 16 bits.
-#if ROWS == 1
-NORM_MATMUL(7, 3)
-NORM_MATMUL(3, 8)
-NORM_MATMUL(2, 10)
-NORM_MATMUL(1, 10)
-#elif ROWS == 8
+#if ROWS == 8
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)
 MATMUL(8, 2, 10)

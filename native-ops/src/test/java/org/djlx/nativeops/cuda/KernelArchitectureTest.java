@@ -111,7 +111,7 @@ class KernelArchitectureTest {
         fp8Cache.remove("decode_attention_late");
         assertEquals(fp8Cache, kernels(compiler, architecture, DECODER_SOURCE, "-DCACHE_BITS=8"));
         for (int bits : new int[] {16, 8, 4}) {
-            for (int rows = 1; rows <= (bits == 16 ? 64 : 32); rows = Math.max(8, 2 * rows)) {
+            for (int rows = 8; rows <= (bits == 16 ? 64 : 32); rows *= 2) {
                 assertEquals(
                         bfloat16 ? matmuls(rows) : Set.of(),
                         kernels(
@@ -178,9 +178,9 @@ class KernelArchitectureTest {
         return sources;
     }
 
-    /** The kernels for up to a number of rows, or for one row that is normed first. */
+    /** The kernels for up to a number of rows. */
     private static Set<String> matmuls(int rows) {
-        String name = rows == 1 ? "decode_norm_matmul_" : "decode_matmul_" + rows + "_";
+        String name = "decode_matmul_" + rows + "_";
         return IntStream.of(rows == 64 ? new int[] {4, 2, 1} : new int[] {7, 3, 2, 1})
                 .mapToObj(tiles -> name + tiles)
                 .collect(Collectors.toCollection(TreeSet::new));

@@ -23,6 +23,7 @@ import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.internal.MatmulChain;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
@@ -105,6 +106,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray roundedScales;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
+    private final NDArray chainArrivals;
     private final NDArray inputs;
     private final NDArray argMaxParts;
     private final NDArray logits;
@@ -118,6 +120,7 @@ final class Decoder implements AutoCloseable {
     private final CudaStream stream;
     private final CudaEvent before;
     private final DecoderKernels kernels;
+    private final MatmulChain chain; // null with several ranks, or on GPUs before Hopper
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
@@ -252,6 +255,9 @@ final class Decoder implements AutoCloseable {
         int most = DecoderKernels.MAX_ROWS;
         boolean fits =
                 ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
+        int attentionSize = config.heads() / ranks * config.headSize();
+        int mlpSize = config.intermediateSize() / ranks;
+        chain = ranks > 1 ? null : kernels.chain(config.hiddenSize(), attentionSize, mlpSize);
         maxRows = fits && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
@@ -281,6 +287,7 @@ final class Decoder implements AutoCloseable {
             splitCapacity = Math.max(maxSplits, cache.slots() / DecoderKernels.CHUNK + maxRows);
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
+            chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
@@ -660,12 +667,14 @@ final class Decoder implements AutoCloseable {
             ModelWeights.Layer layer = weights.layer(i);
             residual.multiply(
                     false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
+            endChain(rows);
             gpu.normHeads(stream, layer, rows, qkv);
             kernels.attend(
                     stream,
                     attention(i, positions, firstSplits, table),
                     key.sharesSequences,
                     !isWide(rows),
+                    isChained(rows),
                     rows,
                     kvHeads,
                     key.splits,
@@ -677,6 +686,7 @@ final class Decoder implements AutoCloseable {
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
+        endChain(rows);
         kernels.top(
                 stream,
                 rows,
@@ -723,6 +733,17 @@ final class Decoder implements AutoCloseable {
         residual.scales = gpu.multiplyUnscaled(e4m3(x, rows, depth), own.quantized(), to, hidden);
     }
 
+    private boolean isChained(int rows) {
+        return chain != null && chain.isFor(rows);
+    }
+
+    /** Launches the matmuls that were added to the chain, if there is one. */
+    private void endChain(int rows) {
+        if (isChained(rows)) {
+            chain.launch(stream, rows, Torch.dataPointer(chainArrivals));
+        }
+    }
+
     private boolean isWide(int rows) {
         // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
         Quantization quantization = weights.quantization();
@@ -731,8 +752,10 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Multiplies rows by a weight and adds its bias. Results begin at a column of {@code out};
-     * without a bias they may be fewer than its columns.
+     * Multiplies rows by a weight and adds its bias, or adds that to the chain. Results begin at a
+     * column of {@code out}; without a bias they may be fewer than its columns.
+     *
+     * @param norm how to normalise x first, in a chain; null for none
      */
     private void multiply(
             boolean gated,
@@ -743,25 +766,23 @@ final class Decoder implements AutoCloseable {
             ModelWeights.Linear linear,
             int width,
             int depth,
-            DecoderKernels.Norm norm) {
+            MatmulChain.Norm norm) {
         long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
         QuantizedMatrix quantized = linear.quantized();
         long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
         int stride = (int) out.getShape().get(1);
         if (!isWide(rows)) {
+            long from = Torch.dataPointer(x);
+            long scales = quantized == null ? 0 : quantized.scales();
+            long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+            if (isChained(rows)) {
+                chain.add(
+                        new MatmulChain.Link(
+                                gated, to, from, weight, scales, bias, width, depth, stride, norm));
+                return;
+            }
             kernels.matmul(
-                    stream,
-                    gated,
-                    rows,
-                    to,
-                    Torch.dataPointer(x),
-                    weight,
-                    quantized == null ? 0 : quantized.scales(),
-                    linear.bias() == null ? 0 : Torch.dataPointer(linear.bias()),
-                    width,
-                    depth,
-                    stride,
-                    norm);
+                    stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
             return;
         }
         if (gated) {
@@ -807,15 +828,14 @@ final class Decoder implements AutoCloseable {
         final int rows;
         NDArray partial; // this rank's partial sum
         Product.Scales scales; // of the partial's rows and columns, not yet applied; or null
-        private final boolean normsInMatmul; // the matmul kernel computes the norm
+        private final boolean normsInChain;
         private NDArray sum; // the residual stream; 0 at first
         private NDArray next; // the buffer of the next result
         private NDArray unused; // the third buffer, until it is used
 
         Residual(int rows) {
             this.rows = rows;
-            // With several ranks, an all-reduce must come before the norm.
-            normsInMatmul = group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
+            normsInChain = isChained(rows);
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
             next = first(residuals[1], rows);
@@ -833,13 +853,13 @@ final class Decoder implements AutoCloseable {
                 NDArray norm,
                 ModelWeights.Linear linear,
                 int width) {
-            DecoderKernels.Norm normed = null;
+            MatmulChain.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
-            if (normsInMatmul) {
+            if (normsInChain) {
                 x = partial;
                 normed =
-                        new DecoderKernels.Norm(
+                        new MatmulChain.Norm(
                                 Torch.dataPointer(norm),
                                 Torch.dataPointer(sum),
                                 Torch.dataPointer(next),

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.cuda.TensorMap;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Multiplies few rows by several weights, one after the other, in one persistent kernel, {@code
+ * chain.cu}: {@link #add} the matmuls, then {@link #launch} them. It reads the next matmul's
+ * weights while it waits for the last one's results. For Hopper GPUs and one rank. Results have the
+ * bits of {@link DecoderKernels#matmul}. Not thread-safe.
+ */
+public final class MatmulChain {
+
+    static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "decoder/chain.cu");
+
+    /** A thread block of attention then finds registers beside one of the chain. */
+    static final String REGISTERS = "--maxrregcount=72";
+
+    // More rows take longer than by DecoderKernels.matmul.
+    private static final int MOST_ROWS = 1;
+    private static final int MOST_QUANTIZED_ROWS = 4;
+
+    // Of a thread block; the rest of an SM's shared memory has room for one of attention.
+    private static final int SHARED_BYTES = 200 << 10;
+    private static final int X_BUDGET = 64 << 10; // of the rows in shared memory
+    private static final int WORD = Integer.BYTES;
+    private static final int BOX_ROWS = 8;
+    private static final KernelConstants.Layout CHAIN = new KernelConstants(SOURCE).struct("Chain");
+    private static final KernelConstants.Layout LINK = new KernelConstants(SOURCE).struct("Link");
+    private static final int MAX_LINKS = new KernelConstants(SOURCE).value("MAX_LINKS");
+
+    private final CudaKernel kernel;
+    private final int bits; // of a weight
+    private final int blocks;
+    private final int threads;
+    private final int stageBytes;
+    private final int segment; // bytes of a weight row
+    private final int segmentScales;
+    private final int xBytes; // of a row in a segment
+    private final int xPad;
+    private final int maxStages;
+    private final int sumBytes;
+    private final int hidden;
+    private final int segments; // of the deepest matmul
+    private final boolean hasAlignedScales;
+    private final KernelStruct struct = new KernelStruct(CHAIN.byteSize());
+    private final KernelArguments arguments = new KernelArguments();
+    private final List<Link> links = new ArrayList<>();
+
+    /**
+     * A matmul, {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
+     * biases of both. Arrays are given by address.
+     *
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
+     * @param output the output: rows of {@code width}, {@code stride} elements apart
+     * @param x the rows, of shape (rows, depth)
+     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
+     * @param scales the scales of quantized weights; not read with 16 bits
+     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
+     * @param norm how to normalise x first; null for none
+     */
+    public record Link(
+            boolean gated,
+            long output,
+            long x,
+            long weight,
+            long scales,
+            long bias,
+            int width,
+            int depth,
+            int stride,
+            Norm norm) {}
+
+    /**
+     * A residual addition and RMSNorm before a matmul: x is added to the residual, and the norm of
+     * the sum is multiplied. It has the same bits as from {@link RmsNormKernels#add}. The arrays,
+     * but for the weight, have the shape of x.
+     *
+     * @param newResidual receives the sum; must be neither x nor the residual
+     * @param epsilon the number added to the mean of squares
+     */
+    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
+
+    /**
+     * Prepares launches.
+     *
+     * @param hidden the depth of matmuls that normalise their rows
+     * @param depths the depths of the other matmuls
+     */
+    MatmulChain(CudaDevice device, CudaModule module, int bits, int hidden, int... depths) {
+        this.bits = bits;
+        this.hidden = hidden;
+        KernelConstants constants = new KernelConstants(SOURCE, "-DWEIGHT_BITS=" + bits);
+        int warps = constants.value("CONSUMERS") + 1;
+        threads = warps * constants.value("WARP");
+        stageBytes = constants.value("STAGE_BYTES");
+        segment = constants.value("SEGMENT");
+        segmentScales = constants.value("SCALES");
+        xBytes = constants.value("X_BYTES");
+        xPad = constants.value("X_PAD");
+        maxStages = constants.value("MAX_STAGES");
+        sumBytes = constants.value("SUM_BYTES");
+        int deepest = Math.max(hidden, Arrays.stream(depths).max().orElse(0));
+        segments = segments(deepest);
+        hasAlignedScales =
+                bits != 4
+                        || hasAlignedScales(hidden)
+                                && Arrays.stream(depths).allMatch(MatmulChain::hasAlignedScales);
+        blocks = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        kernel = module.kernel("decode_chain");
+        kernel.allowSharedMemory(SHARED_BYTES);
+        kernel.preferSharedMemory();
+    }
+
+    private static boolean hasAlignedScales(int depth) {
+        return QuantizeKernels.rowScales(4, depth) * Float.BYTES % TensorMap.ALIGNMENT == 0;
+    }
+
+    private long rowBytes(long depth) {
+        return bits == 16 ? depth * Short.BYTES : QuantizeKernels.rowBytes(bits, depth);
+    }
+
+    private int segments(int depth) {
+        return Math.toIntExact((rowBytes(depth) + segment - 1) / segment);
+    }
+
+    /** Returns the segments of rows in shared memory at a time. */
+    private int window(int rows) {
+        return Math.min(segments, X_BUDGET / rows / xBytes);
+    }
+
+    /** Returns whether matmuls of so many rows are faster as a chain, and possible. */
+    public boolean isFor(int rows) {
+        return rows <= (bits == 16 ? MOST_ROWS : MOST_QUANTIZED_ROWS)
+                && hasAlignedScales
+                && segments(hidden) <= window(rows);
+    }
+
+    /** Adds a matmul. It may read what those before it write. */
+    public void add(Link link) {
+        if (links.size() == MAX_LINKS) {
+            throw new IllegalStateException("a chain has at most " + MAX_LINKS + " matmuls");
+        }
+        links.add(link);
+    }
+
+    /**
+     * Launches the added matmuls, and removes them.
+     *
+     * @param rows the number of rows, allowed by {@link #isFor}
+     * @param arrivals an int, initially 0, for launches of one stream
+     */
+    public void launch(CudaStream stream, int rows, long arrivals) {
+        for (int i = 0; i < links.size(); i++) {
+            put(i * LINK.byteSize(), links.get(i));
+        }
+        int window = window(rows);
+        int sharedForX = rows * (window * xBytes + xPad);
+        int stages = Math.min(maxStages, (SHARED_BYTES - sumBytes - sharedForX) / stageBytes);
+        struct.put(CHAIN.offset("count"), links.size())
+                .put(CHAIN.offset("batch"), rows)
+                .put(CHAIN.offset("stages"), stages)
+                .put(CHAIN.offset("window"), window)
+                .put(CHAIN.offset("arrivals"), arrivals);
+        links.clear();
+        LaunchSize size =
+                LaunchSize.of(blocks, threads)
+                        .withShared(stages * stageBytes + sumBytes + sharedForX);
+        kernel.launch(stream, size.asCooperative(), arguments.clear().add(struct));
+    }
+
+    private void put(int at, Link link) {
+        long rowBytes = rowBytes(link.depth);
+        long weightRows = link.gated ? 2L * link.width : link.width;
+        map(at + LINK.offset("weight"), rowBytes, weightRows, segment).place(link.weight);
+        if (bits == 4) {
+            long scaleBytes = QuantizeKernels.rowScales(bits, link.depth) * Float.BYTES;
+            map(at + LINK.offset("groups"), scaleBytes, weightRows, segmentScales * Float.BYTES)
+                    .place(link.scales);
+        }
+        Norm norm = link.norm == null ? new Norm(0, 0, 0, 0) : link.norm;
+        put(at, "output", link.output);
+        put(at, "x", link.x);
+        put(at, "scales", link.scales);
+        put(at, "bias", link.bias);
+        put(at, "width", link.width);
+        put(at, "depth", link.depth);
+        put(at, "stride", link.stride);
+        put(at, "gated", link.gated ? 1 : 0);
+        put(at, "norm_weight", norm.weight);
+        put(at, "residual", norm.residual);
+        put(at, "new_residual", norm.newResidual);
+        put(at, "epsilon", Float.floatToRawIntBits(norm.epsilon));
+    }
+
+    private void put(int at, String member, long value) {
+        struct.put(at + LINK.offset(member), value);
+    }
+
+    private TensorMap map(int offset, long rowBytes, long rows, int boxBytes) {
+        long[] sizes = {rowBytes / WORD, rows};
+        long[] strides = {rowBytes};
+        return new TensorMap(
+                struct, offset, ScalarType.INT32, sizes, strides, boxBytes / WORD, BOX_ROWS);
+    }
+}
