@@ -26,19 +26,28 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
   return result;
 }
 
-// Two e4m3, each in the upper byte of a half. Moved to where T has the last four bits of the exponent and the first three of the
-// mantissa, their bits are too small by a power of two, subnormal ones too.
+// a * b + c for integers.
+__device__ __forceinline__ u32 mad(u32 a, u32 b, u32 c) {
+  u32 result;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// Two e4m3, each in the lower byte of a half; the upper bytes are 0. Moved to where T has the sign, the last four bits of the exponent
+// and the first three of the mantissa, they are too small by a power of two, subnormal ones too. Multiplications move them: unlike
+// shifts, they run beside the permutations of bytes.
 template <typename T>
 __device__ __forceinline__ u32 from_e4m3(u32 bytes) {
-  const int SHIFT = T::IS_BFLOAT16 ? 4 : 1;
+  const u32 TO_PLACE = T::IS_BFLOAT16 ? 1 << 4 : 1 << 7;   // exponent and mantissa; the sign then lacks SIGN_LACKS of its own bit
+  const u32 SIGN_LACKS = (1 << 8) - TO_PLACE;
   const u32 FACTORS = T::IS_BFLOAT16 ? 0x7b807b80 : 0x5c005c00;  // 2^120, 2^8
-  u32 bits = (bytes & 0x80008000) | (bytes >> SHIFT & (0x7f007f00 >> SHIFT));
-  return multiply_add<T>(bits, FACTORS, 0x80008000);
+  u32 signs = mad(bytes & 0x00800080, SIGN_LACKS, 0);
+  return multiply_add<T>(mad(bytes, TO_PLACE, signs), FACTORS, 0x80008000);
 }
 
 // The pack of 8 elements in the order of their bytes. Exact.
 template <typename T>
 __device__ __forceinline__ uint4 pack_of_e4m3(u32 first, u32 second) {
-  return make_uint4(from_e4m3<T>(__byte_perm(first, 0, 0x1404)), from_e4m3<T>(__byte_perm(first, 0, 0x3424)),
-                    from_e4m3<T>(__byte_perm(second, 0, 0x1404)), from_e4m3<T>(__byte_perm(second, 0, 0x3424)));
+  return make_uint4(from_e4m3<T>(__byte_perm(first, 0, 0x4140)), from_e4m3<T>(__byte_perm(first, 0, 0x4342)),
+                    from_e4m3<T>(__byte_perm(second, 0, 0x4140)), from_e4m3<T>(__byte_perm(second, 0, 0x4342)));
 }

@@ -61,11 +61,14 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const void* from
                "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-// TMA copies of contiguous bytes; addresses and size are multiples of 16.
+// TMA copies of contiguous bytes, and to the L2 cache; addresses and size are multiples of 16.
 __device__ __forceinline__ void load_bytes(void* to, const void* from, u32 bytes, Barrier& loaded) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(&loaded))
                : "memory");
+}
+__device__ __forceinline__ void prefetch_bytes(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void store_bytes(void* to, const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)

@@ -71,7 +71,7 @@ __device__ __forceinline__ uint4 widened(const uint4& load, int part) {
 // Element i of two loads as a pair of T, without scales.
 __device__ __forceinline__ u32 elements(const uint4& first, const uint4& second, int i) {
   if (!NARROW) return __byte_perm(word(first, i / 2), word(second, i / 2), i % 2 ? 0x7632 : 0x5410);
-  return from_e4m3<T>(__byte_perm(word(first, i / 4), word(second, i / 4), (4 + i % 4) << 12 | i % 4 << 4));
+  return from_e4m3<T>(__byte_perm(word(first, i / 4), word(second, i / 4), (4 + i % 4) << 8 | i % 4) & 0x00ff00ff);
 }
 
 // Positions and block table are written before the first kernel of a step starts: they are read before wait_for_primary().

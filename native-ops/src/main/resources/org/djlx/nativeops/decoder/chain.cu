@@ -81,20 +81,21 @@ __device__ __forceinline__ void set_barrier(u32 set) {
   }
 }
 
-// Waits until the consumers of all blocks have called it.
-__device__ __forceinline__ void grid_barrier(u32* arrivals) {
+// Waits until the consumers of all blocks have called it. `phase`: the upper bit of the arrivals, which changes when all have.
+__device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
+  const u32 UPPER = 0x80000000;
   consumers_barrier();
   if (threadIdx.x == 0) {
-    // The upper bit changes when all have arrived.
-    u32 add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1, before, now;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(arrivals), "r"(add) : "memory");
+    u32 add = blockIdx.x == 0 ? UPPER - (gridDim.x - 1) : 1, now;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(add) : "memory");
     u64 begin = global_time();
     for (u32 i = 1;; i++) {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      if ((before ^ now) & 0x80000000u) break;
+      if ((now ^ phase) & UPPER) break;
       if (i % 1024 == 0 && global_time() - begin > DEADLINE) __trap();
     }
   }
+  phase ^= UPPER;
   consumers_barrier();
 }
 
@@ -140,6 +141,7 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
     const Link& link = args.links[i];
     u32 columns = columns_of(link), to_lower_row = link.gated ? (u32)link.width : 8;
     u32 end = first_tile(link, blockIdx.x + 1), segments = segments_of(link);
+    if (blockIdx.x == 0 && link.norm_weight) prefetch_bytes(link.norm_weight, link.depth * sizeof(Bits));
 #pragma unroll 1
     for (u32 group = first_tile(link, blockIdx.x); group < end; group += GROUP_TILES) {
 #pragma unroll 1
@@ -308,11 +310,12 @@ extern "C" __global__ void __maxnreg__(72) decode_chain(const __grid_constant__ 
   }
   wait_for_primary();
   u32 set = threadIdx.x / (SET_WARPS * WARP);
+  u32 phase = *args.arrivals;
   Stage stage = {0, 0};
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
-    if (i > 0) grid_barrier(args.arrivals);
+    if (i > 0) grid_barrier(args.arrivals, phase);
     if (link.norm_weight) norm_rows(args, link, shared);
     if (threadIdx.x == 0) running = i;
     u32 first = first_tile(link, blockIdx.x), end = first_tile(link, blockIdx.x + 1);
