@@ -19,6 +19,7 @@
  *       kernel (GATHERED)
  *   <li>{@link org.djlx.fusedops.internal.DecoderKernels} - kernels of decoding: matmuls of few
  *       rows, attention, sampling
+ *   <li>{@link org.djlx.fusedops.internal.MatmulChain} - several matmuls of few rows as one kernel
  *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and copies beside
  *       them (PIPELINED)
  *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul

@@ -67,6 +67,7 @@ class KernelLayoutTest {
                         FusedMatmul.class,
                         GatheredExchange.class,
                         DecoderKernels.class,
+                        MatmulChain.class,
                         RankOrderReducer.class,
                         RmsNormKernels.class,
                         VdevKernels.class)) {

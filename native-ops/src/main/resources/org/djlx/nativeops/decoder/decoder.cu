@@ -1,15 +1,16 @@
-// Kernels of one rank of an LLM, except for the large matmuls. They are compiled from three sources at the same time:
+// Kernels of one rank of an LLM, except for the large matmuls. They are compiled from four sources at the same time:
 //
 //   decoder.cu     decode steps: embedding, attention to the KV cache (attention.cuh)
 //                  prefill: norms of heads; rotary embedding with the write to the KV cache, copies from it; the MLP's gated activation
 //   matmul.cu      decode steps: matmul of few rows; once for each number of rows
+//   chain.cu       decode steps of a rank alone: the matmuls between two attentions as one kernel
 //   sampling.cu    decode steps: logits to tokens
 //
 // all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP. All kernels are bound by memory bandwidth. Decode
 // kernels use programmatic dependent launch: a matmul loads its first weights, which no kernel writes, while the primary kernel still
 // runs.
 //
-// All three are compiled with
+// All are compiled with
 //   TYPE          Float16 or Bfloat16: weights, KV cache and activations
 // decoder.cu is compiled with
 //   HEAD_SIZE     a multiple of 16, up to 128
