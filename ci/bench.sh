@@ -21,6 +21,8 @@
 #     PyTorch and with fp8 weights and cache, and int4 weights for few sequences, into FILE-fp8.json and FILE-int4.json.
 #     Without GPUs, a tiny model on 2 CPU ranks, then `ci/bench.sh llama-cpp` if npm is installed
 #     DJLX_CLASS_PATH names the class path of a build made elsewhere: ci/ and Java are then enough
+#   ci/bench.sh read
+#     how fast a Hopper GPU reads memory by the access patterns of decode kernels; with ncu, also by its DRAM counters. Needs nvcc
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
 #     1 and 2 threads and with 2 ranks; prints a table for each
@@ -204,6 +206,21 @@ bench_llama_cpp() {
   done
 }
 
+bench_read() {
+  PATH=$PATH:/usr/local/cuda/bin
+  command -v nvcc >/dev/null || die "nvcc not found: install the CUDA toolkit"
+  mkdir -p "$work"
+  nvcc -gencode arch=compute_90a,code=sm_90a -std=c++17 -O2 -Werror all-warnings -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
+    -o "$work/read" "$root/ci/bench/peers/read.cu"
+  "$work/read"
+  if command -v ncu >/dev/null; then
+    ncu --metrics dram__bytes_read.sum,dram__bytes_read.sum.per_second,dram__throughput.avg.pct_of_peak_sustained_elapsed \
+      --kernel-name regex:'bulk|boxes|lanes|loads' "$work/read" once
+  else
+    say "The DRAM counters are not read: ncu not found"
+  fi
+}
+
 case ${1:-} in
   cpu)
     shift
@@ -226,6 +243,9 @@ case ${1:-} in
     shift
     bench_decode "$@"
     ;;
+  read)
+    bench_read
+    ;;
   llama-cpp)
     shift
     setup
@@ -235,6 +255,6 @@ case ${1:-} in
     sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
     ;;
   *)
-    bad_arguments "the first argument must be cpu, gpu, train, block, decode or llama-cpp, not '${1:-}'; ci/bench.sh --help explains them"
+    bad_arguments "the first argument must be cpu, gpu, train, block, decode, read or llama-cpp, not '${1:-}'; ci/bench.sh --help explains them"
     ;;
 esac

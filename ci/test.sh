@@ -22,14 +22,16 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 source "$root/ci/setup.sh"
 export DJLX_WERROR=1 # for native-ops/src/main/cpp/build.sh
 
-# Compiles the kernels that include hopper.cuh, in the programs of ci/sanitize.sh; KernelArchitectureTest compiles the others.
+# Compiles the kernels that include hopper.cuh, in the programs of ci/sanitize.sh, and the benchmark of reads; KernelArchitectureTest compiles the others.
 check_kernels() {
   if ! command -v nvcc >/dev/null; then
     say "Kernels: not compiled, nvcc not found"
     return 0
   fi
   "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
-  say "Kernels: the programs of ci/sanitize.sh compile"
+  nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/read" \
+    "$root/ci/bench/peers/read.cu" || die "ci/bench/peers/read.cu does not compile"
+  say "Kernels: the programs of ci/sanitize.sh, and ci/bench/peers/read.cu, compile"
 }
 
 # Compiles ci/profile/trace.cpp if nvcc finds CUPTI, and checks the sums of ci/profile/kernels.py over a small trace.

@@ -168,93 +168,103 @@ class DecoderKernelsGpuTest {
             assumeTrue(chain != null, "a chain needs a Hopper GPU");
             assertTrue(chain.isFor(rows));
             SplittableRandom random = new SplittableRandom(hidden);
-            NDArray residual = random(random, rows, hidden, type);
-            NDArray factors = random(random, 1, hidden, type);
-            NDArray x = random(random, rows, hidden, type);
-            NDArray bias = random(random, 1, inner, type);
             int narrow = 512;
-            int[][] sizes = {{inner, hidden}, {2 * narrow, inner}, {hidden, narrow}, {40, hidden}};
+            int[][] shapes = {{inner, hidden}, {2 * narrow, inner}, {hidden, narrow}, {40, hidden}};
             List<QuantizeKernels.Matrix> weights = new ArrayList<>();
-            for (int[] size : sizes) {
-                NDArray weight = random(random, size[0], size[1], type);
+            for (int[] shape : shapes) {
+                NDArray weight = random(random, shape[0], shape[1], type);
                 weight.attach(buffers);
                 weights.add(stored(weight, buffers));
             }
-            List<float[]> expected = null;
+            long x = Torch.dataPointer(random(random, rows, hidden, type));
+            long residual = Torch.dataPointer(random(random, rows, hidden, type));
+            long factors = Torch.dataPointer(random(random, 1, hidden, type));
+            long bias = Torch.dataPointer(random(random, 1, inner, type));
+            List<List<float[]>> results = new ArrayList<>();
             for (int round = 0; round < 4; round++) {
-                List<NDArray> results = new ArrayList<>();
+                List<NDArray> arrays = new ArrayList<>();
                 for (int width : new int[] {inner, narrow, hidden, 40, hidden, hidden}) {
-                    results.add(random(random, rows, width, type));
+                    arrays.add(random(random, rows, width, type));
                 }
-                NDArray[] sums = {results.get(4), results.get(5)};
-                for (int i = 0; i < 4; i++) {
-                    boolean normed = i == 0 || i == 3;
-                    NDArray from = i == 0 ? x : results.get(i - 1);
-                    NDArray before = i == 0 ? residual : sums[0];
-                    NDArray sum = sums[i / 3];
-                    int width = (int) results.get(i).getShape().get(1);
-                    int depth = sizes[i][1];
-                    QuantizeKernels.Matrix weight = weights.get(i);
-                    long added = i == 0 ? Torch.dataPointer(bias) : 0;
-                    if (round > 0) {
-                        chain.add(
-                                new MatmulChain.Link(
-                                        i == 1,
-                                        Torch.dataPointer(results.get(i)),
-                                        Torch.dataPointer(from),
-                                        weight.elements(),
-                                        weight.scales(),
-                                        added,
-                                        width,
-                                        depth,
-                                        width,
-                                        normed
-                                                ? new MatmulChain.Norm(
-                                                        Torch.dataPointer(factors),
-                                                        Torch.dataPointer(before),
-                                                        Torch.dataPointer(sum),
-                                                        1e-5f)
-                                                : null));
-                        continue;
-                    }
-                    NDArray norm = normed ? random(random, rows, hidden, type) : from;
-                    if (normed) {
-                        norms.add(
-                                new RmsNormKernels.Rows(
-                                        Torch.dataPointer(sum),
-                                        Torch.dataPointer(norm),
-                                        Torch.dataPointer(from),
-                                        Torch.dataPointer(before),
-                                        Torch.dataPointer(factors),
-                                        type,
-                                        rows,
-                                        hidden),
-                                1e-5f);
-                    }
-                    kernels.matmul(
-                            streams.get(),
-                            i == 1,
-                            rows,
-                            Torch.dataPointer(results.get(i)),
-                            Torch.dataPointer(norm),
-                            weight.elements(),
-                            weight.scales(),
-                            added,
-                            width,
-                            depth,
-                            width);
-                }
-                if (round > 0) {
+                long[] to = arrays.stream().mapToLong(Torch::dataPointer).toArray();
+                MatmulChain.Norm first = new MatmulChain.Norm(factors, residual, to[4], 1e-5f);
+                MatmulChain.Norm second = new MatmulChain.Norm(factors, to[4], to[5], 1e-5f);
+                List<MatmulChain.Link> links =
+                        List.of(
+                                link(weights.get(0), false, x, to[0], bias, first),
+                                link(weights.get(1), true, to[0], to[1], 0, null),
+                                link(weights.get(2), false, to[1], to[2], 0, null),
+                                link(weights.get(3), false, to[2], to[3], 0, second));
+                if (round == 0) {
+                    links.forEach(link -> multiplyAlone(kernels, norms, type, rows, link));
+                } else {
+                    links.forEach(chain::add);
                     chain.launch(streams.get(), rows, Torch.dataPointer(arrivals));
                 }
-                List<float[]> actual = results.stream().map(DecoderKernelsGpuTest::floats).toList();
-                if (round == 0) {
-                    expected = actual;
-                }
-                for (int i = 0; i < results.size(); i++) {
-                    assertArrayEquals(expected.get(i), actual.get(i), "result " + i);
+                results.add(arrays.stream().map(DecoderKernelsGpuTest::floats).toList());
+                for (int i = 0; i < arrays.size(); i++) {
+                    assertArrayEquals(results.get(0).get(i), results.get(round).get(i));
                 }
             }
+        }
+    }
+
+    private static MatmulChain.Link link(
+            QuantizeKernels.Matrix weight,
+            boolean gated,
+            long x,
+            long output,
+            long bias,
+            MatmulChain.Norm norm) {
+        int width = (int) weight.rows() / (gated ? 2 : 1);
+        return new MatmulChain.Link(
+                gated,
+                output,
+                x,
+                weight.elements(),
+                weight.scales(),
+                bias,
+                width,
+                (int) weight.depth(),
+                width,
+                norm);
+    }
+
+    private void multiplyAlone(
+            DecoderKernels kernels,
+            RmsNormKernels norms,
+            ScalarType type,
+            int rows,
+            MatmulChain.Link link) {
+        try (NDArray normed = Torch.empty(manager, new Shape(rows, link.depth()), type)) {
+            long x = link.x();
+            if (link.norm() != null) {
+                x = Torch.dataPointer(normed);
+                norms.add(
+                        new RmsNormKernels.Rows(
+                                link.norm().newResidual(),
+                                x,
+                                link.x(),
+                                link.norm().residual(),
+                                link.norm().weight(),
+                                type,
+                                rows,
+                                link.depth()),
+                        link.norm().epsilon());
+            }
+            kernels.matmul(
+                    streams.get(),
+                    link.gated(),
+                    rows,
+                    link.output(),
+                    x,
+                    link.weight(),
+                    link.scales(),
+                    link.bias(),
+                    link.width(),
+                    link.depth(),
+                    link.stride());
+            device.synchronize();
         }
     }
 
