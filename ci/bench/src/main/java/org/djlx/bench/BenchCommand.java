@@ -12,22 +12,16 @@ import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
 
-/** {@code bench}: measures a collective and prints nccl-tests' table. */
+/** {@code bench}: measures all-reduce and prints nccl-tests' table. */
 @Command(
         name = "bench",
         description = {
-            "Measures a collective on the CPU and prints nccl-tests' table: the median time of the"
+            "Measures all-reduce on the CPU and prints nccl-tests' table: the median time of the"
                     + " slowest rank, and the Java heap that a call allocates.",
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun, bench"
                     + " runs that process's rank."
         })
 final class BenchCommand extends CliCommand {
-
-    @Option(
-            names = "--op",
-            defaultValue = "all_reduce",
-            description = "One of ${COMPLETION-CANDIDATES}.")
-    private BenchOp op;
 
     @Mixin
     private final RankOptions options = new RankOptions().ranks(2).processes().types("float32");
@@ -49,18 +43,14 @@ final class BenchCommand extends CliCommand {
     @Override
     public Integer call() throws Exception {
         options.check();
+        int least = options.scalarType().itemSize();
         if (options.inProcesses()) {
-            cases(options.count());
+            BenchCase.parse(sizes, least, options.count()); // Checks the sizes before the start.
             return Ranks.launch(spec(), options.count());
         }
         Ranks here = options.here();
-        List<BenchCase> cases = cases(here.worldSize());
+        List<BenchCase> cases = BenchCase.parse(sizes, least, here.worldSize());
         return here.run(backend, group -> run(group, cases)).get(0);
-    }
-
-    private List<BenchCase> cases(int worldSize) {
-        long least = (long) op.parts(worldSize) * options.scalarType().itemSize();
-        return BenchCase.parse(sizes, least, (op.inPlace() ? 1 : 2) * worldSize);
     }
 
     /** Runs one rank; rank 0 reports. */
@@ -69,9 +59,9 @@ final class BenchCommand extends CliCommand {
         if (bind) {
             ThreadBinding.bindToCore(group.rank());
         }
-        try (BenchJob job = new BenchJob(group, op, options.scalarType())) {
+        try (BenchJob job = new BenchJob(group, options.scalarType())) {
             if (reports) {
-                print("# %s, %s%n%s%n", op, Ranks.count(group.worldSize()), BenchRow.HEADER);
+                print("# all_reduce, %s%n%s%n", Ranks.count(group.worldSize()), BenchRow.HEADER);
             }
             long wrong = 0;
             for (BenchCase wanted : cases) {

@@ -8,25 +8,24 @@ import java.util.Arrays;
 import java.util.Locale;
 import java.util.Map;
 import java.util.function.LongToIntFunction;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** One rank of a benchmark on the CPU. The result is the slowest rank's median. */
+/** One rank of an all-reduce benchmark on the CPU. The result is the slowest rank's median. */
 final class BenchJob implements AutoCloseable {
 
     // Elements per slice: values are generated on the Java heap, which cannot hold a large tensor.
     private static final long SLICE = 4 << 20;
 
     private final ProcessGroup group;
-    private final BenchOp op;
     private final ScalarType type;
     private final NDManager manager;
 
-    BenchJob(ProcessGroup group, BenchOp op, ScalarType type) {
+    BenchJob(ProcessGroup group, ScalarType type) {
         this.group = group;
-        this.op = op;
         this.type = type;
         this.manager = NDManager.newBaseManager(group.device(), "PyTorch");
     }
@@ -34,19 +33,16 @@ final class BenchJob implements AutoCloseable {
     /** Measures a case; returns the same row on all ranks. */
     BenchRow measure(BenchCase wanted) {
         int worldSize = group.worldSize();
-        int parts = op.parts(worldSize);
-        long part = wanted.size() / parts / type.itemSize();
-        long inputCount = part * op.inputParts(worldSize);
-        long outputCount = part * op.outputParts(worldSize);
-        try (NDArray output = tensor(outputCount);
-                NDArray input = op.inPlace() ? output : tensor(inputCount)) {
+        long count = wanted.size() / type.itemSize();
+        try (NDArray tensor = tensor(count)) {
             Contender contender =
                     new Contender.IntoArrays(
-                            turn -> op.issue(group, output, input).await(),
-                            output,
-                            () -> fill(input, i -> BenchOp.input(group.rank(), i)),
+                            turn -> group.allReduce(tensor, ReduceOp.SUM).await(),
+                            tensor,
+                            () -> fill(tensor, i -> input(group.rank(), i)),
                             () -> {});
-            LongToIntFunction expected = i -> op.expected(group.rank(), worldSize, part, i);
+            LongToIntFunction expected =
+                    i -> IntStream.range(0, worldSize).map(rank -> input(rank, i)).sum();
             BenchRank rank =
                     new BenchRank(group, null, manager, new Meeting(group), new HostLane());
             SideBySide.Calls calls =
@@ -62,20 +58,25 @@ final class BenchJob implements AutoCloseable {
                 result.heap().get(GpuBenchRow.OURS)
             };
             reduce(slowest, ReduceOp.MAX);
-            long size = part * parts * type.itemSize();
+            long size = count * type.itemSize();
             double algbw = size / slowest[0] / 1e3;
             return new BenchRow(
                     size,
-                    inputCount,
+                    count,
                     type.name().toLowerCase(Locale.ROOT),
-                    op.redop(),
-                    op.root(),
+                    "sum",
+                    -1,
                     slowest[0],
                     algbw,
-                    algbw * op.busFactor(worldSize),
+                    algbw * 2 * (worldSize - 1) / worldSize,
                     (long) reduce(wrong, ReduceOp.SUM)[0],
                     (long) slowest[1]);
         }
+    }
+
+    /** Returns a rank's input at an index. Values are small, so sums are exact in every type. */
+    private static int input(int rank, long index) {
+        return (int) ((index + rank) % 5);
     }
 
     /** Counts the elements that differ from the expected value at their index. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * BenchCommand - bench: a collective on the CPU, in nccl-tests' table
+ * BenchCommand - bench: all-reduce on the CPU, in nccl-tests' table
  * BenchCompareCommand - bench-compare: all-reduce on the CPU beside other programs
  * GpuBenchCommand - bench-gpu: all-reduce and fused operators on GPUs
  * BlockBenchCommand - bench-block: a tensor-parallel transformer block
@@ -13,7 +13,6 @@
  * Stats - medians and quantiles
  * BenchCase - a size and a number of calls
  * TorchPeer - PyTorch or another program in a child process
- * BenchOp - the collectives of bench
  * BenchJob - one rank of a benchmark on the CPU
  * BenchRow - a row of nccl-tests' table
  * BenchComparison - the medians of several programs
@@ -37,7 +36,6 @@
  * NcclBaseline - NCCL without a process group
  * BlockBench - one rank of bench-block
  * TrainBench - one contender of bench-train
- * ShardBench - two fully sharded ranks on one GPU, of bench-train
  * DecodeBench - clients of the HTTP server
  * StepBench - callers of a generator
  * DecodePeer - decoding written with PyTorch's operators
