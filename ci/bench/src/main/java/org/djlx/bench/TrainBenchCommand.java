@@ -66,13 +66,6 @@ final class TrainBenchCommand extends ReportCommand {
             description = "A Python with PyTorch to compare with; none if not given.")
     private String torch;
 
-    @Option(
-            names = "--shared",
-            description =
-                    "Instead, two ranks share one GPU: what fully sharded training does not hide of"
-                            + " its gathers.")
-    private boolean shared;
-
     private static final int WARM_UP = 10; // untimed steps of each turn
     private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
     private static final String THREADS = "OMP_NUM_THREADS"; // of each rank
@@ -111,10 +104,6 @@ final class TrainBenchCommand extends ReportCommand {
                         || IntStream.of(layers, width, hidden, steps, rounds)
                                 .anyMatch(size -> size < 1),
                 "--rows, --layers, --width, --hidden, --steps and --rounds must be 1 or more");
-        if (shared) {
-            refuseIf(gpus == 0, "--shared needs a GPU");
-            return share();
-        }
         Device[] devices =
                 gpus == 0
                         ? new Device[] {Device.cpu()}
@@ -147,32 +136,6 @@ final class TrainBenchCommand extends ReportCommand {
             }
         }
         print("%s%n%s%n", options.placement(), table);
-        return 0;
-    }
-
-    private int share() throws Exception {
-        begin(
-                "a fully sharded step of two ranks on one GPU, Adam, float32, median",
-                NativeVersions.query());
-        put("gpus", Gpus.names().subList(0, 1));
-        put("layers", layers);
-        put("width", width);
-        put("hidden", hidden);
-        List<ShardBench.Result> results = new ArrayList<>();
-        put("sharedSteps", results);
-        TextTable shares = new TextTable("rows a rank", "ms a step", "ms gathered", "exposed");
-        for (int size : rows) {
-            TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
-            ShardBench.Result result = new ShardBench(model, steps * rounds).run();
-            results.add(result);
-            shares.add(
-                    size,
-                    number("%.2f", result.milliseconds()),
-                    number("%.2f", result.gatheredMilliseconds()),
-                    number("%.3f", result.exposed()));
-            store();
-        }
-        print("%s%n", shares);
         return 0;
     }
 
