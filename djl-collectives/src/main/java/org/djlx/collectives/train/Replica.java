@@ -16,6 +16,8 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
@@ -28,10 +30,12 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.stream.IntStream;
+import java.util.zip.CRC32C;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.ArrayBytes;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
@@ -493,13 +497,7 @@ public final class Replica implements AutoCloseable {
     void verify(String when, boolean trainedOnly) {
         CurrentStreams.await(device);
         try (NDManager temporary = manager.newSubManager()) {
-            ParameterChecksum checksum = new ParameterChecksum();
-            for (Own own : parameters) {
-                if (!trainedOnly || own.isTrained()) {
-                    checksum.add(temporary, own.array);
-                }
-            }
-            NDArray own = temporary.create(new long[] {checksum.value()});
+            NDArray own = temporary.create(new long[] {checksum(temporary, trainedOnly)});
             NDArray all = temporary.create(new long[group.worldSize()]);
             group.allGatherIntoTensor(all, own).await();
             CurrentStreams.await(device);
@@ -518,6 +516,20 @@ public final class Replica implements AutoCloseable {
                                 different, when, Arrays.toString(values)));
             }
         }
+    }
+
+    private long checksum(NDManager temporary, boolean trainedOnly) {
+        CRC32C checksum = new CRC32C();
+        try {
+            for (Own own : parameters) {
+                if (!trainedOnly || own.isTrained()) {
+                    ArrayBytes.read(temporary, own.array, checksum::update);
+                }
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e); // Not thrown: updating a checksum does no I/O.
+        }
+        return checksum.getValue();
     }
 
     /** Returns the bucket of each trained array, in a map that the caller may change. */

@@ -6,7 +6,6 @@
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
  * JobEvaluators      sums loss and evaluators over processes
- * ParameterChecksum  checksum to compare the parameters of ranks
  * RankWorkers        one thread per rank
  * Recomputation      computes a block again in the backward pass
  * SplitCheck         whether a batch can be divided among ranks
