@@ -38,26 +38,6 @@ public final class HostCopier {
     }
 
     /**
-     * Reads doubles.
-     *
-     * @param address the address of the first double
-     * @param array the destination, filled from index 0
-     */
-    public void read(long address, double[] array, int count) {
-        cursor.to(address).read(0, array, 0, count);
-    }
-
-    /**
-     * Reads longs.
-     *
-     * @param address the address of the first long
-     * @param array the destination, filled from index 0
-     */
-    public void read(long address, long[] array, int count) {
-        cursor.to(address).read(0, array, 0, count);
-    }
-
-    /**
      * Writes ints.
      *
      * @param address the destination of the first int
@@ -74,16 +54,6 @@ public final class HostCopier {
      * @param array the source, read from index 0
      */
     public void write(long address, float[] array, int count) {
-        cursor.to(address).write(0, array, 0, count);
-    }
-
-    /**
-     * Writes doubles.
-     *
-     * @param address the destination of the first double
-     * @param array the source, read from index 0
-     */
-    public void write(long address, double[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
     }
 }

@@ -34,12 +34,9 @@ public class JavaSumsTest {
     };
 
     @ParameterizedTest
-    @CsvSource({
-        "1, FLOAT32, -1", "1000, FLOAT32, -1", "4096, FLOAT32, 0", "4097, FLOAT32, 1",
-        "16384, FLOAT32, 2", "1, FLOAT64, -1", "2049, FLOAT64, 0", "8192, FLOAT64, 2"
-    })
-    void addsToTheSameBitsAsLibtorch(int count, ScalarType type, int place) {
-        addsToTheSameBitsAsLibtorch(new JavaSums(), count, type, place);
+    @CsvSource({"1, -1", "1000, -1", "4096, 0", "4097, 1", "16384, 2"})
+    void addsToTheSameBitsAsLibtorch(int count, int place) {
+        addsToTheSameBitsAsLibtorch(new JavaSums(), count, ScalarType.FLOAT32, place);
     }
 
     /**
@@ -81,7 +78,7 @@ public class JavaSumsTest {
     }
 
     @ParameterizedTest
-    @CsvSource({"16385, FLOAT32", "8193, FLOAT64", "1, FLOAT16", "1, INT32", "1, BFLOAT16"})
+    @CsvSource({"16385, FLOAT32", "1, FLOAT64", "1, FLOAT16", "1, INT32", "1, BFLOAT16"})
     void leavesTheRestToLibtorch(int count, ScalarType type) {
         assertFalse(new JavaSums().canAdd(count, type));
     }
