@@ -111,11 +111,12 @@ public abstract class CpuBackend extends Backend {
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
+        List<HostTensor> hosts = List.of(host);
         return submit(
                 operation,
                 () -> {
                     host.load();
-                    collectives.allReduce(operation, host, op);
+                    collectives.allReduce(operation, hosts, op);
                     host.flush();
                 },
                 () -> close(host),
@@ -166,7 +167,8 @@ public abstract class CpuBackend extends Backend {
                     HostTensor in = tensors.input(input, operation.tensor());
                     List<HostTensor> out = tensors.outputs(outputs);
                     return () -> {
-                        collectives.allGather(operation, addresses(out, in.byteSize()), in);
+                        List<long[]> addresses = List.of(addresses(out, in.byteSize()));
+                        collectives.allGather(operation, addresses, List.of(in));
                         out.forEach(HostTensor::flush);
                     };
                 });
@@ -361,8 +363,8 @@ public abstract class CpuBackend extends Backend {
                     HostTensor out = tensors.output(output, operation.tensor());
                     List<HostTensor> in = tensors.inputs(inputs);
                     return () -> {
-                        collectives.reduceScatter(
-                                operation, out, addresses(in, out.byteSize()), op);
+                        List<long[]> addresses = List.of(addresses(in, out.byteSize()));
+                        collectives.reduceScatter(operation, List.of(out), addresses, op);
                         out.flush();
                     };
                 });

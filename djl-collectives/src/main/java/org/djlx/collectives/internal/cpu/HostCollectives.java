@@ -8,7 +8,7 @@ import org.djlx.collectives.spi.Operation;
 /**
  * The collectives of one rank on tensors in host memory. Each method compares the calls of all
  * ranks, runs the operation, and blocks until it has ended. One operation runs at a time. Lists
- * have the tensors of coalesced operations.
+ * have one tensor, or the tensors of a coalesced operation.
  */
 public interface HostCollectives {
 
@@ -32,21 +32,13 @@ public interface HostCollectives {
     /** Copies the root's tensor to all ranks. */
     void broadcast(Operation operation, HostTensor tensor, int root);
 
-    /** Reduces a tensor in place. */
-    void allReduce(Operation operation, HostTensor tensor, ReduceOp op);
-
-    /** Reduces several tensors of one element type in place. */
+    /** Reduces tensors of one element type in place. */
     void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op);
 
     /** Reduces a tensor on the root, in place; leaves those of other ranks. */
     void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op);
 
-    /** All-gather. {@code outputs[r]} is the address for the tensor of rank r. */
-    void allGather(Operation operation, long[] outputs, HostTensor input);
-
-    /**
-     * All-gather of several tensors. {@code outputs.get(i)[r]} is the address for rank r's input i.
-     */
+    /** All-gather. {@code outputs.get(i)[r]} is the address for rank r's input i. */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs);
 
     /** Gathers at the root. {@code outputs} is null elsewhere. */
@@ -55,10 +47,9 @@ public interface HostCollectives {
     /** Scatters from the root. {@code inputs} is null elsewhere. */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root);
 
-    /** Reduces what all ranks have for this rank. {@code inputs[r]} is for rank r. */
-    void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op);
-
-    /** Reduce-scatter of several tensors. {@code inputs.get(i)[r]} is for output i of rank r. */
+    /**
+     * Reduces what all ranks have for this rank. {@code inputs.get(i)[r]} is for rank r's output i.
+     */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op);
 

@@ -63,13 +63,10 @@ final class MpiChannel implements MessageChannel {
         flights.add(new Flight(transfer, requests));
         int tags = MpiCommunicator.MAX_TAG + 1 - MpiGroup.MESSAGES;
         int tag = MpiGroup.MESSAGES + (int) (transfer.message() % tags);
-        for (long offset = 0; offset < transfer.remaining(); offset += MpiCommunicator.MAX_BYTES) {
-            int size = (int) Math.min(MpiCommunicator.MAX_BYTES, transfer.remaining() - offset);
-            if (transfer.sends()) {
-                group.send(requests, transfer.address() + offset, size, peer, tag);
-            } else {
-                group.receive(requests, transfer.address() + offset, size, peer, tag);
-            }
+        if (transfer.sends()) {
+            group.send(requests, transfer.address(), transfer.remaining(), peer, tag);
+        } else {
+            group.receive(requests, transfer.address(), transfer.remaining(), peer, tag);
         }
     }
 

@@ -21,7 +21,6 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
-import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiRequests;
 import org.djlx.nativeops.torch.ScalarType;
 
@@ -209,26 +208,23 @@ final class MpiCollectives implements HostCollectives {
         private final MpiRequests requests = new MpiRequests();
         private int[] peers = new int[16]; // by request
 
-        private MpiRequests requestsFor(int peer) {
-            if (requests.count() == peers.length) {
-                peers = Arrays.copyOf(peers, 2 * peers.length);
+        private void notePeer(int firstRequest, int peer) {
+            if (requests.count() > peers.length) {
+                peers = Arrays.copyOf(peers, 2 * requests.count());
             }
-            peers[requests.count()] = peer;
-            return requests;
+            Arrays.fill(peers, firstRequest, requests.count(), peer);
         }
 
         void receive(int peer, long address, long size) {
-            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-                int part = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-                group.receive(requestsFor(peer), address + offset, part, peer, MpiGroup.DATA);
-            }
+            int before = requests.count();
+            group.receive(requests, address, size, peer, MpiGroup.DATA);
+            notePeer(before, peer);
         }
 
         void send(int peer, long address, long size) {
-            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-                int part = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-                group.send(requestsFor(peer), address + offset, part, peer, MpiGroup.DATA);
-            }
+            int before = requests.count();
+            group.send(requests, address, size, peer, MpiGroup.DATA);
+            notePeer(before, peer);
         }
 
         void complete(Operation operation) {
@@ -371,19 +367,15 @@ final class MpiCollectives implements HostCollectives {
     }
 
     @Override
-    public void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
-        if (fitsReduced(tensor.byteSize())) {
-            agree(operation, tensor.address(), (int) tensor.byteSize());
-            long[] addresses = payloads(tensor.address());
-            reducer.reduce(tensor.address(), addresses, tensor.count(), tensor.type(), op);
+    public void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
+        HostTensor first = tensors.get(0);
+        if (tensors.size() == 1 && fitsReduced(first.byteSize())) {
+            agree(operation, first.address(), (int) first.byteSize());
+            long[] addresses = payloads(first.address());
+            reducer.reduce(first.address(), addresses, first.count(), first.type(), op);
             group.endCall();
             return;
         }
-        allReduce(operation, List.of(tensor), op);
-    }
-
-    @Override
-    public void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         begin(operation);
         move(
                 () -> {
@@ -529,22 +521,18 @@ final class MpiCollectives implements HostCollectives {
     }
 
     @Override
-    public void allGather(Operation operation, long[] outputs, HostTensor input) {
-        long size = input.byteSize();
-        if (fits(size)) {
-            agree(operation, input.address(), (int) size);
-            long[] addresses = payloads(input.address());
+    public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
+        HostTensor first = inputs.get(0);
+        long size = first.byteSize();
+        if (inputs.size() == 1 && fits(size)) {
+            agree(operation, first.address(), (int) size);
+            long[] addresses = payloads(first.address());
             for (int peer = 0; peer < worldSize; peer++) {
-                copy(outputs[peer], addresses[peer], size);
+                copy(outputs.get(0)[peer], addresses[peer], size);
             }
             group.endCall();
             return;
         }
-        allGather(operation, List.of(outputs), List.of(input));
-    }
-
-    @Override
-    public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         begin(operation);
         move(
                 () -> {
@@ -580,11 +568,6 @@ final class MpiCollectives implements HostCollectives {
         }
         Extent[] all = rank == root ? extents(inputs, out.size()) : null;
         move(() -> fromRoot(operation, root, out, all));
-    }
-
-    @Override
-    public void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
-        reduceScatter(operation, List.of(output), List.of(inputs), op);
     }
 
     @Override

@@ -174,23 +174,29 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
-    /** Starts to send data. */
-    void send(MpiRequests requests, long address, int bytes, int peer, int tag) {
+    /** Starts to send data, in as many messages as it takes. */
+    void send(MpiRequests requests, long address, long size, int peer, int tag) {
         lock.lock();
         try {
             requireCalls();
-            comm.send(requests, address, bytes, peer, tag);
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int bytes = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                comm.send(requests, address + offset, bytes, peer, tag);
+            }
         } finally {
             lock.unlock();
         }
     }
 
-    /** Starts to receive data. */
-    void receive(MpiRequests requests, long address, int bytes, int peer, int tag) {
+    /** Starts to receive data, in as many messages as it takes. */
+    void receive(MpiRequests requests, long address, long size, int peer, int tag) {
         lock.lock();
         try {
             requireCalls();
-            comm.receive(requests, address, bytes, peer, tag);
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int bytes = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                comm.receive(requests, address + offset, bytes, peer, tag);
+            }
         } finally {
             lock.unlock();
         }

@@ -30,8 +30,7 @@ final class ShmCollectives extends ShmMoves {
         this.reducer = reducer;
     }
 
-    @Override
-    public void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
+    private void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
         steps.begin(operation);
         ScalarType type = output.type();
         long itemSize = type.itemSize();
@@ -104,8 +103,7 @@ final class ShmCollectives extends ShmMoves {
         }
     }
 
-    @Override
-    public void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
+    private void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
             operation.setAlgorithm("one-shot");
             oneShot(operation, tensor, op, true);

@@ -57,17 +57,12 @@ abstract class ShmMoves implements HostCollectives {
     }
 
     @Override
-    public void allGather(Operation operation, long[] outputs, HostTensor input) {
-        gather(operation, outputs, input, true);
-    }
-
-    @Override
     public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         int next = 0;
         while (next < inputs.size()) {
             int end = Steps.endOfStep(inputs, next, steps.chunkSize());
             if (end == next + 1) {
-                allGather(operation, outputs.get(next), inputs.get(next));
+                gather(operation, outputs.get(next), inputs.get(next), true);
             } else {
                 allGatherTogether(operation, outputs.subList(next, end), inputs.subList(next, end));
             }
