@@ -71,6 +71,11 @@ INLINE Bytes halves(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_ep
 INLINE Bytes same4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
+// The same for INT4, two products at a time; where s1 is not used, s0 gets both.
+INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
+  *s0 = dot4(*s0, w0, x0);
+  *s1 = dot4(*s1, w1, x1);
+}
 #else
 typedef __m256i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
@@ -81,6 +86,10 @@ INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 
   Bytes even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
   Bytes odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
   return s + (Ints)even + (Ints)odd;
+}
+INLINE void dot4_int4(Ints* s0, Ints*, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
+  __m256i fours = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));  // at most 4 * 15 * 127: exact in 16 bits
+  *s0 += (Ints)_mm256_madd_epi16(fours, _mm256_set1_epi16(1));
 }
 #endif
 
@@ -155,11 +164,12 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
         const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
         Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : halves(first, 4);
         if (TYPE == INT4) first = halves(first, 0);
-        if (row == 0) __builtin_prefetch(block + AHEAD, 0, 2);
-        if (row == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + AHEAD, 0, 2);
+        if (row == 0 && v == 0) __builtin_prefetch(block + AHEAD, 0, 2);  // the line of all vectors
+        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + AHEAD, 0, 2);
         for (int r = 0; r < N; r++) {
-          s[r][0][v] = dot4(s[r][0][v], first, same4(x[r] + b));
-          s[r][1][v] = dot4(s[r][1][v], second, same4(x[r] + GROUP / 2 + b));
+          Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
+          if (TYPE == INT4) dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
+          else s[r][0][v] = dot4(s[r][0][v], first, x0), s[r][1][v] = dot4(s[r][1][v], second, x1);
         }
       }
     for (int r = 0; r < N; r++)
