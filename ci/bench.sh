@@ -24,7 +24,7 @@
 #   ci/bench.sh read
 #     how fast a Hopper GPU reads memory by the access patterns of decode kernels; with ncu, also by its DRAM counters. Needs nvcc
 #   ci/bench.sh llama-cpp [SIZE]
-#     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads; in turns, for each type of weights, with
+#     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for each type of weights, with
 #     1 and 2 threads and with 2 ranks; prints a table for each
 set -euo pipefail
 
@@ -189,19 +189,42 @@ bench_decode() {
   return "$status"
 }
 
+# jlama_peer FOLDER: fetches Jlama and writes FOLDER/peer.sh, which runs it; appends the option that names it to the caller's
+# array jlama. Nothing without a JDK of 21 or newer.
+jlama_peer() {
+  local java jar
+  java=$(newest_java)
+  if (($(java_major "$java") < 21)); then
+    say "Jlama is not measured: install JDK 21 or newer"
+    return
+  fi
+  cp "$root/ci/bench/peers/jlama-pom.xml" "$work/jlama-pom.xml"
+  mvn -q -f "$work/jlama-pom.xml" dependency:copy-dependencies -DoutputDirectory="$1"
+  jar=$(basename "$1"/jlama-core-*.jar .jar)
+  {
+    printf 'exec '
+    quoted "$java/bin/java" --add-modules jdk.incubator.vector --enable-native-access=ALL-UNNAMED "-Djlama.version=${jar#jlama-core-}" \
+      -cp "$1/*" "$root/ci/bench/peers/JlamaPeer.java"
+    printf '"$@"\n'
+  } >"$1/peer.sh"
+  jlama+=(--jlama "$1/peer.sh")
+}
+
 bench_llama_cpp() {
   local peer=$work/llama-cpp results=$root/ci/results/llama-cpp size=${1:-110m} case threads commit
+  local -a jlama=()
   commit=$(commit) # before the first results change files
   mkdir -p "$peer" "$results"
   cp "$root"/ci/bench/peers/{*.mjs,package.json} "$peer"
   # Its script would compile where no binary fits.
   npm install --prefix "$peer" --no-audit --no-fund --ignore-scripts --prefer-offline --silent
+  jlama_peer "$work/jlama"
   for case in "float32 none" "bfloat16 none" "bfloat16 int8" "bfloat16 int4"; do
     for threads in "1 1" "2 1" "1 2"; do
       # shellcheck disable=SC2086 # words
       set -- $case $threads
       OMP_NUM_THREADS=$3 "$root/ci/bench/run.sh" bench-llama-cpp "$peer/llama_cpp_peer.mjs" --model "$size" --type "${1^^}" \
-        --quantize "${2^^}" --ranks "$4" --json "$results/$size-$1-$2-threads$3-ranks$4.json" --commit "$commit"
+        --quantize "${2^^}" --ranks "$4" ${jlama[@]+"${jlama[@]}"} --json "$results/$size-$1-$2-threads$3-ranks$4.json" --commit "$commit"
     done
   done
 }

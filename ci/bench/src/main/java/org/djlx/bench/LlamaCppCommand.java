@@ -72,19 +72,25 @@ final class LlamaCppCommand extends ReportCommand {
                             + " exactly; that of ours if not given.")
     private String peerType;
 
+    @Option(
+            names = "--jlama",
+            paramLabel = "SCRIPT",
+            description = "A script that runs JlamaPeer.java with the script's arguments.")
+    private Path jlama;
+
     @Mixin private ModelOptions model;
 
     /**
      * The results of a program.
      *
-     * @param program "ours" or the version of llama.cpp
+     * @param program "ours" or the version of llama.cpp or Jlama
      * @param seconds the time until the model was ready; llama.cpp maps its file, and reads it
      *     later
      * @param steps greedy decode steps of 1 and 4 sequences
      * @param firstTokenMicros the time to the first token of 512
      * @param residentBytes the process's resident memory at the end
      * @param residentBefore that before the model was loaded: of this process, which has written
-     *     the model; 0 for llama.cpp
+     *     the model; 0 for peers
      */
     record Row(
             String program,
@@ -116,6 +122,7 @@ final class LlamaCppCommand extends ReportCommand {
         List<Row> rows = new ArrayList<>();
         List<Integer> tokens;
         int threads;
+        int equalTokens;
         long before = residentBytes(ProcessHandle.current().pid());
         long start = System.nanoTime();
         try (TextEngine generator =
@@ -133,21 +140,44 @@ final class LlamaCppCommand extends ReportCommand {
                 progress("llama.cpp cannot be measured: %s", peer.cause());
                 return 1;
             }
-            StepBench bench =
-                    new StepBench(
-                            (prompts, count, sampled) -> answer(peer, prompts, count),
-                            config.vocabularySize());
-            double seconds = peer.ready().get("seconds").getAsDouble();
-            rows.add(row("llama.cpp " + peer.version(), seconds, bench, peer.pid(), 0));
+            StepBench bench = bench(peer, config);
+            rows.add(peerRow("llama.cpp", peer, bench));
             List<Integer> theirs = tokens(bench);
-            int equal =
+            equalTokens =
                     (int)
                             IntStream.range(0, TOKENS)
                                     .takeWhile(i -> tokens.get(i).equals(theirs.get(i)))
                                     .count();
-            report(config, weights, threads, rows, equal);
         }
+        measureJlama(arguments, config, rows);
+        report(config, weights, threads, rows, equalTokens);
         return 0;
+    }
+
+    /** Adds the row of Jlama, unless it is not asked for or cannot compute with this type. */
+    private void measureJlama(List<String> arguments, ModelConfig config, List<Row> rows)
+            throws IOException, InterruptedException, TimeoutException {
+        if (jlama == null) {
+            return;
+        }
+        try (TorchPeer peer = TorchPeer.start("bash", jlama, arguments, PATIENCE)) {
+            if (peer.version().isEmpty()) {
+                progress("Jlama is not measured: %s", peer.cause());
+            } else {
+                rows.add(peerRow("Jlama", peer, bench(peer, config)));
+            }
+        }
+    }
+
+    private static StepBench bench(TorchPeer peer, ModelConfig config) {
+        return new StepBench(
+                (prompts, count, sampled) -> answer(peer, prompts, count), config.vocabularySize());
+    }
+
+    private static Row peerRow(String name, TorchPeer peer, StepBench bench)
+            throws IOException, InterruptedException, TimeoutException {
+        double seconds = peer.ready().get("seconds").getAsDouble();
+        return row(name + " " + peer.version(), seconds, bench, peer.pid(), 0);
     }
 
     private static List<Integer> tokens(StepBench bench)
@@ -160,7 +190,7 @@ final class LlamaCppCommand extends ReportCommand {
         Map<String, Object> request = Map.of("prompts", prompts, "tokens", tokens);
         JsonObject answer = peer.ask(gson.toJsonTree(request).getAsJsonObject());
         if (answer == null) {
-            throw new IllegalStateException("llama.cpp does not answer: " + peer.cause());
+            throw new IllegalStateException("the peer does not answer: " + peer.cause());
         }
         return gson.fromJson(answer, StepBench.Answers.class);
     }

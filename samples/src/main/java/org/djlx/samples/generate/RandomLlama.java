@@ -164,7 +164,7 @@ public final class RandomLlama implements AutoCloseable {
             files.computeIfAbsent(file, name -> new ArrayList<>()).add(tensor);
             map.put(tensor.name(), file);
         }
-        String index = new Gson().toJson(Map.of("weight_map", map));
+        String index = new Gson().toJson(Map.of("metadata", Map.of(), "weight_map", map));
         Files.writeString(directory.resolve("model.safetensors.index.json"), index);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Function<TensorSpec, NDArray> weights = draw(manager, tensors);
