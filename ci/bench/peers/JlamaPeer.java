@@ -35,7 +35,7 @@ public final class JlamaPeer {
         try {
             PhysicalCoreExecutor.overrideThreadCount(Integer.parseInt(args[2]));
             if (args[1].equals("q8_0")) {
-                throw new UnsupportedOperationException("Jlama has no product by weights of 8 bits");
+                throw new UnsupportedOperationException("Jlama is measured with bfloat16, float32 and 4 bits only");
             }
             Optional<DType> weights = args[1].equals("q4_0") ? Optional.of(DType.Q4) : Optional.empty();
             model = ModelSupport.loadModel(new File(args[0]), null, DType.F32, DType.F32, weights, Optional.empty());

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
 import ai.djl.Model;
@@ -37,6 +38,8 @@ import ai.djl.training.tracker.FixedPerVarTracker;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.PairList;
 import java.lang.reflect.Field;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.EnumSet;
@@ -169,7 +172,7 @@ class ModelZooTest {
         List<Double> losses = new ArrayList<>();
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         options.accept(config);
-        Tracker rate = Tracker.fixed(block.getParameters().size() > 60 ? 1e-4f : 0.02f);
+        Tracker rate = Tracker.fixed(block.getParameters().size() > 60 ? 5e-5f : 0.02f);
         config.optRanks(ranks).optBucketBytes(256);
         config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).optMomentum(0.9f).build());
         Random random = new Random(3);
@@ -259,7 +262,8 @@ class ModelZooTest {
 
     /**
      * The first loss differs from float32's by no more than one rounding. Later losses come from
-     * parameters of updates, in which each layer rounds.
+     * parameters of updates, in which each layer rounds. Without AVX-512, libtorch adds bfloat16
+     * convolutions in bfloat16.
      */
     @ParameterizedTest
     @CsvSource({
@@ -277,6 +281,10 @@ class ModelZooTest {
     })
     void trainsInMixedPrecision(String name, MixedPrecisionPolicy policy, int ranks)
             throws Exception {
+        boolean convolves = name.equals("resnet18") && policy == MixedPrecisionPolicy.BFLOAT16;
+        assumeTrue(
+                !convolves || Files.readString(Path.of("/proc/cpuinfo")).contains("avx512bw"),
+                "bfloat16 convolutions that add in float32 need AVX-512");
         List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
         GradScaler scaler = new GradScaler(64, 2000); // skips no step
         Block block = withoutDropout(block(name));
