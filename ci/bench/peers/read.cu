@@ -3,7 +3,7 @@
 // profiler. `ci/bench.sh read` compiles and runs it.
 //
 //   bulk    contiguous 16 KiB by cp.async.bulk, 2 to 12 copies of a block under way
-//   boxes   8 rows of 1 KiB of a matrix with rows of 8 KiB by tensor maps, 16 KiB of a block twice to 12 times under way: decode_chain
+//   boxes   8 rows of 1 KiB of a matrix with rows of 8 KiB by tensor maps, 2 to 12 stages of 16 KiB of a block under way: decode_chain
 //   lanes   16 bytes a lane by cp.async.cg with L2::256B, 16 rows of 64 bytes a warp, 24 KiB of a warp under way: decode_matmul
 //   loads   16 bytes a thread by plain loads, 8 under way
 #include <cuda.h>

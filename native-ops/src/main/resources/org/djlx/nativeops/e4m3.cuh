@@ -38,10 +38,10 @@ __device__ __forceinline__ u32 mad(u32 a, u32 b, u32 c) {
 // shifts, they run beside the permutations of bytes.
 template <typename T>
 __device__ __forceinline__ u32 from_e4m3(u32 bytes) {
-  const u32 TO_PLACE = T::IS_BFLOAT16 ? 1 << 4 : 1 << 7;   // exponent and mantissa; the sign then lacks SIGN_LACKS of its own bit
-  const u32 SIGN_LACKS = (1 << 8) - TO_PLACE;
+  const u32 TO_PLACE = T::IS_BFLOAT16 ? 1 << 4 : 1 << 7;  // moves exponent and mantissa
+  const u32 SIGN_TO_PLACE = (1 << 8) - TO_PLACE;          // added for the sign, which moves further
   const u32 FACTORS = T::IS_BFLOAT16 ? 0x7b807b80 : 0x5c005c00;  // 2^120, 2^8
-  u32 signs = mad(bytes & 0x00800080, SIGN_LACKS, 0);
+  u32 signs = mad(bytes & 0x00800080, SIGN_TO_PLACE, 0);
   return multiply_add<T>(mad(bytes, TO_PLACE, signs), FACTORS, 0x80008000);
 }
 

@@ -21,9 +21,9 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
- * compiled for a {@link Model}. Arrays are given by address; the files describe their layouts.
- * Matmuls and attention use programmatic dependent launch: they may start while the previous kernel
- * still runs. Not thread-safe.
+ * compiled for a {@link Model}; also compiles {@code chain.cu}, for {@link MatmulChain}. Arrays are
+ * given by address; the files describe their layouts. Matmuls and attention use programmatic
+ * dependent launch: they may start while the previous kernel still runs. Not thread-safe.
  */
 public final class DecoderKernels implements AutoCloseable {
 
@@ -109,7 +109,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int multiprocessors;
     private final int maxSharedBytes; // of a thread block
     private final Model model;
-    private final boolean isHopper;
+    private final CudaModule chainModule; // null if the GPU is not of Hopper
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -165,9 +165,9 @@ public final class DecoderKernels implements AutoCloseable {
         this.device = device;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         maxSharedBytes = maxSharedBytes(device);
-        isHopper = isHopper(device);
+        boolean clusters = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= HOPPER;
         sampleSize =
-                isHopper
+                clusters
                         ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
                         : LaunchSize.of(1, SAMPLE_THREADS);
         prepare(device, compiler, model); // compiles all parts at the same time
@@ -176,6 +176,7 @@ public final class DecoderKernels implements AutoCloseable {
             for (Part part : parts(device, model)) {
                 modules.add(compiler.load(device, part.source, part.options));
             }
+            chainModule = isHopper(device) ? modules.get(modules.size() - 1) : null;
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -254,15 +255,16 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns a chain of matmuls for one rank, valid as long as these kernels; null if the GPU has
-     * none.
+     * Returns a chain of matmuls for one rank, valid as long as these kernels; null if the GPU is
+     * not of Hopper.
      *
      * @param hidden the depth of matmuls that normalise their rows
      * @param depths the depths of the other matmuls
      */
     public MatmulChain chain(int hidden, int... depths) {
-        CudaModule module = modules.get(modules.size() - 1);
-        return isHopper ? new MatmulChain(device, module, model.weightBits, hidden, depths) : null;
+        return chainModule == null
+                ? null
+                : new MatmulChain(device, chainModule, model.weightBits, hidden, depths);
     }
 
     private static KernelSource source(String name) {
@@ -474,7 +476,8 @@ public final class DecoderKernels implements AutoCloseable {
      *     written before attention starts. With {@code keepsOrder} the bits are the same
      * @param keepsOrder whether the bits of a row must not depend on the other rows. If false, and
      *     each row is of another sequence, attention of many rows is faster
-     * @param besideChain whether a {@link MatmulChain} comes before and after
+     * @param besideChain whether a {@link MatmulChain} runs before and after, so that attention
+     *     shares SMs with the next one
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
@@ -521,8 +524,8 @@ public final class DecoderKernels implements AutoCloseable {
             attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));
             return;
         }
-        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`; or one of
-        // `attentionLate` beside one of a chain, which reads weights at the same time.
+        // An SM holds two thread blocks of `attention`, four of `attentionLate`, or one of
+        // `attentionLate` beside one of a chain.
         long blocks = (long) rows * heads * chunks;
         boolean late = blocks > 2L * multiprocessors || besideChain && blocks <= multiprocessors;
         CudaKernel kernel = sharesSequences ? attentionCached : late ? attentionLate : attention;

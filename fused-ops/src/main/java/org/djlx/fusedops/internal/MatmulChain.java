@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal;
 
-import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
@@ -20,23 +19,23 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Multiplies few rows by several weights, one after the other, in one persistent kernel, {@code
- * chain.cu}: {@link #add} the matmuls, then {@link #launch} them. It reads the next matmul's
- * weights while it waits for the last one's results. For Hopper GPUs and one rank. Results have the
- * bits of {@link DecoderKernels#matmul}. Not thread-safe.
+ * chain.cu}. The kernel reads the next matmul's weights while it waits for the results of the last
+ * one. For Hopper GPUs and one rank. Results have the bits of {@link DecoderKernels#matmul}. Not
+ * thread-safe.
  */
 public final class MatmulChain {
 
     static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "decoder/chain.cu");
 
-    /** A thread block of attention then finds registers beside one of the chain. */
+    /** Leaves registers for a thread block of attention on the same SM. */
     static final String REGISTERS = "--maxrregcount=72";
 
-    // More rows take longer than by DecoderKernels.matmul.
-    private static final int MOST_ROWS = 1;
-    private static final int MOST_QUANTIZED_ROWS = 4;
+    // Above these limits DecoderKernels.matmul is faster.
+    private static final int MAX_ROWS = 1;
+    private static final int MAX_QUANTIZED_ROWS = 4;
 
-    // Of a thread block; the rest of an SM's shared memory has room for one of attention.
+    // Shared memory of a thread block. One of attention fits into the rest of an SM's.
     private static final int SHARED_BYTES = 200 << 10;
     private static final int X_BUDGET = 64 << 10; // of the rows in shared memory
     private static final int WORD = Integer.BYTES;
@@ -50,18 +49,17 @@ public final class MatmulChain {
     private final int blocks;
     private final int threads;
     private final int stageBytes;
-    private final int segment; // bytes of a weight row
+    private final int segmentBytes; // of a weight row
     private final int segmentScales;
-    private final int xBytes; // of a row in a segment
+    private final int segmentXBytes; // of a row of x
     private final int xPad;
     private final int maxStages;
     private final int sumBytes;
-    private final int hidden;
-    private final int segments; // of the deepest matmul
+    private final int normDepth;
+    private final int maxSegments; // of a row
     private final boolean hasAlignedScales;
     private final KernelStruct struct = new KernelStruct(CHAIN.byteSize());
     private final KernelArguments arguments = new KernelArguments();
-    private final List<Link> links = new ArrayList<>();
 
     /**
      * A matmul, {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
@@ -69,7 +67,8 @@ public final class MatmulChain {
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
      * @param output the output: rows of {@code width}, {@code stride} elements apart
-     * @param x the rows, of shape (rows, depth)
+     * @param x the rows, of shape (rows, depth); may be the output of an earlier matmul of the
+     *     chain
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
      * @param scales the scales of quantized weights; not read with 16 bits
      * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
@@ -89,8 +88,8 @@ public final class MatmulChain {
 
     /**
      * A residual addition and RMSNorm before a matmul: x is added to the residual, and the norm of
-     * the sum is multiplied. It has the same bits as from {@link RmsNormKernels#add}. The arrays,
-     * but for the weight, have the shape of x.
+     * the sum is multiplied. It has the same bits as from {@link RmsNormKernels#add}. All arrays
+     * except the weight have the shape of x.
      *
      * @param newResidual receives the sum; must be neither x nor the residual
      * @param epsilon the number added to the mean of squares
@@ -105,19 +104,19 @@ public final class MatmulChain {
      */
     MatmulChain(CudaDevice device, CudaModule module, int bits, int hidden, int... depths) {
         this.bits = bits;
-        this.hidden = hidden;
+        normDepth = hidden;
         KernelConstants constants = new KernelConstants(SOURCE, "-DWEIGHT_BITS=" + bits);
         int warps = constants.value("CONSUMERS") + 1;
         threads = warps * constants.value("WARP");
         stageBytes = constants.value("STAGE_BYTES");
-        segment = constants.value("SEGMENT");
+        segmentBytes = constants.value("SEGMENT");
         segmentScales = constants.value("SCALES");
-        xBytes = constants.value("X_BYTES");
+        segmentXBytes = constants.value("X_BYTES");
         xPad = constants.value("X_PAD");
         maxStages = constants.value("MAX_STAGES");
         sumBytes = constants.value("SUM_BYTES");
         int deepest = Math.max(hidden, Arrays.stream(depths).max().orElse(0));
-        segments = segments(deepest);
+        maxSegments = segments(deepest);
         hasAlignedScales =
                 bits != 4
                         || hasAlignedScales(hidden)
@@ -137,58 +136,60 @@ public final class MatmulChain {
     }
 
     private int segments(int depth) {
-        return Math.toIntExact((rowBytes(depth) + segment - 1) / segment);
+        return Math.toIntExact((rowBytes(depth) + segmentBytes - 1) / segmentBytes);
     }
 
     /** Returns the segments of rows in shared memory at a time. */
     private int window(int rows) {
-        return Math.min(segments, X_BUDGET / rows / xBytes);
+        return Math.min(maxSegments, X_BUDGET / rows / segmentXBytes);
     }
 
-    /** Returns whether matmuls of so many rows are faster as a chain, and possible. */
+    /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
     public boolean isFor(int rows) {
-        return rows <= (bits == 16 ? MOST_ROWS : MOST_QUANTIZED_ROWS)
+        return rows <= (bits == 16 ? MAX_ROWS : MAX_QUANTIZED_ROWS)
                 && hasAlignedScales
-                && segments(hidden) <= window(rows);
-    }
-
-    /** Adds a matmul. It may read what those before it write. */
-    public void add(Link link) {
-        if (links.size() == MAX_LINKS) {
-            throw new IllegalStateException("a chain has at most " + MAX_LINKS + " matmuls");
-        }
-        links.add(link);
+                && segments(normDepth) <= window(rows);
     }
 
     /**
-     * Launches the added matmuls, and removes them.
+     * Launches matmuls.
      *
      * @param rows the number of rows, allowed by {@link #isFor}
-     * @param arrivals an int, initially 0, for launches of one stream
+     * @param arrivals the address of an int, the counter of a barrier: initially 0, and used by one
+     *     stream only
+     * @param links the matmuls; those with a norm have the depth {@code hidden}
+     * @throws IllegalArgumentException if there are no matmuls or too many, or for too many rows
      */
-    public void launch(CudaStream stream, int rows, long arrivals) {
+    public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
+        if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
+            throw new IllegalArgumentException(
+                    "a chain of %d matmuls of %d rows is impossible: 1 to %d matmuls, and %d rows"
+                                    .formatted(links.size(), rows, MAX_LINKS, MAX_QUANTIZED_ROWS)
+                            + " with weights of 8 or 4 bits, otherwise "
+                            + MAX_ROWS
+                            + ", are allowed");
+        }
         for (int i = 0; i < links.size(); i++) {
             put(i * LINK.byteSize(), links.get(i));
         }
         int window = window(rows);
-        int sharedForX = rows * (window * xBytes + xPad);
+        int sharedForX = rows * (window * segmentXBytes + xPad);
         int stages = Math.min(maxStages, (SHARED_BYTES - sumBytes - sharedForX) / stageBytes);
         struct.put(CHAIN.offset("count"), links.size())
                 .put(CHAIN.offset("batch"), rows)
                 .put(CHAIN.offset("stages"), stages)
                 .put(CHAIN.offset("window"), window)
                 .put(CHAIN.offset("arrivals"), arrivals);
-        links.clear();
         LaunchSize size =
                 LaunchSize.of(blocks, threads)
                         .withShared(stages * stageBytes + sumBytes + sharedForX);
-        kernel.launch(stream, size.asCooperative(), arguments.clear().add(struct));
+        kernel.launch(stream, size.asDependent().asCooperative(), arguments.clear().add(struct));
     }
 
     private void put(int at, Link link) {
         long rowBytes = rowBytes(link.depth);
         long weightRows = link.gated ? 2L * link.width : link.width;
-        map(at + LINK.offset("weight"), rowBytes, weightRows, segment).place(link.weight);
+        map(at + LINK.offset("weight"), rowBytes, weightRows, segmentBytes).place(link.weight);
         if (bits == 4) {
             long scaleBytes = QuantizeKernels.rowScales(bits, link.depth) * Float.BYTES;
             map(at + LINK.offset("groups"), scaleBytes, weightRows, segmentScales * Float.BYTES)

@@ -198,8 +198,7 @@ class DecoderKernelsGpuTest {
                 if (round == 0) {
                     links.forEach(link -> multiplyAlone(kernels, norms, type, rows, link));
                 } else {
-                    links.forEach(chain::add);
-                    chain.launch(streams.get(), rows, Torch.dataPointer(arrivals));
+                    chain.launch(streams.get(), rows, Torch.dataPointer(arrivals), links);
                 }
                 results.add(arrays.stream().map(DecoderKernelsGpuTest::floats).toList());
                 for (int i = 0; i < arrays.size(); i++) {

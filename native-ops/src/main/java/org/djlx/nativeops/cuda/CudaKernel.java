@@ -121,8 +121,8 @@ public final class CudaKernel {
     }
 
     /**
-     * Has the SMs that run this kernel divide their memory so that shared memory is as large as
-     * possible: blocks of other kernels may then find room beside this kernel's.
+     * Prefers the largest part of an SM's memory as shared memory, so that blocks of other kernels
+     * fit beside this kernel's.
      */
     public void preferSharedMemory() {
         module.call(
@@ -163,7 +163,7 @@ public final class CudaKernel {
 
     private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
         if (size.cooperative() || size.dependent() && supportsDependent) {
-            return launchDependent(size, queue, pointers);
+            return launchWithAttributes(size, queue, pointers);
         }
         return cudart.cuLaunchKernel(
                 function,
@@ -179,11 +179,12 @@ public final class CudaKernel {
                 (PointerPointer<?>) null);
     }
 
-    private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
+    private int launchWithAttributes(
+            LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
         try (CUlaunchAttribute attributes = new CUlaunchAttribute(2);
                 CUlaunchConfig config = new CUlaunchConfig()) {
             int count = 0;
-            if (supportsDependent) {
+            if (size.dependent() && supportsDependent) {
                 attributes.position(count++);
                 attributes.id(cudart.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
                 attributes.value().programmaticStreamSerializationAllowed(1);

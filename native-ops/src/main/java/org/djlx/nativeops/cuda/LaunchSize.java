@@ -16,8 +16,8 @@ package org.djlx.nativeops.cuda;
  *     it, this kernel may start while the previous one still runs. The kernel must wait before it
  *     accesses data of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an
  *     ordinary launch
- * @param cooperative whether all blocks start together, so that they may wait for each other; only
- *     for dependent launches. More blocks than the GPU runs at a time are refused by the driver
+ * @param cooperative whether all blocks start together, so that they may wait for each other. More
+ *     blocks than the GPU runs at a time are refused by the driver
  */
 public record LaunchSize(
         int gridX,
@@ -108,8 +108,9 @@ public record LaunchSize(
                 gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, cooperative);
     }
 
-    /** {@return this size for a programmatic dependent launch whose blocks all start together} */
+    /** {@return this size for a launch whose blocks all start together} */
     public LaunchSize asCooperative() {
-        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, true);
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, dependent, true);
     }
 }

@@ -40,8 +40,8 @@ public final class TensorMap {
      *
      * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16}, {@link ScalarType#BFLOAT16} or {@link
-     *     ScalarType#FLOAT8_E4M3FN}, with swizzle; or {@link ScalarType#INT32}, words of any
-     *     content, without
+     *     ScalarType#FLOAT8_E4M3FN}, with swizzle; or {@link ScalarType#INT32}: raw words of 4
+     *     bytes, without
      * @param sizes the size of each dimension, at least 1
      * @param strides the stride of each dimension except the first, in bytes; multiples of {@link
      *     #ALIGNMENT}

@@ -1,22 +1,24 @@
 // A chain of matmuls of few rows in one persistent kernel, for decode steps of one rank on Hopper GPUs. A matmul can begin with the
 // norm of its rows.
 //
-// Each matmul has the bits of matmul.cu. A block has a range of each matmul's weight tiles (16 rows of the weight); its consumer
-// warps multiply them, and one thread copies them by TMA into a ring in shared memory. Which weights come next does not depend on
-// results, so the copies go on, to the next matmul's weights, while the consumers wait for the other blocks: memory is read nearly
-// without a gap from the first matmul of a chain to the last. The first copies of a chain run beside the kernel before it.
+// Results are bit-identical to those of matmul.cu. A block owns a range of each weight's tiles, 16 rows of the weight each. Consumer
+// warps multiply; one producer thread copies tiles by TMA into a ring in shared memory. The producer runs ahead into the next weight
+// while consumers wait at the grid barrier, so memory is read nearly without a gap from the first matmul of a chain to the last. The
+// first copies of a chain run beside the kernel before it.
 //
 // Consumer warps: two sets of 8 take the tiles in turn. The warps of a set divide k as those of matmul.cu do.
 //
 // Shared memory
-//   ring   `stages` stages: SEGMENT bytes of each row of a weight tile, with 4 bits followed by their scales
+//   ring   `stages` stages: SEGMENT bytes of each row of a weight tile; for weights of 4 bits, then their scales
 //   sums   for each consumer warp: 16 bytes per lane for each tile of its set in a group
-//   x      `window` segments of each row of x, rows X_PAD bytes more apart
+//   x      `window` segments of each row of x; a row takes window * X_BYTES + X_PAD
 //
-// Synchronisation: a barrier of all blocks before each matmul but the first. So all blocks run at once: a cooperative launch.
+// Synchronisation: a barrier of all blocks before each matmul but the first. All blocks must run at once, so the launch is cooperative.
 //
 // Compiled with
+//   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
+// and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel.
 #include "decoder/output.cuh"
 #include "hopper.cuh"
 #include "rms_norm.cuh"
@@ -33,10 +35,10 @@ struct Link {
   u64 depth;
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
-  // The weight of a norm of (depth): the rows are norm(residual + x), and fit into the window. Null: the rows are x.
+  // The weight of a norm, (depth): the rows are norm(residual + x), and must fit into the window. Null: the rows are x.
   const Bits* norm_weight;
   const Bits* residual;
-  Bits* new_residual;  // receives residual + x; must be neither
+  Bits* new_residual;  // receives residual + x; must be neither of them
   u64 epsilon;         // the bits of a float
 };
 
@@ -48,14 +50,14 @@ struct Chain {
   u64 batch;     // at most 8
   u64 stages;    // GROUP_TILES to MAX_STAGES
   u64 window;    // segments of x in shared memory at a time
-  u32* arrivals; // of barriers; 0 before the first launch
+  u32* arrivals; // counter of the grid barrier; 0 before the first launch, and used by one stream only
 };
 
 const int SETS = 2;
 const int SET_WARPS = 8;
 const int CONSUMERS = SETS * SET_WARPS;          // warps; one more warp copies weights
 const int SEGMENT = 1024;                        // bytes of a weight row in a stage: each warp of a set multiplies two loads
-const int LOAD_BYTES = 64;                       // by 4 lanes
+const int LOAD_BYTES = 64;                       // of a weight row, by 4 lanes at once
 const int TILE_ROWS = 16;
 const int SCALES = SEGMENT / LOAD_BYTES;         // of a weight row in a stage, with 4 bits
 const int STAGE_BYTES = TILE_ROWS * (SEGMENT + (WEIGHT_BITS == 4 ? SCALES * 4 : 0));
@@ -65,7 +67,7 @@ const int SET_TILES = GROUP_TILES / SETS;
 const int SUM_BYTES = CONSUMERS * SET_TILES * WARP * 16;
 const int X_BYTES = SEGMENT * 16 / WEIGHT_BITS;  // of a row of x in a segment
 const int X_PAD = WEIGHT_BITS == 16 ? 64 : 16;   // lanes of different rows are in different banks
-const int UNDER_WAY = 4;  // stages that are copied at a time; 1 while the consumers wait, whose accesses to memory are then faster
+const int MAX_UNDER_WAY = 4;  // stages that are copied at a time; 1 while consumers wait, so that their loads do not queue behind weights
 const u64 DEADLINE = 10000000000;  // ns
 
 template <int ID, int WARPS>
@@ -81,7 +83,7 @@ __device__ __forceinline__ void set_barrier(u32 set) {
   }
 }
 
-// Waits until the consumers of all blocks have called it. `phase`: the upper bit of the arrivals, which changes when all have.
+// The barrier of all consumers. The upper bit of `arrivals` flips when the last block arrives; `phase` has its value before.
 __device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
   const u32 UPPER = 0x80000000;
   consumers_barrier();
@@ -121,7 +123,7 @@ struct Stage {
   }
 };
 
-// The memory of a block, and the link that is being multiplied.
+// Shared memory of a block. `running`: the link that consumers multiply, read by the producer.
 struct Shared {
   char* ring;
   Barrier* loaded;
@@ -131,7 +133,7 @@ struct Shared {
   volatile int* running;
 };
 
-// Copies the weights of all links. One thread calls it.
+// The producer: copies the weights of all links. One thread calls it.
 __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& shared) {
   Stage next = {0, 0}, oldest = {0, 0};
   u32 stages = args.stages;
@@ -139,7 +141,7 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
-    u32 columns = columns_of(link), to_lower_row = link.gated ? (u32)link.width : 8;
+    u32 columns = columns_of(link), lower_row = link.gated ? (u32)link.width : 8;
     u32 end = first_tile(link, blockIdx.x + 1), segments = segments_of(link);
     if (blockIdx.x == 0 && link.norm_weight) prefetch_bytes(link.norm_weight, link.depth * sizeof(Bits));
 #pragma unroll 1
@@ -149,9 +151,12 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
 #pragma unroll 1
         for (u32 tile = group; tile < min(group + GROUP_TILES, end); tile++) {
           shared.emptied[next.index].wait(next.parity ^ 1);
-          for (int most = *shared.running < i ? 1 : UNDER_WAY; under_way >= most; under_way--) {
+          // Limit the copies under way.
+          int limit = *shared.running < i ? 1 : MAX_UNDER_WAY;
+          while (under_way >= limit) {
             shared.loaded[oldest.index].wait(oldest.parity);
             oldest.skip(1, stages);
+            under_way--;
           }
           under_way++;
           Barrier& loaded = shared.loaded[next.index];
@@ -159,10 +164,10 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
           char *to = shared.ring + next.index * STAGE_BYTES, *scales = to + TILE_ROWS * SEGMENT;
           u32 row = tile * columns;
           load_box(to, link.weight, loaded, segment * (SEGMENT / 4), row);
-          load_box(to + 8 * SEGMENT, link.weight, loaded, segment * (SEGMENT / 4), row + to_lower_row);
+          load_box(to + 8 * SEGMENT, link.weight, loaded, segment * (SEGMENT / 4), row + lower_row);
           if (WEIGHT_BITS == 4) {
             load_box(scales, link.groups, loaded, segment * SCALES, row);
-            load_box(scales + 8 * SCALES * 4, link.groups, loaded, segment * SCALES, row + to_lower_row);
+            load_box(scales + 8 * SCALES * 4, link.groups, loaded, segment * SCALES, row + lower_row);
           }
           next.skip(1, stages);
         }
@@ -177,7 +182,7 @@ __device__ __forceinline__ void norm_rows(const Chain& args, const Link& link, c
   const int THREADS = CONSUMERS * WARP;
   static_assert(THREADS == NORM_THREADS, "a thread does the work of one of add_rms_norm");
   u32 packs = link.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, THREADS), pitch = args.window * X_BYTES + X_PAD;
-  u32 own = threadIdx.x < threads ? packs : 0;  // packs to share with the other threads
+  u32 own_end = threadIdx.x < threads ? packs : 0;  // 0: the thread has no packs
   const uint4* weight = (const uint4*)link.norm_weight;
   uint4 first_weight = threadIdx.x < packs ? weight[threadIdx.x] : zeros();
   float* sums = (float*)shared.sums;
@@ -185,7 +190,7 @@ __device__ __forceinline__ void norm_rows(const Chain& args, const Link& link, c
   for (u32 row = 0; row < args.batch; row++) {
     const uint4 *x = (const uint4*)link.x + row * packs, *residual = (const uint4*)link.residual + row * packs;
     float squares = 0;
-    for (u32 i = threadIdx.x; i < own; i += threads) {
+    for (u32 i = threadIdx.x; i < own_end; i += threads) {
       uint4 sum = add_packs<T>(__ldcg(residual + i), __ldcg(x + i));
       ((uint4*)(shared.x + row * pitch))[i] = sum;
       if (blockIdx.x == 0) ((uint4*)link.new_residual + row * packs)[i] = sum;
@@ -198,7 +203,7 @@ __device__ __forceinline__ void norm_rows(const Chain& args, const Link& link, c
   for (u32 row = 0; row < args.batch; row++) {
     float scale = norm_scale(sum_of_warps(sums + row * CONSUMERS, CONSUMERS), link.depth, __uint_as_float((u32)link.epsilon));
     uint4* to = (uint4*)(shared.x + row * pitch);
-    for (u32 i = threadIdx.x; i < own; i += threads) {
+    for (u32 i = threadIdx.x; i < own_end; i += threads) {
       to[i] = normalize_pack<T>(to[i], scale, i == threadIdx.x ? first_weight : weight[i]);
     }
     for (u32 i = packs + threadIdx.x; i < end; i += THREADS) to[i] = zeros();
@@ -219,14 +224,14 @@ __device__ __forceinline__ void copy_window(const Chain& args, const Link& link,
   consumers_barrier();
 }
 
-// Multiplies the TILES tiles of a set in a group of `tiles` tiles, the first one `group`. `stage`: of the group's first tile.
+// Multiplies this set's TILES tiles of a group. group: the group's first tile; tiles: its size; stage: of its first tile.
 template <int TILES>
 __device__ __forceinline__ void multiply(const Chain& args, const Link& link, const Shared& shared, u32 group, u32 tiles, bool is_first,
                                          Stage& stage) {
   u32 set = threadIdx.x / (SET_WARPS * WARP), warp = threadIdx.x / WARP % SET_WARPS, lane = threadIdx.x % WARP;
   u32 row = lane / 4;  // of both operands
   u32 segments = segments_of(link), window = args.window;
-  u32 own = warp * 2 * LOAD_BYTES + lane % 4 * 16;  // byte of the first load in a segment
+  u32 own_byte = warp * 2 * LOAD_BYTES + lane % 4 * 16;  // byte of the first load in a segment
   bool is_row = row < args.batch, copies_x = !link.norm_weight && (is_first || segments > window);
   float sums[TILES ? TILES : 1][4] = {};
   u32 in_window = 0;
@@ -242,7 +247,7 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
       const char* weights = shared.ring + of.index * STAGE_BYTES;
 #pragma unroll
       for (int load = 0; load < 2; load++) {
-        u32 byte = own + load * LOAD_BYTES;
+        u32 byte = own_byte + load * LOAD_BYTES;
         uint4 upper_bytes = *(const uint4*)(weights + row * SEGMENT + byte);
         uint4 lower_bytes = *(const uint4*)(weights + (row + 8) * SEGMENT + byte);
         float of_group[4] = {};  // before they are scaled, with 4 bits
@@ -266,7 +271,7 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
     if (++in_window == window) in_window = 0;
   }
   if (TILES == 0) return;
-  // The warps' sums are added in their order.
+  // Add the warps' sums in the order of warps, as matmul.cu does.
   float4* set_sums = shared.sums + set * (SET_WARPS * SET_TILES * WARP);
   set_barrier(set);  // the sums of the previous tiles have been read
 #pragma unroll
@@ -287,8 +292,7 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
   store_sums(link, args.batch, sum, (group + warp * SETS + set) * columns_of(link) + row, lane % 4 * 2);
 }
 
-// At most 72 registers, so that a block of decode_attention has room beside one of this kernel.
-extern "C" __global__ void __maxnreg__(72) decode_chain(const __grid_constant__ Chain args) {
+extern "C" __global__ void decode_chain(const __grid_constant__ Chain args) {
   extern __shared__ __align__(128) char ring[];
   __shared__ Barrier loaded[MAX_STAGES], emptied[MAX_STAGES];
   __shared__ volatile int running;
@@ -310,7 +314,7 @@ extern "C" __global__ void __maxnreg__(72) decode_chain(const __grid_constant__ 
   }
   wait_for_primary();
   u32 set = threadIdx.x / (SET_WARPS * WARP);
-  u32 phase = *args.arrivals;
+  u32 phase = *(const volatile u32*)args.arrivals;
   Stage stage = {0, 0};
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {

@@ -5,8 +5,8 @@
 
 #ifdef HAS_BFLOAT16
 
-// Scales the sums of a lane, adds the bias, and stores them rounded. sum: columns n, for rows b and b + 1 of x; then columns n + 8, or
-// with gated the values whose gates come first.
+// Scales the sums of a lane, adds the bias, and stores them rounded. sum[0] and sum[1]: column n for rows b and b + 1 of x. sum[2] and
+// sum[3]: column n + 8, or, if gated, the values of the gates in sum[0] and sum[1].
 template <typename M>
 __device__ __forceinline__ void store_sums(const M& matmul, u32 batch, float (&sum)[4], u32 n, u32 b) {
   u32 width = matmul.width;

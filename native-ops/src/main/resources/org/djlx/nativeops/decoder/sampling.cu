@@ -162,7 +162,7 @@ struct Sampling {
   u64 edited_stride;
 };
 
-// On Hopper, a cluster samples a row; before, a block of as many threads as are allowed. A block has contiguous packs of the row.
+// From Hopper on, a cluster samples a row; before, a block of as many threads as are allowed. A block has contiguous packs of the row.
 const int SAMPLE_CLUSTER = 8;
 const int CLUSTER_THREADS = 256;
 const int SAMPLE_THREADS = 1024;

@@ -106,7 +106,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray roundedScales;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
-    private final NDArray chainArrivals;
+    private final NDArray chainArrivals; // counter of the chain's barrier
     private final NDArray inputs;
     private final NDArray argMaxParts;
     private final NDArray logits;
@@ -120,7 +120,8 @@ final class Decoder implements AutoCloseable {
     private final CudaStream stream;
     private final CudaEvent before;
     private final DecoderKernels kernels;
-    private final MatmulChain chain; // null with several ranks, or on GPUs before Hopper
+    private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
+    private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
@@ -255,13 +256,12 @@ final class Decoder implements AutoCloseable {
         int most = DecoderKernels.MAX_ROWS;
         boolean fits =
                 ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
-        int attentionSize = config.heads() / ranks * config.headSize();
-        int mlpSize = config.intermediateSize() / ranks;
-        chain = ranks > 1 ? null : kernels.chain(config.hiddenSize(), attentionSize, mlpSize);
         maxRows = fits && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
+        int attentionSize = queryHeads * config.headSize();
+        chain = ranks > 1 ? null : kernels.chain(config.hiddenSize(), attentionSize, inner);
         tokens = ModelWeights.vocabularyPart(config, ranks);
         int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
@@ -639,6 +639,7 @@ final class Decoder implements AutoCloseable {
 
     /** Launches the kernels of a step, mostly during graph capture. */
     private void record(Key key) {
+        links.clear(); // An earlier recording may have failed.
         int rows = key.rows;
         int hidden = config.hiddenSize();
         long sampledIndices = sampledIndices(key);
@@ -667,7 +668,7 @@ final class Decoder implements AutoCloseable {
             ModelWeights.Layer layer = weights.layer(i);
             residual.multiply(
                     false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
-            endChain(rows);
+            launchChain(rows);
             gpu.normHeads(stream, layer, rows, qkv);
             kernels.attend(
                     stream,
@@ -686,7 +687,7 @@ final class Decoder implements AutoCloseable {
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
-        endChain(rows);
+        launchChain(rows);
         kernels.top(
                 stream,
                 rows,
@@ -734,13 +735,14 @@ final class Decoder implements AutoCloseable {
     }
 
     private boolean isChained(int rows) {
-        return chain != null && chain.isFor(rows);
+        return chain != null && !isWide(rows) && chain.isFor(rows);
     }
 
-    /** Launches the matmuls that were added to the chain, if there is one. */
-    private void endChain(int rows) {
+    /** Launches the chain's matmuls. No-op if these rows are not chained. */
+    private void launchChain(int rows) {
         if (isChained(rows)) {
-            chain.launch(stream, rows, Torch.dataPointer(chainArrivals));
+            chain.launch(stream, rows, Torch.dataPointer(chainArrivals), links);
+            links.clear();
         }
     }
 
@@ -752,8 +754,9 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Multiplies rows by a weight and adds its bias, or adds that to the chain. Results begin at a
-     * column of {@code out}; without a bias they may be fewer than its columns.
+     * Multiplies rows by a weight and adds its bias; if the rows are chained, only adds the matmul
+     * to the chain. Results begin at a column of {@code out}; without a bias they may be fewer than
+     * its columns.
      *
      * @param norm how to normalise x first, in a chain; null for none
      */
@@ -776,7 +779,7 @@ final class Decoder implements AutoCloseable {
             long scales = quantized == null ? 0 : quantized.scales();
             long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
             if (isChained(rows)) {
-                chain.add(
+                links.add(
                         new MatmulChain.Link(
                                 gated, to, from, weight, scales, bias, width, depth, stride, norm));
                 return;
