@@ -17,6 +17,8 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
@@ -144,6 +146,20 @@ class TextEngineMemoryTest {
         }
         assertFalse(isMapped(directory));
         assertEquals(before, hugePageBytes());
+    }
+
+    /** The system counts pages of mapped files as available memory, but weights must stay there. */
+    @Test
+    void theCacheLeavesMemoryToMappedWeights() {
+        ModelConfig config = LlamaFiles.config(FLOAT32, true);
+        GeneratorSettings settings =
+                GeneratorSettings.of(TextEngine.builder().optMaxRunning(3), config);
+        int ofSequence = KvCacheManager.blocks(settings.maxLength());
+        try (ProcessGroup group = ProcessGroups.local(1).get(0)) {
+            assertEquals(3 * ofSequence, CacheSize.blocks(config, settings, group, 0));
+            long memory = 1L << 50; // more than any host has
+            assertEquals(ofSequence, CacheSize.blocks(config, settings, group, memory));
+        }
     }
 
     /** Returns the memory for which huge pages were asked, as only weights do. */
