@@ -8,6 +8,7 @@ import ai.djl.Device;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.UnaryOperator;
@@ -17,6 +18,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
@@ -143,6 +145,53 @@ class TextEngineCacheGpuTest {
                 assertEquals(computed.logProbability(), piece.logProbability(), most);
             }
             TextEngineTest.assertIdle(generator);
+        }
+    }
+
+    /**
+     * Prompts that begin with a cached prefix of 128 tokens. Each step has the next 64 tokens, or
+     * the last ones, of three prompts; a call of the attention has two of these chunks or one. One
+     * after the other, the decode kernels compute these chunks.
+     */
+    @ParameterizedTest
+    @CsvSource({"1, AUTO, 0.05", "2, AUTO, 0.05", "1, FP8, 0.15", "2, FP8, 0.15"})
+    void laterChunksOfSeveralPromptsAreOnePrefill(int ranks, KvCache.Dtype dtype, double most)
+            throws Exception {
+        int[] prefix = new Random(1).ints(128, 0, VOCABULARY).toArray();
+        GenerationRequest first = TextEngineTest.request(prefix).optMaxNewTokens(1).build();
+        List<GenerationRequest> requests = new ArrayList<>();
+        for (int i = 0; i < 6; i++) {
+            IntStream own = new Random(2 + i).ints(118 + i, 0, VOCABULARY);
+            int[] prompt = IntStream.concat(Arrays.stream(prefix), own).toArray();
+            requests.add(
+                    TextEngineTest.request(prompt)
+                            .optMaxNewTokens(1)
+                            .optTopLogProbabilities(20)
+                            .build());
+        }
+        UnaryOperator<TextEngine.Builder> options =
+                builder -> builder.optKvCacheDtype(dtype).optPrefillTokens(192);
+        List<GeneratedPiece> expected = new ArrayList<>();
+        try (TextGenerator generator = build(ranks, 8 * MAX_LENGTH_BLOCKS, options)) {
+            generator.submit(first).await(LONG);
+            for (GenerationRequest request : requests) {
+                expected.add(generator.submit(request).await(LONG).get(0));
+            }
+        }
+        try (TextGenerator generator = build(ranks, 8 * MAX_LENGTH_BLOCKS, options)) {
+            generator.submit(first).await(LONG);
+            List<Generation> together = generator.submitAll(requests);
+            for (int i = 0; i < together.size(); i++) {
+                GeneratedPiece alone = expected.get(i);
+                double actual =
+                        together.get(i).await(LONG).get(0).topLogProbabilities().stream()
+                                .filter(each -> each.token() == alone.token())
+                                .mapToDouble(TokenLogProbability::logProbability)
+                                .findFirst()
+                                .orElse(Double.NEGATIVE_INFINITY);
+                assertEquals(128, together.get(i).cachedTokens());
+                assertEquals(alone.logProbability(), actual, most, "of " + i);
+            }
         }
     }
 
