@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.ndarray.types.DataType;
 import java.io.IOException;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -86,6 +87,36 @@ class QuantizationGpuTest {
             assertTrue(error < most, errors);
             assertTrue(all > 0.01, errors); // The weights are rounded.
         }
+    }
+
+    /**
+     * Prompts in one prefill, whose last tokens are more rows than the decode kernels take. The
+     * logits of another prompt have an error of 1 or more, which alone raises the mean above 0.1.
+     */
+    @Test
+    void manyPromptsEndInOnePrefill() throws Exception {
+        int[] chunks = new int[16];
+        Arrays.fill(chunks, 9);
+        Case of = new Case(Quantization.FP8, ScalarType.BFLOAT16, true, chunks);
+        List<TokenBatch.Chunk> prompts = new ArrayList<>();
+        for (int i = 0; i < chunks.length; i++) { // Each ends where a chunk does.
+            int[] tokens = Arrays.copyOf(of.tokens, (i + 1) * 9);
+            int[] slots = LlamaModelTest.slots(9 * i, tokens.length);
+            prompts.add(QuantizationTest.chunk(i, tokens, 0, slots));
+        }
+        TokenBatch batch = new TokenBatch(prompts);
+        assertEquals(List.of(prompts), batch.prefills(true));
+        assertTrue(prompts.size() > of.quantization.gpuRows(false));
+        float[][] logits = logits(of.config, 1, of.quantization, List.of(batch));
+        assertEquals(chunks.length, logits.length);
+        double[][] rounded = of.expected(of.quantization);
+        double error = 0;
+        for (int i = 0; i < chunks.length; i++) {
+            error += error(rounded[i], logits[i]) / chunks.length;
+        }
+        String errors = String.format("mean error of %d prompts %.4f", chunks.length, error);
+        System.out.println(errors);
+        assertTrue(error < 0.1, errors);
     }
 
     /**
@@ -229,6 +260,13 @@ class QuantizationGpuTest {
     private float[][] logits(
             ModelConfig config, int ranks, Quantization quantization, int[] tokens, int... chunks)
             throws Exception {
+        return logits(config, ranks, quantization, QuantizationTest.batches(tokens, chunks));
+    }
+
+    /** Returns the logits after each chunk of the batches. */
+    private float[][] logits(
+            ModelConfig config, int ranks, Quantization quantization, List<TokenBatch> batches)
+            throws Exception {
         P2pRanks.require(1);
         GpuTests.require(ranks); // ranks that share a GPU would need streams of their own
         List<ProcessGroup> groups =
@@ -238,7 +276,7 @@ class QuantizationGpuTest {
                             groups,
                             group ->
                                     QuantizationTest.read(
-                                            group, config, quantization, files, tokens, chunks))
+                                            group, config, quantization, files, batches))
                     .get(0);
         } finally {
             groups.forEach(ProcessGroup::destroy);

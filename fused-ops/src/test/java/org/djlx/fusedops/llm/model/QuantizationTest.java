@@ -18,6 +18,7 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
@@ -140,11 +141,11 @@ class QuantizationTest {
             ModelConfig config, Quantization quantization, int ranks, int[] tokens, int... chunks)
             throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        List<TokenBatch> batches = batches(tokens, chunks);
         try (Safetensors files = Safetensors.open(directory)) {
             List<float[][]> all =
                     ProcessGroups.run(
-                            groups,
-                            group -> read(group, config, quantization, files, tokens, chunks));
+                            groups, group -> read(group, config, quantization, files, batches));
             assertEquals(ranks, all.size());
             return all.get(0);
         } finally {
@@ -152,15 +153,39 @@ class QuantizationTest {
         }
     }
 
-    /** Returns the logits after each chunk of a sequence. All ranks call this. */
+    /** Returns a batch for each chunk of a sequence. */
+    static List<TokenBatch> batches(int[] tokens, int... chunks) {
+        int[] slots = LlamaModelTest.slots(0, tokens.length);
+        List<TokenBatch> batches = new ArrayList<>();
+        int start = 0;
+        for (int count : chunks) {
+            int[] next = Arrays.copyOfRange(tokens, start, start + count);
+            batches.add(new TokenBatch(List.of(chunk(0, next, start, slots))));
+            start += count;
+        }
+        return batches;
+    }
+
+    static TokenBatch.Chunk chunk(int sequence, int[] tokens, int start, int[] slots) {
+        return new TokenBatch.Chunk(
+                sequence, tokens, start, slots, true, SamplingParameters.GREEDY);
+    }
+
+    /** Returns the logits after each chunk of the batches. All ranks call this. */
     static float[][] read(
             ProcessGroup group,
             ModelConfig config,
             Quantization quantization,
             Safetensors files,
-            int[] tokens,
-            int... chunks) {
+            List<TokenBatch> batches) {
         int ranks = group.worldSize();
+        List<int[]> slots =
+                batches.stream()
+                        .flatMap(batch -> batch.chunks().stream())
+                        .map(TokenBatch.Chunk::slots)
+                        .toList();
+        int cached = 1 + slots.stream().flatMapToInt(Arrays::stream).max().orElseThrow();
+        int maxLength = slots.stream().mapToInt(each -> each.length).max().orElseThrow();
         ModelWeights weights =
                 ModelWeights.read(
                         config,
@@ -171,29 +196,21 @@ class QuantizationTest {
                         files,
                         true,
                         bytes -> {});
-        int[] slots = LlamaModelTest.slots(0, tokens.length);
-        KvCache cache = new KvCache(config, ranks, slots.length, group.device());
-        float[][] logits = new float[chunks.length][];
+        KvCache cache = new KvCache(config, ranks, cached, group.device());
+        List<float[]> rows = new ArrayList<>();
         try (TransformerModel model =
-                        new TransformerModel(config, group, weights, cache, slots.length, false);
+                        new TransformerModel(config, group, weights, cache, maxLength, false);
                 NDManager manager = NDManager.newBaseManager(group.device())) {
             assertEquals(group.device().isGpu(), model.hasDecoder());
             model.keepLogits();
-            int start = 0;
-            for (int i = 0; i < chunks.length; i++) {
-                TokenBatch.Chunk chunk =
-                        new TokenBatch.Chunk(
-                                0,
-                                Arrays.copyOfRange(tokens, start, start + chunks[i]),
-                                start,
-                                slots,
-                                true,
-                                SamplingParameters.GREEDY);
-                logits[i] = model.forward(new TokenBatch(List.of(chunk)), manager).toArray(0);
-                start += chunks[i];
+            for (TokenBatch batch : batches) {
+                Logits logits = model.forward(batch, manager);
+                for (int i = 0; i < logits.count(); i++) {
+                    rows.add(logits.toArray(i));
+                }
             }
         }
-        return logits;
+        return rows.toArray(float[][]::new);
     }
 
     /** Kernels alone read a KV cache in fp8. */
