@@ -168,8 +168,12 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
         if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + AHEAD, 0, 2);
         for (int r = 0; r < N; r++) {
           Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
-          if (TYPE == INT4) dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
-          else s[r][0][v] = dot4(s[r][0][v], first, x0), s[r][1][v] = dot4(s[r][1][v], second, x1);
+          if (TYPE == INT4) {
+            dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
+          } else {
+            s[r][0][v] = dot4(s[r][0][v], first, x0);
+            s[r][1][v] = dot4(s[r][1][v], second, x1);
+          }
         }
       }
     for (int r = 0; r < N; r++)

@@ -40,14 +40,15 @@ public final class MatmulChain {
     private static final int X_BUDGET = 64 << 10; // of the rows in shared memory
     private static final int WORD = Integer.BYTES;
     private static final int BOX_ROWS = 8;
-    private static final KernelConstants.Layout CHAIN = new KernelConstants(SOURCE).struct("Chain");
-    private static final KernelConstants.Layout LINK = new KernelConstants(SOURCE).struct("Link");
-    private static final int MAX_LINKS = new KernelConstants(SOURCE).value("MAX_LINKS");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final KernelConstants.Layout CHAIN = CONSTANTS.struct("Chain");
+    private static final KernelConstants.Layout LINK = CONSTANTS.struct("Link");
+    private static final int MAX_LINKS = CONSTANTS.value("MAX_LINKS");
+    private static final int THREADS = (CONSTANTS.value("CONSUMERS") + 1) * CONSTANTS.value("WARP");
 
     private final CudaKernel kernel;
     private final int bits; // of a weight
     private final int blocks;
-    private final int threads;
     private final int stageBytes;
     private final int segmentBytes; // of a weight row
     private final int segmentScales;
@@ -106,8 +107,6 @@ public final class MatmulChain {
         this.bits = bits;
         normDepth = hidden;
         KernelConstants constants = new KernelConstants(SOURCE, "-DWEIGHT_BITS=" + bits);
-        int warps = constants.value("CONSUMERS") + 1;
-        threads = warps * constants.value("WARP");
         stageBytes = constants.value("STAGE_BYTES");
         segmentBytes = constants.value("SEGMENT");
         segmentScales = constants.value("SCALES");
@@ -144,11 +143,13 @@ public final class MatmulChain {
         return Math.min(maxSegments, X_BUDGET / rows / segmentXBytes);
     }
 
+    private int maxRows() {
+        return bits == 16 ? MAX_ROWS : MAX_QUANTIZED_ROWS;
+    }
+
     /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
     public boolean isFor(int rows) {
-        return rows <= (bits == 16 ? MAX_ROWS : MAX_QUANTIZED_ROWS)
-                && hasAlignedScales
-                && segments(normDepth) <= window(rows);
+        return rows <= maxRows() && hasAlignedScales && segments(normDepth) <= window(rows);
     }
 
     /**
@@ -163,11 +164,9 @@ public final class MatmulChain {
     public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
             throw new IllegalArgumentException(
-                    "a chain of %d matmuls of %d rows is impossible: 1 to %d matmuls, and %d rows"
-                                    .formatted(links.size(), rows, MAX_LINKS, MAX_QUANTIZED_ROWS)
-                            + " with weights of 8 or 4 bits, otherwise "
-                            + MAX_ROWS
-                            + ", are allowed");
+                    ("a chain of %d matmuls of %d rows is not supported: 1 to %d matmuls of up"
+                                    + " to %d rows are")
+                            .formatted(links.size(), rows, MAX_LINKS, maxRows()));
         }
         for (int i = 0; i < links.size(); i++) {
             put(i * LINK.byteSize(), links.get(i));
@@ -181,7 +180,7 @@ public final class MatmulChain {
                 .put(CHAIN.offset("window"), window)
                 .put(CHAIN.offset("arrivals"), arrivals);
         LaunchSize size =
-                LaunchSize.of(blocks, threads)
+                LaunchSize.of(blocks, THREADS)
                         .withShared(stages * stageBytes + sumBytes + sharedForX);
         kernel.launch(stream, size.asDependent().asCooperative(), arguments.clear().add(struct));
     }

@@ -62,6 +62,8 @@ class KernelArgumentsTest {
     void sizesOfLaunches() {
         LaunchSize size = LaunchSize.of(2, 128).withShared(1024).asDependent();
         assertEquals(new LaunchSize(2, 1, 1, 128, 1, 1, 1024, true, false), size);
+        LaunchSize together = LaunchSize.of(2, 128).asCooperative().withShared(8);
+        assertEquals(new LaunchSize(2, 1, 1, 128, 1, 1, 8, false, true), together);
         assertThrows(IllegalArgumentException.class, () -> LaunchSize.of(0, 128));
         assertThrows(IllegalArgumentException.class, () -> LaunchSize.of(1, 0));
         var e = assertThrows(IllegalArgumentException.class, () -> size.withShared(-1));
