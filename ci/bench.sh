@@ -24,8 +24,8 @@
 #   ci/bench.sh read
 #     how fast a Hopper GPU reads memory by the access patterns of decode kernels; with ncu, also by its DRAM counters. Needs nvcc
 #   ci/bench.sh llama-cpp [SIZE]
-#     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for each type of weights, with
-#     1 and 2 threads and with 2 ranks; prints a table for each
+#     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for
+#     each type of weights, with 1 and 2 threads and with 2 ranks; prints a table for each
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

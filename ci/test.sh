@@ -22,19 +22,19 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 source "$root/ci/setup.sh"
 export DJLX_WERROR=1 # for native-ops/src/main/cpp/build.sh
 
-# Compiles the kernels that include hopper.cuh, most in the programs of ci/sanitize.sh, and the benchmark of reads; KernelArchitectureTest compiles the others.
+# Compiles the kernels that include hopper.cuh, most in the programs of ci/sanitize.sh, and the benchmark of reads;
+# KernelArchitectureTest compiles the other kernels.
 check_kernels() {
   if ! command -v nvcc >/dev/null; then
     say "Kernels: not compiled, nvcc not found"
     return 0
   fi
   "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
-  nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/read" \
-    "$root/ci/bench/peers/read.cu" || die "ci/bench/peers/read.cu does not compile"
-  local bits
+  local bits kernels=$root/native-ops/src/main/resources/org/djlx/nativeops
+  local -a compile=(nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -I "$kernels")
+  "${compile[@]}" -o "$out/read" "$root/ci/bench/peers/read.cu" || die "ci/bench/peers/read.cu does not compile"
   for bits in 16 8 4; do
-    nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -maxrregcount=72 -cubin -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
-      "-DWEIGHT_BITS=$bits" -o "$out/chain" "$root/native-ops/src/main/resources/org/djlx/nativeops/decoder/chain.cu" ||
+    "${compile[@]}" -maxrregcount=72 -cubin "-DWEIGHT_BITS=$bits" -o "$out/chain" "$kernels/decoder/chain.cu" ||
       die "decoder/chain.cu does not compile with WEIGHT_BITS=$bits"
   done
   say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and decoder/chain.cu compile"
