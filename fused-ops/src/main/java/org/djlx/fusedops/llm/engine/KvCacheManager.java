@@ -3,7 +3,6 @@ package org.djlx.fusedops.llm.engine;
 
 import java.util.ArrayList;
 import java.util.List;
-import java.util.stream.Stream;
 import org.djlx.fusedops.llm.model.KvCache;
 
 /**
@@ -103,7 +102,11 @@ final class KvCacheManager {
     }
 
     private List<Integer> allocate(int count) {
-        return Stream.generate(pool::allocate).limit(count).toList();
+        List<Integer> blocks = new ArrayList<>(count);
+        while (blocks.size() < count) {
+            blocks.add(pool.allocate());
+        }
+        return blocks;
     }
 
     /** Makes full blocks findable: those with known tokens that are computed or scheduled. */

@@ -33,7 +33,7 @@ class PieceQueue implements Generation {
     private int generated;
     private int cachedTokens;
     private List<GeneratedPiece> promptPieces = List.of();
-    private FinishReason reason;
+    private volatile FinishReason reason; // read without the lock, too
     private Throwable failure;
     private Runnable listener;
 
@@ -48,6 +48,7 @@ class PieceQueue implements Generation {
      * the generation has ended.
      */
     void add(GeneratedPiece piece, FinishReason end) {
+        Runnable toNotify;
         synchronized (this) {
             if (reason != null) {
                 return;
@@ -56,8 +57,9 @@ class PieceQueue implements Generation {
             generated++;
             reason = end;
             notifyAll();
+            toNotify = listener;
         }
-        notifyListener();
+        run(toNotify);
     }
 
     /** Sets how many prompt tokens were found in the prefix cache. */
@@ -72,26 +74,24 @@ class PieceQueue implements Generation {
 
     /** Ends the generation. Returns false if it has ended already. */
     boolean end(FinishReason end, Throwable cause) {
+        Runnable toNotify;
         synchronized (this) {
             if (reason != null) {
                 return false;
             }
-            reason = end;
             failure = cause;
+            reason = end;
             notifyAll();
+            toNotify = listener;
         }
-        notifyListener();
+        run(toNotify);
         return true;
     }
 
-    private void notifyListener() {
-        Runnable current;
-        synchronized (this) {
-            current = listener;
-        }
-        if (current != null) {
+    private static void run(Runnable listener) {
+        if (listener != null) {
             try {
-                current.run();
+                listener.run();
             } catch (RuntimeException | Error e) { // The engine thread continues.
                 LOG.warn("the progress listener of a generation has failed", e);
             }
@@ -156,7 +156,7 @@ class PieceQueue implements Generation {
     }
 
     @Override
-    public synchronized Optional<FinishReason> finishReason() {
+    public Optional<FinishReason> finishReason() {
         return Optional.ofNullable(reason);
     }
 

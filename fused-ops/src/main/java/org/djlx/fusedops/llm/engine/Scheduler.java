@@ -197,7 +197,11 @@ final class Scheduler {
         List<Sequence> sampledByPrefills = new ArrayList<>();
         int budget = settings.prefillTokens();
         int recomputed = Math.min(budget, TokenBatch.MAX_DECODE_TOKENS);
-        running.stream().filter(Sequence::isDone).forEach(cache::free);
+        for (Sequence sequence : running) {
+            if (sequence.isDone()) {
+                cache.free(sequence);
+            }
+        }
         for (int i = 0; i < running.size(); i++) { // Preemption removes sequences behind this one.
             Sequence sequence = running.get(i);
             if (sequence.isDone()) {

@@ -34,11 +34,12 @@ final class Sequence {
     private int computed; // tokens scheduled so far; up to count + 1 with async scheduling
     private boolean pending; // the next token is being computed
     private boolean started; // a token has been scheduled
+    private boolean complete; // no token follows
     private int countedPromptTokens;
     private int index = -1; // among the running sequences
     private final List<BlockHash> hashes = new ArrayList<>(); // of full blocks of known tokens
     private final List<Integer> blocks = new ArrayList<>(); // of the KV cache
-    private int[] slots = {}; // of the blocks; never changed, but replaced, as steps hold it
+    private int[] slots = {}; // of the blocks, then room; no slot changes, as steps hold it
     private int cachedBlocks; // the first blocks, which the manager has made findable
 
     Sequence(
@@ -138,9 +139,12 @@ final class Sequence {
     }
 
     void addBlocks(List<Integer> more) {
+        int slot = blocks.size() * KvCache.BLOCK_TOKENS;
         blocks.addAll(more);
-        int slot = slots.length;
-        slots = Arrays.copyOf(slots, blocks.size() * KvCache.BLOCK_TOKENS);
+        int needed = blocks.size() * KvCache.BLOCK_TOKENS;
+        if (needed > slots.length) {
+            slots = Arrays.copyOf(slots, Math.max(needed, 2 * slots.length));
+        }
         for (int block : more) {
             for (int i = 0; i < KvCache.BLOCK_TOKENS; i++) {
                 slots[slot++] = block * KvCache.BLOCK_TOKENS + i;
@@ -275,6 +279,10 @@ final class Sequence {
         tokens[count++] = sampled.token();
         sampler.append(sampled.token());
         pending = computed == count; // With async scheduling the token is scheduled already.
+        complete =
+                count == tokens.length
+                        || sampler.isComplete()
+                        || stopTokens.contains(sampled.token());
         return true;
     }
 
@@ -283,10 +291,7 @@ final class Sequence {
      * grammar is reached.
      */
     boolean isComplete() {
-        return count > promptTokens
-                && (count == tokens.length
-                        || sampler.isComplete()
-                        || stopTokens.contains(tokens[count - 1]));
+        return complete;
     }
 
     /** Returns whether the sequence needs no more steps. */
@@ -297,12 +302,12 @@ final class Sequence {
     /** Publishes the token that was {@linkplain #append appended} last. May end the generation. */
     void publish(Sampler.SampledToken sampled) {
         int token = sampled.token();
-        if (stopTokens.contains(token)) {
+        if (complete && stopTokens.contains(token)) {
             publish(sampled, text.end(), FinishReason.STOP);
             return;
         }
         String certain = text.add(token, count - promptTokens > request.minNewTokens());
-        if (!text.isStopped() && isComplete()) {
+        if (!text.isStopped() && complete) {
             certain += text.end();
             FinishReason reason = sampler.isComplete() ? FinishReason.STOP : FinishReason.LENGTH;
             reason = text.isStopped() ? FinishReason.STOP_STRING : reason;
