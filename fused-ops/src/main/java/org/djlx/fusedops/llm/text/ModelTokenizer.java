@@ -24,8 +24,9 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
-    private final boolean byteLevel;
-    private final Map<Integer, String> texts = new ConcurrentHashMap<>(); // of single tokens
+    private final int letter; // a token to decode others after
+    private final String letterText; // empty if the texts of tokens depend on tokens before them
+    private final Map<Integer, String> addedTexts = new ConcurrentHashMap<>(); // of tokens
     private final Path file;
     // close() takes the write lock, because native memory must not be freed during a call.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
@@ -36,7 +37,7 @@ public final class ModelTokenizer implements TextTokenizer {
         this.file = file;
         // Reads what the library has no methods for.
         Set<String> special = new HashSet<>();
-        boolean decodesBytes = false;
+        boolean concatenates = false;
         try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
             reader.beginObject();
             while (reader.hasNext()) {
@@ -50,17 +51,42 @@ public final class ModelTokenizer implements TextTokenizer {
                             }
                         }
                     }
-                    case "decoder" -> {
-                        JsonElement decoder = JsonParser.parseReader(reader);
-                        decodesBytes = decoder.toString().contains("\"type\":\"ByteLevel\"");
-                        decodesBytes &= !decoder.toString().contains("\"Sequence\"");
-                    }
+                    case "decoder" -> concatenates = concatenates(JsonParser.parseReader(reader));
                     default -> reader.skipValue(); // Not parsed, because the vocabulary is large.
                 }
             }
         }
         specialTokens = Set.copyOf(special);
-        byteLevel = decodesBytes;
+        int[] letters = concatenates ? encode("a", false) : new int[0];
+        letter = letters.length == 0 ? 0 : letters[letters.length - 1];
+        letterText = letters.length == 0 ? "" : decode(new int[] {letter});
+    }
+
+    /**
+     * Returns whether a decoder writes the texts of tokens one after the other, except at the
+     * beginning of a text and if a character is divided among tokens.
+     */
+    private static boolean concatenates(JsonElement decoder) {
+        if (!decoder.isJsonObject()) {
+            return false; // Without a decoder, there are blanks between tokens.
+        }
+        JsonObject json = decoder.getAsJsonObject();
+        return switch (json.get("type").getAsString()) {
+            case "ByteLevel", "ByteFallback", "Fuse", "Metaspace" -> true;
+            case "Replace" -> {
+                JsonElement text = json.getAsJsonObject("pattern").get("String");
+                yield text != null && text.getAsString().length() == 1;
+            }
+            case "Strip" -> json.get("stop").getAsInt() == 0;
+            case "Sequence" -> {
+                boolean all = true;
+                for (JsonElement part : json.getAsJsonArray("decoders")) {
+                    all &= concatenates(part);
+                }
+                yield all;
+            }
+            default -> false;
+        };
     }
 
     /**
@@ -106,21 +132,23 @@ public final class ModelTokenizer implements TextTokenizer {
         lock.readLock().lock();
         try {
             checkOpen();
-            return tokens.length == 1
-                    ? texts.computeIfAbsent(tokens[0], token -> decodeAll(token))
-                    : decodeAll(tokens);
+            return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
         } finally {
             lock.readLock().unlock();
         }
     }
 
-    private String decodeAll(int... tokens) {
-        return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
-    }
-
     @Override
-    public boolean isByteLevel() {
-        return byteLevel;
+    public String addedText(int token) {
+        if (letterText.isEmpty()) {
+            return null;
+        }
+        String text = addedTexts.get(token);
+        if (text == null) {
+            text = decode(new int[] {letter, token}).substring(letterText.length());
+            addedTexts.put(token, text);
+        }
+        return text.indexOf('\uFFFD') < 0 ? text : null;
     }
 
     @Override

@@ -6,9 +6,9 @@ import java.util.List;
 
 /**
  * Detokenizes one sequence incrementally, and searches for stop strings. A token may be only a part
- * of a character, and its text may depend on preceding tokens. So it is decoded together with a few
- * preceding tokens. Text is held back until it is complete and cannot be the beginning of a stop
- * string. Not thread-safe.
+ * of a character, and its text may depend on preceding tokens. So unless the tokenizer knows {@link
+ * TextTokenizer#addedText}, the token is decoded together with a few preceding tokens. Text is held
+ * back until it is complete and cannot be the beginning of a stop string. Not thread-safe.
  */
 public final class TextStream {
 
@@ -23,6 +23,7 @@ public final class TextStream {
     private final List<String> stops;
     private int[] tokens; // the last decoded tokens, as context, then the tokens not decoded yet
     private int decoded; // the number of decoded tokens in `tokens`
+    private boolean begun; // there is text: decoders may drop a blank at its beginning
     private final StringBuilder held = new StringBuilder(); // complete text that is held back
     private boolean stopped;
 
@@ -51,13 +52,20 @@ public final class TextStream {
         if (tokenizer == null) {
             return "";
         }
-        tokens = Arrays.copyOf(tokens, tokens.length + 1);
-        tokens[tokens.length - 1] = token;
-        decode(false);
-        if (!mayStop) {
-            return releaseAll();
+        String text = begun && decoded == tokens.length ? tokenizer.addedText(token) : null;
+        if (text == null) {
+            tokens = Arrays.copyOf(tokens, tokens.length + 1);
+            tokens[tokens.length - 1] = token;
+            decode(false);
+        } else {
+            tokens = new int[] {token};
+            decoded = 1;
+            if (stops.isEmpty()) {
+                return text; // Nothing is held back.
+            }
+            held.append(text);
         }
-        return release();
+        return mayStop ? release() : releaseAll();
     }
 
     private String releaseAll() {
@@ -80,7 +88,9 @@ public final class TextStream {
         if (tokenizer == null || stopped) {
             return "";
         }
-        decode(true);
+        if (decoded < tokens.length) {
+            decode(true);
+        }
         String text = release();
         if (!stopped) {
             text += releaseAll();
@@ -93,20 +103,11 @@ public final class TextStream {
      * {@link #MAX_UNDECODED} is reached.
      */
     private void decode(boolean all) {
-        if (decoded == tokens.length - 1 && tokenizer.isByteLevel()) {
-            int[] last = {tokens[decoded]};
-            String text = tokenizer.decode(last); // Often known already: no native call.
-            if (text.indexOf('\uFFFD') < 0) {
-                held.append(text);
-                tokens = last;
-                decoded = 1;
-                return;
-            }
-        }
         String before = tokenizer.decode(Arrays.copyOf(tokens, decoded));
         String now = tokenizer.decode(tokens);
         boolean isWhole = now.length() > before.length() && (all || !now.endsWith("\uFFFD"));
         if (isWhole || tokens.length - decoded >= MAX_UNDECODED) {
+            begun |= !now.isEmpty();
             held.append(now, Math.min(before.length(), now.length()), now.length());
             tokens = Arrays.copyOfRange(tokens, decoded, tokens.length);
             decoded = tokens.length;

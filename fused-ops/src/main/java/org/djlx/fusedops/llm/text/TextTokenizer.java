@@ -26,11 +26,13 @@ public interface TextTokenizer extends AutoCloseable {
     String decode(int[] tokens);
 
     /**
-     * {@return whether a text is the texts of its tokens, one after the other, unless a character
-     * is divided among tokens} So it is for byte-level vocabularies.
+     * {@return the text that a token adds to whole characters of other tokens before it; null if it
+     * depends on these tokens, or if the token is a part of a character}
+     *
+     * @param token the token
      */
-    default boolean isByteLevel() {
-        return false;
+    default String addedText(int token) {
+        return null;
     }
 
     /** {@return the special tokens as they are written in a text} */

@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.text;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -105,6 +106,49 @@ class TextStreamTest {
         assertEquals(List.of("a", "", "", "xxz", ""), stream("axxz", "xxy"));
         assertEquals(List.of("", "", "aa"), stream("aa", "aab"));
         assertEquals(List.of("", "a", "a", "", ""), stream("aaab", "ab"));
+    }
+
+    /** As Llama 2: blanks are U+2581, and the decoder drops the one at the beginning of a text. */
+    private static final String SENTENCE_PIECE =
+            """
+            {
+              "added_tokens": [{"id": 0, "content": "<s>", "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false}],
+              "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+              "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+              "model": {"type": "BPE", "byte_fallback": true, "fuse_unk": true, "unk_token": "<s>",
+                "merges": ["▁ a"],
+                "vocab": {"<s>": 0, "▁": 1, "a": 2, "▁a": 3, "b": 4, "<0xC3>": 5, "<0xBC>": 6,
+                  "<0x0A>": 7}}
+            }
+            """;
+
+    @Test
+    void blanksAtTheBeginningOfTokens() throws IOException {
+        Path file = Files.writeString(directory.resolve("tokenizer.json"), SENTENCE_PIECE);
+        tokenizer.close();
+        tokenizer = ModelTokenizer.read(file);
+        assertEquals(" a", tokenizer.addedText(3));
+        assertEquals("", tokenizer.addedText(0));
+        assertNull(tokenizer.addedText(5));
+        int[] tokens = {3, 3, 4, 5, 6, 7, 3, 0, 3, 1, 5, 4};
+        List<String> parts =
+                List.of("a", " a", "b", "", "ü", "\n", " a", "", " a", " ", "", "\uFFFDb");
+        assertEquals(tokenizer.decode(tokens), String.join("", parts));
+        TextStream stream = new TextStream(tokenizer, List.of(), new int[] {0});
+        for (int i = 0; i < tokens.length; i++) {
+            assertEquals(parts.get(i), stream.add(tokens[i], true));
+        }
+        assertEquals("", stream.end());
+        TextStream continued = new TextStream(tokenizer, List.of("b"), new int[] {4});
+        assertEquals(" a", continued.add(3, true));
+        assertEquals("", continued.add(4, true));
+        assertTrue(continued.isStopped());
     }
 
     @Test
