@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -217,10 +218,12 @@ public final class TransformerModel implements AutoCloseable {
         }
         computed.addAll(decodes);
         computed.removeIf(chunk -> !chunk.needsLogits());
+        Map<TokenBatch.Chunk, Integer> places = new IdentityHashMap<>();
+        computed.forEach(chunk -> places.put(chunk, places.size()));
         List<Integer> order =
                 batch.chunks().stream()
                         .filter(TokenBatch.Chunk::needsLogits)
-                        .map(computed::indexOf)
+                        .map(places::get)
                         .toList();
         return Logits.concat(parts).inOrder(order);
     }
