@@ -31,6 +31,7 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<ToolCallStream> calls; // of each choice; null if there are no tools
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
+    private final String[][] frames; // of each choice: an event before and after its text, or null
     private final String model;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
@@ -63,6 +64,7 @@ final class OpenAiAnswer implements AnswerFormat {
         calls = tools == null ? null : echoes.stream().map(echo -> tools.newStream()).toList();
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
+        frames = new String[echoes.size()][];
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
@@ -124,12 +126,23 @@ final class OpenAiAnswer implements AnswerFormat {
     }
 
     private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
-        boolean isEmpty = text.isEmpty() && (logProbabilities == null || pieces.isEmpty());
-        JsonElement probabilities = logProbabilities(pieces, offsets[choice]);
-        if (logProbabilities != null) {
-            offsets[choice] += pieces.stream().mapToInt(logProbabilities::length).sum();
+        if (logProbabilities == null) {
+            return text.isEmpty() ? "" : textEvent(choice, text);
         }
+        JsonElement probabilities = logProbabilities(pieces, offsets[choice]);
+        offsets[choice] += pieces.stream().mapToInt(logProbabilities::length).sum();
+        boolean isEmpty = text.isEmpty() && pieces.isEmpty();
         return isEmpty ? "" : event(chunk(choice, text(text), probabilities, null));
+    }
+
+    /** Returns the event of a text. Only the text is formatted, because each token has an event. */
+    private String textEvent(int choice, String text) {
+        if (frames[choice] == null) {
+            String mark = id + '#';
+            String event = event(chunk(choice, text(mark), JsonNull.INSTANCE, null));
+            frames[choice] = event.split('"' + mark + '"', 2);
+        }
+        return frames[choice][0] + JsonOptions.GSON.toJson(text) + frames[choice][1];
     }
 
     private JsonElement logProbabilities(List<GeneratedPiece> pieces, int offset) {
