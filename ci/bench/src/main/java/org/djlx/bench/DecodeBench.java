@@ -6,6 +6,8 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.lang.management.ManagementFactory;
+import java.lang.management.ThreadMXBean;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -59,6 +61,9 @@ final class DecodeBench {
      * @param requests the number of requests of all clients
      * @param errors the errors of requests that failed or got too few tokens
      * @param tokensPerSecond the tokens of all answers divided by the total time
+     * @param engineMicros the CPU time of the generator's thread for each token: scheduling, text
+     *     and hand-over; not meaningful with GPUs, for which this thread waits by spinning
+     * @param serverMicros the CPU time of the HTTP server's threads for each token
      * @param firstTextMillis the median time to the first text of an answer; special tokens and
      *     parts of a character have no text
      * @param answerMillis the median time to the end of an answer
@@ -68,6 +73,8 @@ final class DecodeBench {
             int requests,
             List<String> errors,
             double tokensPerSecond,
+            double engineMicros,
+            double serverMicros,
             double firstTextMillis,
             double answerMillis) {}
 
@@ -108,6 +115,8 @@ final class DecodeBench {
                         };
                 futures.add(threads.submit(asks));
             }
+            double engineMicros = cpuMicros("engine-(?!.*-rank-).*");
+            double serverMicros = cpuMicros("serve-.*");
             long start = System.nanoTime();
             go.countDown();
             List<Answer> answers = new ArrayList<>();
@@ -115,17 +124,31 @@ final class DecodeBench {
                 answers.addAll(future.get());
             }
             double seconds = (System.nanoTime() - start) / 1e9;
+            engineMicros = cpuMicros("engine-(?!.*-rank-).*") - engineMicros;
+            serverMicros = cpuMicros("serve-.*") - serverMicros;
             List<Answer> whole = answers.stream().filter(a -> a.error == null).toList();
+            double perToken = 1.0 / tokens / Math.max(1, whole.size());
             return new Row(
                     clients,
                     answers.size(),
                     answers.stream().map(Answer::error).filter(Objects::nonNull).toList(),
                     whole.size() * tokens / seconds,
+                    engineMicros * perToken,
+                    serverMicros * perToken,
                     median(whole, Answer::first),
                     median(whole, Answer::last));
         } finally {
             threads.shutdownNow();
         }
+    }
+
+    /** Returns the CPU time of this JVM's threads whose names match a regular expression. */
+    private static double cpuMicros(String names) {
+        ThreadMXBean threads = ManagementFactory.getThreadMXBean();
+        return Stream.of(threads.getThreadInfo(threads.getAllThreadIds()))
+                .filter(thread -> thread != null && thread.getThreadName().matches(names))
+                .mapToDouble(thread -> threads.getThreadCpuTime(thread.getThreadId()) / 1e3)
+                .sum();
     }
 
     /** Returns random letters, different for each client. */

@@ -387,7 +387,9 @@ final class DecodeBenchCommand extends ReportCommand {
         List<DecodeBench.Row> rows = new ArrayList<>();
         TextTable table =
                 new TextTable(
-                        "clients,requests,errors,tokens/s,first text ms,answer ms".split(","));
+                        ("clients,requests,errors,tokens/s,engine us/token,server us/token,"
+                                        + "first text ms,answer ms")
+                                .split(","));
         try (GenerationServer server = new GenerationServer(api, generator, options)) {
             DecodeBench bench = new DecodeBench(server.port(), answerTokens);
             for (int count : clients) {
@@ -399,6 +401,8 @@ final class DecodeBenchCommand extends ReportCommand {
                         row.requests(),
                         row.errors().size(),
                         text(row.tokensPerSecond()),
+                        number("%.3f", row.engineMicros()),
+                        number("%.2f", row.serverMicros()),
                         text(row.firstTextMillis()),
                         text(row.answerMillis()));
             }
