@@ -2,6 +2,7 @@
 package org.djlx.samples.serve;
 
 import io.netty.buffer.ByteBuf;
+import io.netty.buffer.ByteBufUtil;
 import io.netty.buffer.Unpooled;
 import io.netty.channel.ChannelFuture;
 import io.netty.channel.ChannelHandlerContext;
@@ -13,7 +14,7 @@ import io.netty.handler.codec.http.HttpResponse;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
-import java.nio.charset.StandardCharsets;
+import io.netty.util.concurrent.EventExecutor;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.CancellationException;
@@ -58,6 +59,7 @@ final class Answer {
     private final long start;
     private final ServerMetrics metrics;
     private final Ending ending;
+    private final EventExecutor loop;
     private final AtomicBoolean awake = new AtomicBoolean();
     private boolean begun;
     private long firstPiece; // when it was there, by System.nanoTime(); 0 before
@@ -87,6 +89,7 @@ final class Answer {
             ServerMetrics metrics,
             Ending ending) {
         this.context = context;
+        loop = context.executor(); // Kept: the context finds it through several objects.
         this.format = format;
         this.text = text;
         this.chunked = chunked;
@@ -105,7 +108,7 @@ final class Answer {
     private void wake() {
         if (awake.compareAndSet(false, true)) {
             try {
-                context.executor().execute(this::pump);
+                loop.execute(this::pump);
             } catch (RejectedExecutionException e) {
                 text.cancel(); // The server is closed.
             }
@@ -178,8 +181,8 @@ final class Answer {
         context.write(head);
     }
 
-    private static ByteBuf buffer(String text) {
-        return Unpooled.copiedBuffer(text, StandardCharsets.UTF_8);
+    private ByteBuf buffer(String text) {
+        return ByteBufUtil.writeUtf8(context.alloc(), text);
     }
 
     private void finish() {
