@@ -393,7 +393,7 @@ public final class Safetensors implements AutoCloseable {
         long offset = location.stored().offset() + part.first * type.itemSize();
         NativeMemory memory = location.file().memory();
         if (isPlainGpuMemory(destination, type)) {
-            copyToGpu(memory, offset, part.spec, part.shape, destination);
+            copyToGpu(location.file(), offset, part.spec, part.shape, destination);
             return;
         }
         NoGradient.run(
@@ -450,7 +450,7 @@ public final class Safetensors implements AutoCloseable {
 
     /** The part is cut along one dimension and has the full size in all later dimensions. */
     private void copyToGpu(
-            NativeMemory memory, long offset, TensorSpec spec, Shape part, NDArray destination) {
+            MappedFile file, long offset, TensorSpec spec, Shape part, NDArray destination) {
         int cut = 0;
         for (int i = 0; i < part.dimension(); i++) {
             if (part.get(i) != spec.shape().get(i)) {
@@ -462,11 +462,11 @@ public final class Safetensors implements AutoCloseable {
         long rowBytes = part.slice(cut).size() * itemSize;
         long stride = spec.shape().slice(cut).size() * itemSize;
         long address = Torch.dataPointer(destination);
-        try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
-            // This view keeps the file mapped during the copy.
-            Torch.view(manager, memory, offset, new Shape(1), ScalarType.UINT8);
-            stagedCopy(destination.getDevice())
-                    .copy(address, memory.address() + offset, rows, rowBytes, stride);
+        file.memory().share(); // Keeps the file open during the copy.
+        try {
+            stagedCopy(destination.getDevice()).copy(file, offset, rows, rowBytes, stride, address);
+        } finally {
+            file.memory().release();
         }
     }
 

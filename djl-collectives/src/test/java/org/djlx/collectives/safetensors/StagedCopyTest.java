@@ -2,14 +2,18 @@
 package org.djlx.collectives.safetensors;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import com.sun.jna.Memory;
-import com.sun.jna.Pointer;
+import java.util.List;
 import java.util.Random;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.Test;
 
-/** How rows are divided and filled into pieces, which needs no GPU. */
+/** How rows are divided into parts, and threads run, which needs no GPU. */
 class StagedCopyTest {
 
     @Test
@@ -24,23 +28,17 @@ class StagedCopyTest {
             random.nextBytes(source);
             byte[] copied = new byte[rows * rowBytes];
             boolean[] touched = new boolean[copied.length];
-            StagedCopy.divide(
-                    0,
-                    rows,
-                    rowBytes,
-                    stride,
-                    most,
-                    (from, count, bytes, offset) -> {
-                        assertTrue(count * bytes <= most);
-                        for (int row = 0; row < count; row++) {
-                            for (int i = 0; i < bytes; i++) {
-                                int to = (int) (offset + row * bytes + i);
-                                assertTrue(!touched[to]);
-                                touched[to] = true;
-                                copied[to] = source[(int) (from + row * stride + i)];
-                            }
-                        }
-                    });
+            for (StagedCopy.Part part : StagedCopy.divide(0, rows, rowBytes, stride, most)) {
+                assertTrue(part.rows() * part.rowBytes() <= most);
+                for (int row = 0; row < part.rows(); row++) {
+                    for (int i = 0; i < part.rowBytes(); i++) {
+                        int to = (int) (part.offset() + row * part.rowBytes() + i);
+                        assertTrue(!touched[to]);
+                        touched[to] = true;
+                        copied[to] = source[(int) (part.source() + row * stride + i)];
+                    }
+                }
+            }
             assertArrayEquals(packed(source, rows, rowBytes, stride), copied);
         }
     }
@@ -54,25 +52,27 @@ class StagedCopyTest {
     }
 
     @Test
-    void severalThreadsFillAPiece() {
-        int[][] cases = {{1, 5_000_001, 5_000_001}, {3000, 1003, 2005}, {3, 1_500_000, 1_600_000}};
-        Random random = new Random(4);
-        for (int[] sizes : cases) {
-            byte[] bytes = new byte[sizes[0] * sizes[2]];
-            random.nextBytes(bytes);
-            byte[] filled = new byte[sizes[0] * sizes[1]];
-            try (Memory source = new Memory(bytes.length);
-                    Memory piece = new Memory(filled.length)) {
-                source.write(0, bytes, 0, bytes.length);
-                StagedCopy.fill(
-                        Pointer.nativeValue(piece),
-                        Pointer.nativeValue(source),
-                        sizes[0],
-                        sizes[1],
-                        sizes[2]);
-                piece.read(0, filled, 0, filled.length);
-            }
-            assertArrayEquals(packed(bytes, sizes[0], sizes[1], sizes[2]), filled);
+    void allThreadsEndBeforeAFailureIsThrown() {
+        for (Throwable failure :
+                List.of(new IllegalStateException("one"), new StackOverflowError())) {
+            AtomicInteger ended = new AtomicInteger();
+            Throwable thrown =
+                    assertThrows(
+                            failure.getClass(),
+                            () -> StagedCopy.runAll(8, thread -> run(thread, failure, ended)));
+            assertSame(failure, thrown);
+            assertEquals(7, ended.get());
         }
+    }
+
+    private static void run(int thread, Throwable failure, AtomicInteger ended) {
+        if (thread == 5) {
+            if (failure instanceof Error error) {
+                throw error;
+            }
+            throw (RuntimeException) failure;
+        }
+        LockSupport.parkNanos(20_000_000);
+        ended.incrementAndGet();
     }
 }

@@ -90,6 +90,9 @@ public final class LibC {
 
     static native int open(String path, int flags) throws LastErrorException;
 
+    static native long pread(int fd, long address, long count, long offset)
+            throws LastErrorException;
+
     static native int fcntl(int fd, int command, int argument) throws LastErrorException;
 
     static native int geteuid();

@@ -4,7 +4,9 @@ package org.djlx.nativeops.host;
 import ai.djl.Device;
 import com.sun.jna.LastErrorException;
 import com.sun.jna.Pointer;
+import java.io.EOFException;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
@@ -24,10 +26,12 @@ public final class MappedFile implements AutoCloseable {
     private static final long HUGE_PAGE = 2 << 20;
 
     private final Path path;
+    private final int fd; // closed when the file is unmapped
     private final NativeMemory memory;
 
-    private MappedFile(Path path, NativeMemory memory) {
+    private MappedFile(Path path, int fd, NativeMemory memory) {
         this.path = path;
+        this.fd = fd;
         this.memory = memory;
     }
 
@@ -46,15 +50,17 @@ public final class MappedFile implements AutoCloseable {
             throw new IOException(path + " is not a regular file");
         }
         int fd = -1;
+        MappedFile file = null;
         try {
             fd = LibC.open(path.toString(), LibC.O_RDONLY | LibC.O_CLOEXEC | LibC.O_NONBLOCK);
             // The size of the open file, because the path may name another file by now.
             long byteSize = Files.size(Path.of("/proc/self/fd/" + fd));
-            return new MappedFile(path, map(fd, byteSize));
+            file = new MappedFile(path, fd, map(fd, byteSize));
+            return file;
         } catch (LastErrorException e) {
             throw new IOException("cannot map the file " + path + ": " + e.getMessage(), e);
         } finally {
-            if (fd >= 0) {
+            if (file == null && fd >= 0) {
                 LibC.close(fd);
             }
         }
@@ -62,7 +68,8 @@ public final class MappedFile implements AutoCloseable {
 
     private static NativeMemory map(int fd, long byteSize) {
         if (byteSize == 0) {
-            return new NativeMemory(0, 0, Device.cpu(), () -> {}); // mmap(2) rejects length 0.
+            // mmap(2) rejects length 0.
+            return new NativeMemory(0, 0, Device.cpu(), () -> LibC.close(fd));
         }
         // Huge pages need an address that is a multiple of theirs, which tmpfs does not choose.
         int anonymous = LibC.MAP_PRIVATE | LibC.MAP_ANONYMOUS;
@@ -73,7 +80,13 @@ public final class MappedFile implements AutoCloseable {
         // The page cache reads ahead in pages as large as those of its first read.
         LibC.madvise(address, byteSize, LibC.MADV_HUGEPAGE);
         return new NativeMemory(
-                address, byteSize, Device.cpu(), () -> LibC.munmap(address, byteSize));
+                address,
+                byteSize,
+                Device.cpu(),
+                () -> {
+                    LibC.munmap(address, byteSize);
+                    LibC.close(fd);
+                });
     }
 
     /**
@@ -99,10 +112,46 @@ public final class MappedFile implements AutoCloseable {
         new Pointer(memory.address() + offset).read(0, bytes, 0, bytes.length);
     }
 
+    /**
+     * Copies bytes of the file to memory, as read(2) does: pages are not mapped, which takes longer
+     * than copying small pages, and so does unmapping them. Thread-safe. May be called after {@link
+     * #close()} while a view of the {@linkplain #memory() memory} is open.
+     *
+     * @param offset the offset in the file
+     * @param length the length in bytes
+     * @param address the address of the destination
+     * @throws IllegalArgumentException if the range is outside the file
+     * @throws IllegalStateException if the file is unmapped
+     * @throws UncheckedIOException if the bytes cannot be read, or were truncated after mapping
+     */
+    public void read(long offset, long length, long address) {
+        requireRange(offset, length);
+        memory.share(); // Keeps the descriptor open.
+        try {
+            long done = 0;
+            while (done < length) {
+                long count = LibC.pread(fd, address + done, length - done, offset + done);
+                if (count == 0) {
+                    throw new EOFException("it was truncated while it was open");
+                }
+                done += count;
+            }
+        } catch (EOFException | LastErrorException e) {
+            throw new UncheckedIOException(
+                    new IOException("cannot read the file " + path + ": " + e.getMessage(), e));
+        } finally {
+            memory.release();
+        }
+    }
+
     private void requireInside(long offset, long length) {
         if (memory.isClosed()) {
             throw new IllegalArgumentException("the mapped file " + path + " is closed");
         }
+        requireRange(offset, length);
+    }
+
+    private void requireRange(long offset, long length) {
         if (offset < 0 || length < 0 || offset > memory.byteSize() - length) {
             throw new IllegalArgumentException(
                     String.format(

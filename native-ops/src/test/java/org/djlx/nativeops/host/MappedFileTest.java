@@ -10,11 +10,16 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
 import java.io.IOException;
 import java.io.OutputStream;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.List;
+import java.util.Random;
 import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -46,6 +51,34 @@ class MappedFileTest {
             view.close();
             assertFalse(maps().contains(path.toString()));
             assertThrows(IllegalArgumentException.class, () -> file.read(0, bytes));
+        }
+    }
+
+    @Test
+    void readsToMemoryWhileItIsMapped() throws IOException {
+        Path path = folder.resolve("file");
+        byte[] bytes = new byte[100_000];
+        new Random(1).nextBytes(bytes);
+        Files.write(path, bytes);
+        try (Memory target = new Memory(bytes.length)) {
+            long address = Pointer.nativeValue(target);
+            MappedFile file = MappedFile.open(path);
+            file.read(12_345, 50_000, address);
+            assertArrayEquals(
+                    Arrays.copyOfRange(bytes, 12_345, 62_345), target.getByteArray(0, 50_000));
+            assertThrows(IllegalArgumentException.class, () -> file.read(1, 100_000, address));
+            file.memory().share();
+            file.close();
+            file.read(0, 100_000, address);
+            assertArrayEquals(bytes, target.getByteArray(0, bytes.length));
+            Files.write(path, Arrays.copyOf(bytes, 70_000)); // the same file, shorter
+            UncheckedIOException e =
+                    assertThrows(
+                            UncheckedIOException.class, () -> file.read(60_000, 20_000, address));
+            assertTrue(e.getMessage().contains(path.toString()), e.getMessage());
+            assertTrue(e.getMessage().contains("truncated"), e.getMessage());
+            file.memory().release();
+            assertThrows(IllegalStateException.class, () -> file.read(0, 1, address));
         }
     }
 
