@@ -234,8 +234,8 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator is
-         * then created with the group.
+         * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator of
+         * several ranks is then created with the group.
          *
          * <p>Unless set, the communicator is created with the first operation, on GPU {@code
          * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU whose index is the

@@ -163,8 +163,8 @@ public final class NcclBackend extends Backend {
     /**
      * Creates the backend.
      *
-     * @param eager whether to connect the ranks now, if the options or the parent group name the
-     *     GPU; otherwise the first operation connects them
+     * @param eager whether to connect several ranks now, if the options or the parent group name
+     *     the GPU; otherwise the first operation creates the communicator
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
     public static NcclBackend create(GroupContext context, NcclOptions options, boolean eager) {
@@ -181,7 +181,9 @@ public final class NcclBackend extends Backend {
         Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(context, options, device, sharing);
         sharing.add(backend);
-        return eager && given.isPresent() ? backend.connected() : backend;
+        return eager && given.isPresent() && context.worldSize() > 1
+                ? backend.connected()
+                : backend;
     }
 
     private static void requireNccl() {
@@ -211,6 +213,11 @@ public final class NcclBackend extends Backend {
             close();
             throw e;
         }
+    }
+
+    /** Returns whether the group has a communicator, for tests. */
+    boolean isConnected() {
+        return connection.communicator() != null;
     }
 
     /** Creates the group's communicator, with all ranks. */

@@ -23,6 +23,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -74,6 +76,25 @@ class NcclBackendTest {
                     }
                     return null;
                 });
+    }
+
+    @Test
+    void oneRankCreatesItsCommunicatorWithItsFirstOperation() {
+        NcclOptions options = options().optDevices(Device.gpu(0)).build();
+        GroupContext context = new GroupContext("one", 0, 1, new HashStore(), options, null);
+        NcclBackend backend = NcclBackend.create(context, options, true);
+        boolean isConnected = backend.isConnected();
+        backend.close();
+        assertFalse(isConnected);
+        List<ProcessGroup> groups = ProcessGroups.local("nccl", 1, options);
+        try {
+            ProcessGroup part = groups.get(0).split(0, 0);
+            assertWorks(List.of(part));
+            part.destroy();
+            assertWorks(groups);
+        } finally {
+            destroy(groups);
+        }
     }
 
     private static void driveFromOneThread(NcclOptions.Builder options) {

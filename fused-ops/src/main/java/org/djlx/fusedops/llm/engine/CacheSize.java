@@ -39,15 +39,13 @@ final class CacheSize {
         if (settings.cacheBytes() != 0) {
             return settings.cacheBlocks(config, 0);
         }
-        ObjectCollectives objects = new ObjectCollectives(group);
         String device = "the host";
         if (group.device().isGpu()) {
             try (CudaDevice gpu = CudaDevice.open(group.device())) {
                 device = gpu.pciBusId();
             }
         }
-        List<String> devices =
-                objects.allGatherObject(device); // All ranks have read their weights.
+        List<String> devices = allGather(group, device); // All ranks have read their weights.
         long available =
                 available(
                         config,
@@ -55,7 +53,14 @@ final class CacheSize {
                         group.device(),
                         Collections.frequency(devices, device),
                         mappedBytes);
-        return settings.cacheBlocks(config, Collections.min(objects.allGatherObject(available)));
+        return settings.cacheBlocks(config, Collections.min(allGather(group, available)));
+    }
+
+    private static <T> List<T> allGather(ProcessGroup group, T own) {
+        // One rank does without a communicator.
+        return group.worldSize() == 1
+                ? List.of(own)
+                : new ObjectCollectives(group).allGatherObject(own);
     }
 
     /**

@@ -188,6 +188,9 @@ record GeneratorSettings(
         }
         Device[] each = devices.toArray(new Device[0]);
         NcclOptions nccl = NcclOptions.builder().optDevices(each).optTimeout(timeout).build();
+        if (each.length == 1) { // It needs neither P2P memory nor a communicator.
+            return ProcessGroups.local("nccl", 1, nccl);
+        }
         CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
         return ProcessGroups.local("cuda_p2p", each.length, options);
     }

@@ -176,15 +176,9 @@ public final class ModelKernels implements AutoCloseable {
             requireKernels(config, Quantization.NONE, false, true);
             return Optional.empty();
         }
-        try (NDManager manager = NDManager.newBaseManager(group.device());
-                NDArray possible =
-                        manager.create(isPossible(config, group, quantization) ? 1f : 0f)) {
-            // A sum, as ranks that share a GPU have no other reduction.
-            group.allReduce(possible, ReduceOp.SUM).await();
-            if (possible.getFloat() < group.worldSize()) {
-                requireKernels(config, quantization, false, false);
-                return Optional.empty();
-            }
+        if (!isPossibleOnAll(config, group, quantization)) {
+            requireKernels(config, quantization, false, false);
+            return Optional.empty();
         }
         return Optional.of(new ModelKernels(config, group, quantization, batchInvariant));
     }
@@ -275,18 +269,30 @@ public final class ModelKernels implements AutoCloseable {
         }
     }
 
+    private static boolean isPossibleOnAll(
+            ModelConfig config, ProcessGroup group, Quantization quantization) {
+        boolean own = isPossible(config, group, quantization);
+        if (group.worldSize() == 1) { // It does without a communicator.
+            return own;
+        }
+        try (NDManager manager = NDManager.newBaseManager(group.device());
+                NDArray possible = manager.create(own ? 1f : 0f)) {
+            // A sum, as ranks that share a GPU have no other reduction.
+            group.allReduce(possible, ReduceOp.SUM).await();
+            return possible.getFloat() == group.worldSize();
+        }
+    }
+
     private static boolean isPossible(
             ModelConfig config, ProcessGroup group, Quantization quantization) {
         int ranks = group.worldSize();
-        // Called also for one rank: prefills use these kernels, and loading them while another
-        // model captures a graph fails.
         boolean fused =
-                FusedOps.isFused(
+                ranks == 1
+                        || FusedOps.isFused(
                                 config.type(),
                                 DecoderKernels.MATMUL_ROWS,
                                 config.hiddenSize(),
-                                group)
-                        || ranks == 1;
+                                group);
         try (CudaDevice device = CudaDevice.open(group.device())) {
             return fused && isSupported(config, device, ranks, quantization);
         }

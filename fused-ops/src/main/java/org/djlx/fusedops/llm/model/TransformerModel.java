@@ -399,7 +399,8 @@ public final class TransformerModel implements AutoCloseable {
      */
     private Hidden add(
             NDArray residual, NDArray x, NDArray postNorm, NDArray norm, boolean divided) {
-        if (!divided && postNorm == null) {
+        boolean alone = gpu != null && group.worldSize() == 1;
+        if (!divided && postNorm == null && !alone) {
             NormedResidual sum =
                     FusedOps.allReduceRmsNorm(x, residual, norm, (float) config.epsilon(), group);
             return new Hidden(sum.residual(), sum.norm());
