@@ -4,10 +4,11 @@ package org.djlx.samples.serve;
 import static org.djlx.samples.common.UsageException.parsed;
 import static org.djlx.samples.common.UsageException.refuseIf;
 
-import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
@@ -102,17 +103,20 @@ public final class ServeCommand extends CliCommand {
     private int shutdownTimeout = 10;
 
     @Override
-    public Integer call() throws IOException, InterruptedException {
+    public Integer call() throws Exception {
         refuseIf(name != null && name.isBlank(), "--name must not be empty");
         ServerOptions options = options();
         ToolFormat tools =
                 toolCallParser == null ? null : parsed(() -> ToolFormat.named(toolCallParser));
+        // Takes about as long as loading libtorch.
+        FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
+        new Thread(reading, "chat-template").start();
         model.check();
         model.requireTokenizer(directory);
-        ChatTemplate template = ChatTemplate.of(directory);
         if (model.ranks().here().contains(0)) {
             GenerationServer.checkAddress(options); // Before loading, which may take minutes.
         }
+        ChatTemplate template = result(reading);
         try (TextEngine generator = model.load(directory)) {
             if (generator.isFollower()) {
                 // SIGTERM reaches all ranks; close() waits for rank 0, which still needs this one.
@@ -128,6 +132,15 @@ public final class ServeCommand extends CliCommand {
             }
         }
         return 0;
+    }
+
+    /** Returns the result of a task; throws the exception of a task that has failed. */
+    private static <T> T result(FutureTask<T> task) throws Exception {
+        try {
+            return task.get();
+        } catch (ExecutionException e) {
+            throw e.getCause() instanceof Exception cause ? cause : e;
+        }
     }
 
     /** Returns the shutdown hook, which closes the server, then the generator. */

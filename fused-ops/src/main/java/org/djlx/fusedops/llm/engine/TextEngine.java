@@ -6,7 +6,6 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.util.Progress;
 import java.io.IOException;
 import java.nio.IntBuffer;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.HashMap;
@@ -28,7 +27,6 @@ import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
-import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.djlx.nativeops.NativeLibrary;
 
@@ -81,6 +79,7 @@ public final class TextEngine implements TextGenerator {
 
     private final ModelConfig config;
     private final SamplingDefaults samplingDefaults;
+    private final TokenizerReader reader; // closes the tokenizer
     private final TextTokenizer tokenizer; // null if the model has none
     private Vocabulary vocabulary; // null until a request has a grammar
     private final GeneratorSettings settings;
@@ -92,20 +91,28 @@ public final class TextEngine implements TextGenerator {
         config = ModelConfig.read(directory, builder.type, builder.kvCacheDtype);
         samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
-        Path file = directory.resolve("tokenizer.json");
-        tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
-        inputs =
-                new InputProcessor(
-                        directory, config, settings.maxLength(), tokenizer, this::vocabulary);
+        reader = new TokenizerReader(directory);
+        EngineCore loaded = null;
         boolean done = false;
         try {
-            engine = new EngineCore(directory, config, settings);
+            if (settings.group() != null) {
+                reader.tokenizer(); // Fails before the ranks meet: close() waits for rank 0.
+            }
+            loaded = new EngineCore(directory, config, settings);
+            tokenizer = reader.tokenizer();
             done = true;
         } finally {
             if (!done) {
-                closeTokenizer();
+                if (loaded != null) {
+                    loaded.close();
+                }
+                reader.close();
             }
         }
+        engine = loaded;
+        inputs =
+                new InputProcessor(
+                        directory, config, settings.maxLength(), tokenizer, this::vocabulary);
     }
 
     private synchronized Vocabulary vocabulary() {
@@ -206,13 +213,7 @@ public final class TextEngine implements TextGenerator {
     @Override
     public void close() {
         engine.close();
-        closeTokenizer();
-    }
-
-    private void closeTokenizer() {
-        if (tokenizer != null) {
-            tokenizer.close();
-        }
+        reader.close();
     }
 
     /** Builds a {@link TextEngine}. */
@@ -471,7 +472,8 @@ public final class TextEngine implements TextGenerator {
          * @return the generator; the caller closes it
          * @throws IOException if files cannot be read
          * @throws IllegalArgumentException if the model is not supported or an option is out of
-         *     range; thrown before anything is allocated
+         *     range, thrown before anything is allocated; or if {@code tokenizer.json} is not a
+         *     tokenizer
          * @throws UnsatisfiedLinkError if weights are to be quantized, and this CPU has no kernels
          *     for it
          * @throws CollectiveException if a rank cannot load its part, for example because memory

@@ -13,6 +13,7 @@
  * Scheduler          continuous batching, chunked prefill, preemption
  * Sequence           a request being served
  * StepRequest        one step, as sent to all ranks
+ * TokenizerReader    reads the tokenizer while the ranks load the model
  */
 /**
  * The generation engine. A request becomes a sequence; the scheduler picks the sequences and tokens

@@ -816,6 +816,40 @@ public class TextEngineTest {
     }
 
     @Test
+    void aTokenizerThatFailsWhileWeightsAreReadLeavesNothing(@TempDir Path folder)
+            throws IOException {
+        ByteTokens.writeModel(folder, 3);
+        Path file = folder.resolve("tokenizer.json");
+        Files.write(file, Arrays.copyOf(Files.readAllBytes(file), 50));
+        String name = folder.getFileName().toString();
+        AtomicLong read = new AtomicLong();
+        Progress progress =
+                (Progress)
+                        Proxy.newProxyInstance(
+                                Progress.class.getClassLoader(),
+                                new Class<?>[] {Progress.class},
+                                (proxy, called, values) -> {
+                                    while (isRunning("tokenizer-" + name)) {
+                                        sleep();
+                                    }
+                                    read.incrementAndGet();
+                                    return null;
+                                });
+        TextEngine.Builder builder =
+                TextEngine.builder().setDirectory(folder).optProgress(progress);
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(file + " is not a valid tokenizer"), message);
+        assertTrue(read.get() > 0);
+        assertFalse(isRunning(name));
+        assertFalse(Files.readString(Path.of("/proc/self/maps")).contains(name));
+    }
+
+    private static boolean isRunning(String name) {
+        return Thread.getAllStackTraces().keySet().stream()
+                .anyMatch(thread -> thread.getName().contains(name));
+    }
+
+    @Test
     void closingFreesTheCache() throws Exception {
         long cache = 64L << 20; // on each of two ranks
         UnaryOperator<TextEngine.Builder> large = builder -> builder.optCacheBytes(cache);

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.engine;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.djlx.fusedops.llm.text.ModelTokenizer;
+
+/**
+ * Reads a model's tokenizer on a thread of its own. That takes about as long as reading the weights
+ * of 8 billion parameters to a GPU.
+ */
+final class TokenizerReader extends Thread {
+
+    private final Path file;
+    private ModelTokenizer tokenizer; // null if there is no file
+    private Throwable failure; // null if there is none
+
+    /** Starts to read. */
+    TokenizerReader(Path directory) {
+        super("tokenizer-" + directory.getFileName());
+        file = directory.resolve("tokenizer.json");
+        start();
+    }
+
+    @Override
+    public void run() {
+        try {
+            tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
+        } catch (IOException | RuntimeException | Error e) {
+            failure = e;
+        }
+    }
+
+    /**
+     * Waits for the tokenizer. Returns null if the model has none.
+     *
+     * @throws IOException as {@link ModelTokenizer#read}
+     */
+    ModelTokenizer tokenizer() throws IOException {
+        await();
+        if (failure instanceof IOException e) {
+            throw e;
+        }
+        if (failure instanceof RuntimeException e) {
+            throw e;
+        }
+        if (failure instanceof Error e) {
+            throw e;
+        }
+        return tokenizer;
+    }
+
+    /** Waits for the thread, and closes the tokenizer. */
+    void close() {
+        await();
+        if (tokenizer != null) {
+            tokenizer.close();
+        }
+    }
+
+    private void await() {
+        boolean interrupted = false;
+        while (isAlive()) {
+            try {
+                join();
+            } catch (InterruptedException e) {
+                interrupted = true; // Keeps waiting: the tokenizer must be closed.
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}
