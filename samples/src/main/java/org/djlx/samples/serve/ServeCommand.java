@@ -16,6 +16,7 @@ import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.generate.ModelOptions;
+import org.slf4j.LoggerFactory;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -108,6 +109,7 @@ public final class ServeCommand extends CliCommand {
         ServerOptions options = options();
         ToolFormat tools =
                 toolCallParser == null ? null : parsed(() -> ToolFormat.named(toolCallParser));
+        LoggerFactory.getILoggerFactory(); // slf4j drops what is logged while it starts.
         // Takes about as long as loading libtorch.
         FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
         new Thread(reading, "chat-template").start();

@@ -5,12 +5,17 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Reads a model's tokenizer on a thread of its own. That takes about as long as reading the weights
  * of 8 billion parameters to a GPU.
  */
 final class TokenizerReader extends Thread {
+
+    // Of the caller's thread: slf4j drops what is logged while another thread starts it.
+    private static final Logger LOG = LoggerFactory.getLogger(TokenizerReader.class);
 
     private final Path file;
     private ModelTokenizer tokenizer; // null if there is no file
@@ -25,8 +30,13 @@ final class TokenizerReader extends Thread {
 
     @Override
     public void run() {
+        long start = System.nanoTime();
         try {
             tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
+            LOG.info(
+                    "{}: read the tokenizer in {} s",
+                    file,
+                    String.format("%.2f", (System.nanoTime() - start) / 1e9));
         } catch (IOException | RuntimeException | Error e) {
             failure = e;
         }
