@@ -341,11 +341,12 @@ final class Attention {
             if (span.isFirst && isPlain(config.layer(layer), span.length)) {
                 outputs.add(
                         mergeHeads(
-                                Torch.attention(
-                                        ofSpan(queries, span),
-                                        ofSpan(keys, span),
-                                        ofSpan(values, span),
-                                        true)));
+                                narrow(
+                                        Torch.attention(
+                                                WideMatmul.widened(ofSpan(queries, span)),
+                                                WideMatmul.widened(ofSpan(keys, span)),
+                                                WideMatmul.widened(ofSpan(values, span)),
+                                                true))));
             } else {
                 queryBlocks(span)
                         .forEach(block -> outputs.add(attend(manager, layer, queries, block)));
@@ -513,22 +514,23 @@ final class Attention {
         try (NDManager block = manager.newSubManager()) { // Frees the scores before the next block.
             // (sequences, KV heads, groupSize · tokens, head size)
             NDArray q =
-                    queries.get(block, own)
+                    WideMatmul.widened(queries.get(block, own))
                             .reshape(span.sequences, span.tokens, kvHeads, groupSize, size)
                             .transpose(0, 2, 3, 1, 4)
                             .reshape(span.sequences, kvHeads, rows, size);
-            NDArray keys = cache.keys(block, layer, span.slots).reshape(cached);
-            NDArray values = cache.values(block, layer, span.slots).reshape(cached);
+            NDArray keys = WideMatmul.widened(cache.keys(block, layer, span.slots)).reshape(cached);
+            NDArray values =
+                    WideMatmul.widened(cache.values(block, layer, span.slots)).reshape(cached);
             NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
             NDArray scaled = Torch.cast(products, ScalarType.FLOAT32).mul((float) of.scale());
             NDArray scores =
                     BlockMath.cap(scaled, of.cap())
                             .reshape(grouped)
                             .add(span.masks.get(of.window()));
-            NDArray probabilities = narrow(scores.softmax(4)).reshape(products.getShape());
+            NDArray probabilities =
+                    cast(scores.softmax(4), Torch.scalarType(q)).reshape(products.getShape());
             NDArray output =
-                    probabilities
-                            .matMul(values.transpose(0, 2, 1, 3))
+                    narrow(probabilities.matMul(values.transpose(0, 2, 1, 3)))
                             .reshape(span.sequences, kvHeads, groupSize, span.tokens, size)
                             .transpose(0, 3, 1, 2, 4)
                             .reshape(count, (long) queryHeads * size);
@@ -538,6 +540,10 @@ final class Attention {
     }
 
     private NDArray narrow(NDArray wide) {
-        return config.type() == ScalarType.FLOAT32 ? wide : Torch.cast(wide, config.type());
+        return cast(wide, config.type());
+    }
+
+    private static NDArray cast(NDArray array, ScalarType type) {
+        return Torch.scalarType(array) == type ? array : Torch.cast(array, type);
     }
 }

@@ -89,15 +89,23 @@ public final class ModelWeights implements AutoCloseable {
             return new Linear(weights, bias, quantized);
         }
 
+        /** Returns whether collectives can be fused with its matmul. */
+        boolean isFusible() {
+            return quantized == null && !isWide(weights.get(0));
+        }
+
         /** Multiplies rows, without the bias; on a GPU only if it is not quantized. */
         NDArray multiply(NDArray x) {
             if (quantized != null) {
                 return quantized.multiply(x);
             }
+            long outputs = weights.stream().mapToLong(weight -> weight.getShape().get(1)).sum();
+            if (isWide(x)) {
+                return WideMatmul.multiply(x, weights, outputs);
+            }
             if (weights.size() == 1) {
                 return x.matMul(weight());
             }
-            long outputs = weights.stream().mapToLong(weight -> weight.getShape().get(1)).sum();
             Shape shape = new Shape(x.getShape().get(0), outputs);
             NDArray product = Torch.empty(x.getManager(), shape, Torch.scalarType(x));
             long column = 0;
@@ -109,6 +117,10 @@ public final class ModelWeights implements AutoCloseable {
                 column += count;
             }
             return product;
+        }
+
+        private static boolean isWide(NDArray array) {
+            return WideMatmul.isUsed(array.getDevice(), Torch.scalarType(array));
         }
     }
 

@@ -384,7 +384,7 @@ public final class TransformerModel implements AutoCloseable {
      */
     private NDArray rowParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
         NDArray sum =
-                divided && linear.quantized() == null
+                divided && linear.isFusible()
                         ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
                         : divided ? sum(multiply(x, linear), true) : multiply(x, linear);
         boolean biased = linear.bias() != null && (divided || group.rank() == 0);
@@ -487,7 +487,7 @@ public final class TransformerModel implements AutoCloseable {
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
         NDArray product;
-        if (divided && linear.quantized() == null) {
+        if (divided && linear.isFusible()) {
             List<NDArray> products =
                     FusedOps.allGatherMatmul(x, linear.weights(), 0, group, false).outputs();
             product =
