@@ -330,7 +330,7 @@ template <class T> void place(const Attention& a, int64_t row) {
 
 // Attention of the query heads of one token that share a KV head, by online softmax over blocks of tokens.
 template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_head) {
-  const int block = 64;
+  const int block = 64, strip = 64;
   int64_t group = a.query_heads / a.kv_heads, size = a.head_size, position = a.positions[row];
   const float* queries = a.qkv + (row * (a.query_heads + 2 * a.kv_heads) + kv_head * group) * size;
   float* out = a.out + (row * a.query_heads + kv_head * group) * size;
@@ -369,6 +369,13 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
       total[g] = total[g] * decay + sum(sums);
       float* acc = out + g * size;
       int64_t i = 0;
+      for (; i + strip <= size; i += strip) {  // independent sums
+        Floats v[strip / LANES];
+        for (int j = 0; j < strip / LANES; j++) v[j] = load(acc + i + j * LANES) * decay;
+        for (int t = 0; t < count; t++)
+          for (int j = 0; j < strip / LANES; j++) v[j] += p[t] * load((const T*)a.values + offsets[t] + i + j * LANES);
+        for (int j = 0; j < strip / LANES; j++) store(acc + i + j * LANES, v[j]);
+      }
       for (; i + LANES <= size; i += LANES) {
         Floats v = load(acc + i) * decay;
         for (int t = 0; t < count; t++) v += p[t] * load((const T*)a.values + offsets[t] + i);
