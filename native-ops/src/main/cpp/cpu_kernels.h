@@ -164,8 +164,8 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
         const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
         Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : halves(first, 4);
         if (TYPE == INT4) first = halves(first, 0);
-        if (row == 0 && v == 0) __builtin_prefetch(block + AHEAD, 0, 2);  // the line of all vectors
-        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + AHEAD, 0, 2);
+        if (row == 0 && v == 0) __builtin_prefetch(block + ahead, 0, 2);  // the line of all vectors
+        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + ahead, 0, 2);
         for (int r = 0; r < N; r++) {
           Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
           if (TYPE == INT4) {
@@ -228,7 +228,7 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
     for (int c = 0; c < COLUMNS; c++) {
       const T* at = w + c * p.stride + k;
       Floats first = load(at), second = load(at + LANES);
-      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 ? AHEAD_OF_ROWS : AHEAD);
+      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 ? AHEAD_OF_ROWS : ahead);
       if (row == 0) __builtin_prefetch(next, 0, 2);
       if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch(next + 64, 0, 2);
       for (int r = 0; r < N; r++) {
