@@ -43,7 +43,6 @@ final class LlamaCppCommand extends ReportCommand {
     private static final int[] BATCHES = {1, 4};
     private static final int PROMPT = 32;
     private static final int TOKENS = 32;
-    private static final int WARM_UP_TOKENS = 512; // until the JVM has compiled a step
     private static final int LONG_PROMPT = 512;
     private static final int FIRST_TOKEN_RUNS = 3;
 
@@ -105,7 +104,9 @@ final class LlamaCppCommand extends ReportCommand {
         model.check();
         UsageException.refuseIf(model.isGpu(), "llama.cpp is measured on CPUs only");
         begin("text generation beside llama.cpp", NativeVersions.query());
-        try (RandomLlama random = RandomLlama.write(size, type, null)) {
+        // On a disk, as a user's files, which are then in the page cache: programs map them.
+        Path folder = Path.of(System.getProperty("java.io.tmpdir"));
+        try (RandomLlama random = RandomLlama.write(size, type, folder)) {
             return measure(random.directory());
         }
     }
@@ -174,7 +175,7 @@ final class LlamaCppCommand extends ReportCommand {
                 (prompts, count, sampled) -> answer(peer, prompts, count), config.vocabularySize());
     }
 
-    private static Row peerRow(String name, TorchPeer peer, StepBench bench)
+    private Row peerRow(String name, TorchPeer peer, StepBench bench)
             throws IOException, InterruptedException, TimeoutException {
         double seconds = peer.ready().get("seconds").getAsDouble();
         return row(name + " " + peer.version(), seconds, bench, peer.pid(), 0);
@@ -195,10 +196,11 @@ final class LlamaCppCommand extends ReportCommand {
         return gson.fromJson(answer, StepBench.Answers.class);
     }
 
-    private static Row row(
-            String program, double seconds, StepBench bench, long pid, long residentBefore)
+    private Row row(String program, double seconds, StepBench bench, long pid, long residentBefore)
             throws IOException, InterruptedException, TimeoutException {
-        bench.run(1, PROMPT, WARM_UP_TOKENS, false);
+        // Until the JVM has compiled a step; of large models its own work is a small part.
+        int warmUp = size.compareTo(RandomLlama.Size.LLAMA_1B) < 0 ? 512 : 128;
+        bench.run(1, PROMPT, warmUp, false);
         List<StepBench.Steps> steps = new ArrayList<>();
         for (int batch : BATCHES) {
             steps.add(bench.steps(batch, PROMPT, TOKENS, false));
