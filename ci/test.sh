@@ -37,7 +37,8 @@ check_kernels() {
     "${compile[@]}" -maxrregcount=72 -cubin "-DWEIGHT_BITS=$bits" -o "$out/chain" "$kernels/decoder/chain.cu" ||
       die "decoder/chain.cu does not compile with WEIGHT_BITS=$bits"
   done
-  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and decoder/chain.cu compile"
+  "${compile[@]}" -cubin -o "$out/chain" "$kernels/decoder/wide_chain.cu" || die "decoder/wide_chain.cu does not compile"
+  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and the chains of decoder compile"
 }
 
 # Compiles ci/profile/trace.cpp if nvcc finds CUPTI, and checks the sums of ci/profile/kernels.py over a small trace.

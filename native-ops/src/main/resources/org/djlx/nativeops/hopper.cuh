@@ -45,6 +45,15 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
       "l"(&map), "r"(shared_address(&loaded)), "r"(x), "r"(y)
       : "memory");
 }
+// A box that is read once: its lines leave the L2 cache before others.
+__device__ __forceinline__ void load_box_once(void* to, const TensorMap& map, Barrier& loaded, int x, int y) {
+  const u64 EVICT_FIRST = 0x12f0000000000000;  // as createpolicy.fractional.L2::evict_first makes it
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+          shared_address(to)),
+      "l"(&map), "r"(shared_address(&loaded)), "r"(x), "r"(y), "l"(EVICT_FIRST)
+      : "memory");
+}
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& loaded, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal;
 
+import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
@@ -21,9 +22,10 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
- * compiled for a {@link Model}; also compiles {@code chain.cu}, for {@link MatmulChain}. Arrays are
- * given by address; the files describe their layouts. Matmuls and attention use programmatic
- * dependent launch: they may start while the previous kernel still runs. Not thread-safe.
+ * compiled for a {@link Model}; also compiles {@code chain.cu} and {@code wide_chain.cu}, for
+ * {@link MatmulChain} and {@link WideChain}. Arrays are given by address; the files describe their
+ * layouts. Matmuls and attention use programmatic dependent launch: they may start while the
+ * previous kernel still runs. Not thread-safe.
  */
 public final class DecoderKernels implements AutoCloseable {
 
@@ -110,6 +112,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int maxSharedBytes; // of a thread block
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
+    private final CudaModule wideChainModule; // null if weights are not in e4m3, too
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -176,7 +179,10 @@ public final class DecoderKernels implements AutoCloseable {
             for (Part part : parts(device, model)) {
                 modules.add(compiler.load(device, part.source, part.options));
             }
-            chainModule = isHopper(device) ? modules.get(modules.size() - 1) : null;
+            int last = modules.size() - 1;
+            boolean wide = hasWideChain(device, model);
+            chainModule = isHopper(device) ? modules.get(wide ? last - 1 : last) : null;
+            wideChainModule = wide ? modules.get(last) : null;
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -220,7 +226,8 @@ public final class DecoderKernels implements AutoCloseable {
 
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
-     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls.
+     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls,
+     * and, if weights are in e4m3, the wide one.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -247,7 +254,14 @@ public final class DecoderKernels implements AutoCloseable {
             String bits = "-DWEIGHT_BITS=" + model.weightBits;
             parts.add(new Part(MatmulChain.SOURCE, type, bits, MatmulChain.REGISTERS));
         }
+        if (hasWideChain(device, model)) {
+            parts.add(new Part(WideChain.SOURCE, type));
+        }
         return parts;
+    }
+
+    private static boolean hasWideChain(CudaDevice device, Model model) {
+        return isHopper(device) && model.weightBits == 8;
     }
 
     private static boolean isHopper(CudaDevice device) {
@@ -265,6 +279,24 @@ public final class DecoderKernels implements AutoCloseable {
         return chainModule == null
                 ? null
                 : new MatmulChain(device, chainModule, model.weightBits, hidden, depths);
+    }
+
+    /**
+     * Returns a chain of matmuls of many rows in e4m3 for one rank, valid as long as these kernels
+     * and its memory; null if weights are not in e4m3, the GPU is not of Hopper, or a size is not
+     * supported.
+     *
+     * @param manager owns the memory of the chain
+     * @param stream initialises the memory
+     * @param hidden the width of the residual
+     * @param depths the depths of all matmuls
+     * @param stored the widths of the products that are stored
+     */
+    public WideChain wideChain(
+            NDManager manager, CudaStream stream, int hidden, int[] depths, int... stored) {
+        boolean exists =
+                wideChainModule != null && WideChain.isSupported(device, hidden, depths, stored);
+        return exists ? new WideChain(device, wideChainModule, manager, stream, depths) : null;
     }
 
     private static KernelSource source(String name) {

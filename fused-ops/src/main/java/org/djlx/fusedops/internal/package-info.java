@@ -20,6 +20,8 @@
  *   <li>{@link org.djlx.fusedops.internal.DecoderKernels} - kernels of decoding: matmuls of few
  *       rows, attention, sampling
  *   <li>{@link org.djlx.fusedops.internal.MatmulChain} - several matmuls of few rows as one kernel
+ *   <li>{@link org.djlx.fusedops.internal.WideChain} - several matmuls of up to 64 rows in e4m3 as
+ *       one kernel, with norms and activations between them
  *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and copies beside
  *       them (PIPELINED)
  *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul

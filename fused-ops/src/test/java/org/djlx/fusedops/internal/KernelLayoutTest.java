@@ -70,7 +70,8 @@ class KernelLayoutTest {
                         MatmulChain.class,
                         RankOrderReducer.class,
                         RmsNormKernels.class,
-                        VdevKernels.class)) {
+                        VdevKernels.class,
+                        WideChain.class)) {
             Class.forName(launcher.getName());
         }
     }

@@ -19,10 +19,10 @@
 //   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
 // and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel.
+#include "decoder/grid.cuh"
 #include "decoder/output.cuh"
 #include "hopper.cuh"
 #include "rms_norm.cuh"
-#include "signal.cuh"
 
 struct Link {
   TensorMap weight;  // (width, depth), gated: (2 width, depth), gates then values; in words of 4 bytes; boxes of 8 rows of a segment
@@ -55,7 +55,7 @@ struct Chain {
 
 const int SETS = 2;
 const int SET_WARPS = 8;
-const int CONSUMERS = SETS * SET_WARPS;          // warps; one more warp copies weights
+static_assert(CONSUMERS == SETS * SET_WARPS, "one more warp copies weights");
 const int SEGMENT = 1024;                        // bytes of a weight row in a stage: each warp of a set multiplies two loads
 const int LOAD_BYTES = 64;                       // of a weight row, by 4 lanes at once
 const int TILE_ROWS = 16;
@@ -68,37 +68,13 @@ const int SUM_BYTES = CONSUMERS * SET_TILES * WARP * 16;
 const int X_BYTES = SEGMENT * 16 / WEIGHT_BITS;  // of a row of x in a segment
 const int X_PAD = WEIGHT_BITS == 16 ? 64 : 16;   // lanes of different rows are in different banks
 const int MAX_UNDER_WAY = 4;  // stages that are copied at a time; 1 while consumers wait, so that their loads do not queue behind weights
-const u64 DEADLINE = 10000000000;  // ns
 
-template <int ID, int WARPS>
-__device__ __forceinline__ void barrier() {
-  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(WARPS* WARP) : "memory");
-}
-__device__ __forceinline__ void consumers_barrier() { barrier<1, CONSUMERS>(); }
 __device__ __forceinline__ void set_barrier(u32 set) {
   if (set == 0) {
     barrier<2, SET_WARPS>();
   } else {
     barrier<3, SET_WARPS>();
   }
-}
-
-// The barrier of all consumers. The upper bit of `arrivals` flips when the last block arrives; `phase` has its value before.
-__device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
-  const u32 UPPER = 0x80000000;
-  consumers_barrier();
-  if (threadIdx.x == 0) {
-    u32 add = blockIdx.x == 0 ? UPPER - (gridDim.x - 1) : 1, now;
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(add) : "memory");
-    u64 begin = global_time();
-    for (u32 i = 1;; i++) {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-      if ((now ^ phase) & UPPER) break;
-      if (i % 1024 == 0 && global_time() - begin > DEADLINE) __trap();
-    }
-  }
-  phase ^= UPPER;
-  consumers_barrier();
 }
 
 __device__ __forceinline__ u32 columns_of(const Link& link) { return link.gated ? 8 : 16; }  // of a weight tile
@@ -111,18 +87,6 @@ __device__ __forceinline__ u32 first_tile(const Link& link, u32 block) {
 
 __device__ __forceinline__ u32 segments_of(const Link& link) { return (row_bytes(link.depth) + SEGMENT - 1) / SEGMENT; }
 
-// A position in the ring. Copies and consumers go through groups of tiles, a group's segments, a segment's tiles.
-struct Stage {
-  u32 index, parity;
-
-  __device__ __forceinline__ void skip(u32 count, u32 stages) {
-    index += count;
-    if (index < stages) return;
-    index -= stages;
-    parity ^= 1;
-  }
-};
-
 // Shared memory of a block. `running`: the link that consumers multiply, read by the producer.
 struct Shared {
   char* ring;
@@ -133,7 +97,7 @@ struct Shared {
   volatile int* running;
 };
 
-// The producer: copies the weights of all links. One thread calls it.
+// The producer: copies the weights of all links: groups of tiles, a group's segments, a segment's tiles. One thread calls it.
 __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& shared) {
   Stage next = {0, 0}, oldest = {0, 0};
   u32 stages = args.stages;

@@ -16,6 +16,7 @@ import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.IntConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -27,6 +28,7 @@ import org.djlx.fusedops.internal.MatmulChain;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
+import org.djlx.fusedops.internal.WideChain;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -53,10 +55,10 @@ import org.djlx.nativeops.torch.Torch;
  * layer of the last tokens of prefills, and samples the next tokens.
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
- * the other sequences of the batch, bit for bit. cuBLASLt multiplies larger steps, unless the
- * decoder is batch-invariant or the weights are INT4; its algorithms depend on the number of rows,
- * and so does attention in these steps. Kernels sum in float32 and round their results to the
- * element type.
+ * the other sequences of the batch, bit for bit. A {@link WideChain} or cuBLASLt multiplies larger
+ * steps, unless the decoder is batch-invariant or the weights are INT4. cuBLASLt's algorithms
+ * depend on the number of rows, and so does attention in these steps. Kernels sum in float32 and
+ * round their results to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -121,6 +123,7 @@ final class Decoder implements AutoCloseable {
     private final CudaEvent before;
     private final DecoderKernels kernels;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
+    private final WideLayers wideLayers; // null if a wide chain does not support the model
     private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
@@ -288,6 +291,7 @@ final class Decoder implements AutoCloseable {
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
             chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
+            wideLayers = wideLayers(attentionSize);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
@@ -312,6 +316,21 @@ final class Decoder implements AutoCloseable {
                 close();
             }
         }
+    }
+
+    private WideLayers wideLayers(int attentionSize) {
+        if (group.worldSize() > 1 || batchInvariant) {
+            return null;
+        }
+        int[] depths = {config.hiddenSize(), attentionSize, inner};
+        int[] stored = {(int) qkv.getShape().get(1), tokens};
+        WideChain wide =
+                kernels.wideChain(
+                        manager, currentStreams.get(), config.hiddenSize(), depths, stored);
+        return wide == null
+                ? null
+                : new WideLayers(
+                        wide, config, weights, residuals[0], residuals[1], qkv, attended, logits);
     }
 
     private <T extends AutoCloseable> T keep(T resource) {
@@ -447,7 +466,7 @@ final class Decoder implements AutoCloseable {
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             CudaGraph graph = graphs.get(key);
             if (graph == null) {
-                if (isWide(key.rows)) {
+                if (isWide(key.rows) && !isWideChained(key.rows)) {
                     record(key); // cuBLASLt loads its kernels. The graph computes the same again.
                 }
                 graph = CudaGraph.capture(stream, () -> record(key));
@@ -662,32 +681,27 @@ final class Decoder implements AutoCloseable {
                     tokens,
                     hidden);
         }
-        int headSize = config.headSize();
-        int width = (queryHeads + 2 * kvHeads) * headSize;
-        for (int i = firstLayer; i < config.layers(); i++) {
-            ModelWeights.Layer layer = weights.layer(i);
-            residual.multiply(
-                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
-            launchChain(rows);
-            gpu.normHeads(stream, layer, rows, qkv);
-            kernels.attend(
-                    stream,
-                    attention(i, positions, firstSplits, table),
-                    key.sharesSequences,
-                    !isWide(rows),
-                    isChained(rows),
-                    rows,
-                    kvHeads,
-                    key.splits,
-                    key.tableStride());
-            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
-            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
-            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
+        IntConsumer attend =
+                layer -> {
+                    gpu.normHeads(stream, weights.layer(layer), rows, qkv);
+                    kernels.attend(
+                            stream,
+                            attention(layer, positions, firstSplits, table),
+                            key.sharesSequences,
+                            !isWide(rows),
+                            isChained(rows),
+                            rows,
+                            kvHeads,
+                            key.splits,
+                            key.tableStride());
+                };
+        if (isWideChained(rows)) {
+            wideLayers.launch(stream, rows, firstLayer, attend);
+        } else {
+            recordLayers(residual, firstLayer, attend);
         }
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
-        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
-        launchChain(rows);
         kernels.top(
                 stream,
                 rows,
@@ -700,6 +714,24 @@ final class Decoder implements AutoCloseable {
                 allTokens,
                 group.rank(),
                 group.worldSize());
+    }
+
+    private void recordLayers(Residual residual, int firstLayer, IntConsumer attend) {
+        int headSize = config.headSize();
+        int width = (queryHeads + 2 * kvHeads) * headSize;
+        for (int i = firstLayer; i < config.layers(); i++) {
+            ModelWeights.Layer layer = weights.layer(i);
+            residual.multiply(
+                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
+            launchChain(residual.rows);
+            attend.accept(i);
+            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
+            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
+            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
+        }
+        int firstToken = tokens * group.rank();
+        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
+        launchChain(residual.rows);
     }
 
     private DecoderKernels.Attention attention(
@@ -736,6 +768,10 @@ final class Decoder implements AutoCloseable {
 
     private boolean isChained(int rows) {
         return chain != null && !isWide(rows) && chain.isFor(rows);
+    }
+
+    private boolean isWideChained(int rows) {
+        return wideLayers != null && isWide(rows) && wideLayers.isFor(rows);
     }
 
     /** Launches the chain's matmuls. No-op if these rows are not chained. */

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.SplittableRandom;
+import java.util.stream.IntStream;
+import org.djlx.collectives.GpuTests;
+import org.djlx.fusedops.QuantizedReference;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Wide chains, compared with loops in float64 that round to e4m3 where the kernel does. */
+@Tag("gpu")
+@Timeout(120)
+class WideChainGpuTest {
+
+    private static final int K = 128; // columns of x with one scale
+    private static final float EPSILON = 1e-5f;
+
+    private CudaDevice device;
+    private CurrentStreams streams;
+    private NDManager manager;
+
+    @BeforeEach
+    void open() {
+        GpuTests.require(1, NativeLibrary.NVRTC);
+        device = CudaDevice.open(Device.gpu(0));
+        streams = new CurrentStreams(device);
+        manager = NDManager.newBaseManager(Device.gpu(0));
+    }
+
+    @AfterEach
+    void close() {
+        if (manager != null) {
+            manager.close();
+            streams.close();
+            device.close();
+        }
+    }
+
+    /** A weight with a bias, quantized on the GPU, and both in float64 as the kernel reads them. */
+    private final class Weight {
+
+        final WideChain.Weight onGpu;
+        final double[] values;
+        final double[] bias;
+        final int width;
+        final int depth;
+
+        Weight(
+                QuantizeKernels quantize,
+                SplittableRandom random,
+                ScalarType type,
+                int width,
+                int depth,
+                boolean hasBias) {
+            this.width = width;
+            this.depth = depth;
+            NDArray weight = random(random, width, depth, 1 / Math.sqrt(depth), type);
+            NDArray added = random(random, 1, width, 0.5, type);
+            long elements =
+                    Torch.dataPointer(
+                            Torch.empty(manager, new Shape(width, depth), ScalarType.UINT8));
+            long scales =
+                    Torch.dataPointer(Torch.empty(manager, new Shape(width), ScalarType.FLOAT32));
+            quantize.quantize(
+                    Torch.dataPointer(weight),
+                    new QuantizeKernels.Matrix(8, elements, scales, width, depth));
+            long biasAddress = hasBias ? Torch.dataPointer(added) : 0;
+            onGpu = new WideChain.Weight(elements, scales, biasAddress, width, depth);
+            values = QuantizedReference.fp8(doubles(weight), depth);
+            bias = hasBias ? doubles(added) : new double[width];
+        }
+
+        /** Returns {@code x weightᵀ · factors + bias}, with a factor for each row. */
+        double[] multiply(double[] x, double[] factors) {
+            double[] product = new double[factors.length * width];
+            for (int row = 0; row < factors.length; row++) {
+                for (int n = 0; n < width; n++) {
+                    double sum = 0;
+                    for (int k = 0; k < depth; k++) {
+                        sum += x[row * depth + k] * values[n * depth + k];
+                    }
+                    product[row * width + n] = sum * factors[row] + bias[n];
+                }
+            }
+            return product;
+        }
+    }
+
+    /**
+     * The matmuls between two attentions. Sizes that fill no tile, k-block, slot or split; more
+     * tiles of activations and of stored columns than thread blocks; biases.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "BFLOAT16, 64, 528, 1040, 1168, 712, true",
+        "BFLOAT16, 9, 144, 272, 17040, 33840, false",
+        "FLOAT16, 33, 4096, 1024, 2048, 40, false",
+        "BFLOAT16, 17, 2048, 2048, 512, 3072, false"
+    })
+    void aLayerIsThatOfLoops(
+            ScalarType type,
+            int rows,
+            int attention,
+            int hidden,
+            int inner,
+            int stored,
+            boolean biases) {
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        DecoderKernels.Model model = new DecoderKernels.Model(type, 8, 8, 128, 4, 16, 16);
+        try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+            int[] depths = {attention, hidden, inner};
+            WideChain chain = kernels.wideChain(manager, streams.get(), hidden, depths, stored);
+            assumeTrue(chain != null, "a chain needs a Hopper GPU");
+            SplittableRandom random = new SplittableRandom(hidden);
+            Weight out = new Weight(quantize, random, type, hidden, attention, biases);
+            Weight gateUp = new Weight(quantize, random, type, 2 * inner, hidden, biases);
+            Weight down = new Weight(quantize, random, type, hidden, inner, biases);
+            Weight last = new Weight(quantize, random, type, stored, hidden, biases);
+            NDArray attended = random(random, rows, attention, 1, type);
+            NDArray residual = random(random, rows, hidden, 1, type);
+            NDArray norm = random(random, 1, hidden, 1, type);
+            NDArray secondNorm = random(random, 1, hidden, 1, type);
+            int stride = stored + 8;
+            NDArray[] results = {
+                random(random, rows, hidden, 1, type),
+                random(random, rows, hidden, 1, type),
+                random(random, rows, stride, 1, type)
+            };
+            double[] untouched = doubles(results[2]);
+            List<WideChain.Link> links =
+                    List.of(
+                            WideChain.Link.add(
+                                    out.onGpu,
+                                    Torch.dataPointer(residual),
+                                    Torch.dataPointer(results[0]),
+                                    Torch.dataPointer(norm)),
+                            WideChain.Link.activate(gateUp.onGpu),
+                            WideChain.Link.add(
+                                    down.onGpu,
+                                    Torch.dataPointer(results[0]),
+                                    Torch.dataPointer(results[1]),
+                                    Torch.dataPointer(secondNorm)),
+                            WideChain.Link.store(
+                                    last.onGpu, Torch.dataPointer(results[2]), stride));
+            WideChain.Input input = new WideChain.Input(Torch.dataPointer(attended), 0);
+            List<double[]> first = new ArrayList<>();
+            for (int few : new int[] {rows, rows, (rows + 1) / 2, rows}) {
+                chain.launch(streams.get(), few, input, EPSILON, links);
+                for (int i = 0; i < results.length; i++) {
+                    double[] result = doubles(results[i]);
+                    if (first.size() < results.length) {
+                        first.add(result);
+                    }
+                    int size = few * (result.length / rows);
+                    assertArrayEquals(
+                            Arrays.copyOf(first.get(i), size), Arrays.copyOf(result, size));
+                }
+            }
+            double[] ones = IntStream.range(0, rows).mapToDouble(i -> 1).toArray();
+            double[] x = rounded(doubles(attended), attention);
+            double[] sum = add(doubles(residual), out.multiply(x, ones), type);
+            requireNear(sum, first.get(0), hidden, 0.005);
+            x = rounded(scaled(sum, doubles(norm)), hidden);
+            x = activated(gateUp.multiply(x, factors(sum, rows)), inner);
+            sum = add(sum, down.multiply(rounded(x, inner), ones), type);
+            requireNear(sum, first.get(1), hidden, 0.01);
+            x = rounded(scaled(sum, doubles(secondNorm)), hidden);
+            double[] product = last.multiply(x, factors(sum, rows));
+            double[] actual = new double[rows * stored];
+            for (int row = 0; row < rows; row++) {
+                System.arraycopy(first.get(2), row * stride, actual, row * stored, stored);
+                assertArrayEquals(
+                        Arrays.copyOfRange(untouched, row * stride + stored, (row + 1) * stride),
+                        Arrays.copyOfRange(
+                                first.get(2), row * stride + stored, (row + 1) * stride));
+            }
+            requireNear(product, actual, stored, 0.02);
+        }
+    }
+
+    @Test
+    void chainsThatMakeNoSenseAreRejected() {
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        DecoderKernels.Model model =
+                new DecoderKernels.Model(ScalarType.BFLOAT16, 8, 8, 128, 4, 16, 16);
+        try (DecoderKernels kernels = new DecoderKernels(device, compiler, model)) {
+            int[] depths = {256};
+            WideChain chain = kernels.wideChain(manager, streams.get(), 256, depths, 256);
+            assumeTrue(chain != null, "a chain needs a Hopper GPU");
+            WideChain.Weight weight = new WideChain.Weight(256, 256, 0, 256, 256);
+            WideChain.Link store = WideChain.Link.store(weight, 256, 256);
+            WideChain.Link add = WideChain.Link.add(weight, 256, 512, 256);
+            requireRejected(chain, 65, 0, List.of(store), "65 rows");
+            requireRejected(chain, 9, 0, List.of(), "0 matmuls");
+            requireRejected(chain, 9, 0, List.of(add), "ADD");
+            requireRejected(chain, 9, 0, List.of(store, store), "STORE");
+            requireRejected(chain, 9, 256, List.of(add, store), "ADD of normed rows");
+            requireRejected(chain, 9, 0, List.of(add, add, store), "ADD of normed rows");
+        }
+    }
+
+    private void requireRejected(
+            WideChain chain, int rows, long norm, List<WideChain.Link> links, String named) {
+        WideChain.Input input = new WideChain.Input(256, norm);
+        IllegalArgumentException error =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> chain.launch(streams.get(), rows, input, EPSILON, links));
+        assertTrue(error.getMessage().contains(named), error.getMessage());
+    }
+
+    /** Rounds rows to e4m3, with a scale for each {@value #K} columns. */
+    private static double[] rounded(double[] rows, int depth) {
+        double[] rounded = new double[rows.length];
+        for (int row = 0; row < rows.length; row += depth) {
+            for (int begin = row; begin < row + depth; begin += K) {
+                int size = Math.min(K, row + depth - begin);
+                double[] chunk = Arrays.copyOfRange(rows, begin, begin + size);
+                System.arraycopy(QuantizedReference.fp8(chunk, size), 0, rounded, begin, size);
+            }
+        }
+        return rounded;
+    }
+
+    /** Returns 1 over the root mean square of each row. */
+    private static double[] factors(double[] values, int rows) {
+        int size = values.length / rows;
+        double[] factors = new double[rows];
+        for (int row = 0; row < rows; row++) {
+            double squares = 0;
+            for (int i = 0; i < size; i++) {
+                squares += values[row * size + i] * values[row * size + i];
+            }
+            factors[row] = 1 / Math.sqrt(squares / size + EPSILON);
+        }
+        return factors;
+    }
+
+    private static double[] scaled(double[] rows, double[] weight) {
+        double[] scaled = new double[rows.length];
+        for (int i = 0; i < rows.length; i++) {
+            scaled[i] = rows[i] * weight[i % weight.length];
+        }
+        return scaled;
+    }
+
+    private static double[] activated(double[] gatesAndValues, int width) {
+        double[] activated = new double[gatesAndValues.length / 2];
+        for (int i = 0; i < activated.length; i++) {
+            int gate = i / width * 2 * width + i % width;
+            double x = gatesAndValues[gate];
+            activated[i] = x / (1 + Math.exp(-x)) * gatesAndValues[gate + width];
+        }
+        return activated;
+    }
+
+    /** Returns the sum, rounded to the type. */
+    private double[] add(double[] residual, double[] product, ScalarType type) {
+        float[] sums = new float[residual.length];
+        for (int i = 0; i < sums.length; i++) {
+            sums[i] = (float) (residual[i] + product[i]);
+        }
+        try (NDArray wide = manager.create(sums);
+                NDArray rounded = Torch.cast(wide, type)) {
+            return doubles(rounded);
+        }
+    }
+
+    /** Requires a small root mean square of errors, and no row or column much worse. */
+    private static void requireNear(double[] expected, double[] actual, int width, double bound) {
+        int rows = expected.length / width;
+        double[] ofRows = new double[rows];
+        double[] ofColumns = new double[width];
+        double size = 0;
+        double error = 0;
+        for (int i = 0; i < expected.length; i++) {
+            double square = Math.pow(expected[i] - actual[i], 2);
+            ofRows[i / width] += square / width;
+            ofColumns[i % width] += square / rows;
+            error += square / expected.length;
+            size += expected[i] * expected[i] / expected.length;
+        }
+        String message = "relative error " + Math.sqrt(error / size);
+        assertTrue(Math.sqrt(error / size) <= bound, message);
+        double worst = Arrays.stream(ofRows).max().orElseThrow();
+        assertTrue(Math.sqrt(worst / size) <= 4 * bound, message + ", of a row " + worst);
+        worst = Arrays.stream(ofColumns).max().orElseThrow();
+        assertTrue(Math.sqrt(worst / size) <= 8 * bound, message + ", of a column " + worst);
+    }
+
+    private NDArray random(
+            SplittableRandom random, int rows, int columns, double size, ScalarType type) {
+        float[] values = new float[rows * columns];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (float) (random.nextGaussian() * size);
+        }
+        try (NDArray floats = manager.create(values, new Shape(rows, columns))) {
+            return Torch.cast(floats, type);
+        }
+    }
+
+    private static double[] doubles(NDArray array) {
+        try (NDArray floats = Torch.cast(array, ScalarType.FLOAT32)) {
+            float[] values = floats.toFloatArray();
+            return IntStream.range(0, values.length).mapToDouble(i -> values[i]).toArray();
+        }
+    }
+}
