@@ -112,7 +112,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int maxSharedBytes; // of a thread block
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
-    private final CudaModule wideChainModule; // null if weights are not in e4m3, too
+    private final CudaModule wideChainModule; // null without weights in e4m3 on a Hopper GPU
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -176,13 +176,12 @@ public final class DecoderKernels implements AutoCloseable {
         prepare(device, compiler, model); // compiles all parts at the same time
         boolean done = false;
         try {
-            for (Part part : parts(device, model)) {
+            List<Part> parts = parts(device, model);
+            for (Part part : parts) {
                 modules.add(compiler.load(device, part.source, part.options));
             }
-            int last = modules.size() - 1;
-            boolean wide = hasWideChain(device, model);
-            chainModule = isHopper(device) ? modules.get(wide ? last - 1 : last) : null;
-            wideChainModule = wide ? modules.get(last) : null;
+            chainModule = module(parts, MatmulChain.SOURCE);
+            wideChainModule = module(parts, WideChain.SOURCE);
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -224,10 +223,20 @@ public final class DecoderKernels implements AutoCloseable {
                         .toArray(CompletableFuture[]::new));
     }
 
+    /** Returns the module of a source; null if no part has this source. */
+    private CudaModule module(List<Part> parts, KernelSource source) {
+        for (int i = 0; i < parts.size(); i++) {
+            if (parts.get(i).source == source) {
+                return modules.get(i);
+            }
+        }
+        return null;
+    }
+
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
-     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls,
-     * and, if weights are in e4m3, the wide one.
+     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls;
+     * there, if weights are in e4m3, the wide chain.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -282,21 +291,21 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns a chain of matmuls of many rows in e4m3 for one rank, valid as long as these kernels
-     * and its memory; null if weights are not in e4m3, the GPU is not of Hopper, or a size is not
-     * supported.
+     * Returns a chain of matmuls of many rows in e4m3 for one rank; null if weights are not in
+     * e4m3, the GPU is not of Hopper, or a size is not supported. Use it only until these kernels
+     * or the manager are closed.
      *
      * @param manager owns the memory of the chain
-     * @param stream initialises the memory
+     * @param stream the stream that initialises the memory
      * @param hidden the width of the residual
      * @param depths the depths of all matmuls
      * @param stored the widths of the products that are stored
      */
     public WideChain wideChain(
             NDManager manager, CudaStream stream, int hidden, int[] depths, int... stored) {
-        boolean exists =
+        boolean supported =
                 wideChainModule != null && WideChain.isSupported(device, hidden, depths, stored);
-        return exists ? new WideChain(device, wideChainModule, manager, stream, depths) : null;
+        return supported ? new WideChain(device, wideChainModule, manager, stream, depths) : null;
     }
 
     private static KernelSource source(String name) {

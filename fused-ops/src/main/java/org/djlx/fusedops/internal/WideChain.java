@@ -22,10 +22,11 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Multiplies up to {@value #MAX_ROWS} rows by several weights in e4m3, one after the other, in one
- * persistent kernel, {@code wide_chain.cu}. The kernel rounds the rows to e4m3, with a scale for
- * each {@value #K} columns of a row. It adds products to the residual, norms, and activates between
- * the matmuls, and reads the next weight meanwhile. For Hopper GPUs and one rank. Launches use
- * memory of this object, so they are for one stream. Not thread-safe.
+ * persistent kernel, {@code wide_chain.cu}. Between two matmuls, the kernel adds the product to the
+ * residual and applies an RMSNorm, or applies the activation, while it reads the next weight. It
+ * rounds the left operand of each matmul to e4m3, with a scale for each {@value #K} columns of a
+ * row. For Hopper GPUs and one rank. Launches use memory of this object, so all must be on one
+ * stream. Not thread-safe.
  */
 public final class WideChain {
 
@@ -33,9 +34,9 @@ public final class WideChain {
             KernelSource.ofResource(NativeLibrary.class, "decoder/wide_chain.cu");
 
     private static final int MAX_ROWS = 64;
-    private static final int K = 128;
+    private static final int K = 128; // columns of a k-block
     private static final int MAX_COLUMNS = 256; // of a tile
-    private static final int COLUMN_STEP = 8;
+    private static final int COLUMN_STEP = 8; // tiles have a multiple of these columns
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout CHAIN = CONSTANTS.struct("Chain");
     private static final KernelConstants.Layout LINK = CONSTANTS.struct("Link");
@@ -43,25 +44,26 @@ public final class WideChain {
     private static final int MAX_SPLITS = CONSTANTS.value("MAX_SPLITS");
     private static final int X_TILE_BYTES = CONSTANTS.value("X_TILE_BYTES");
     private static final int SHARED_BYTES = CONSTANTS.value("SHARED_BYTES");
-    private static final int THREADS =
-            CONSTANTS.value("THREADS") + 3 * CONSTANTS.value("WARP"); // with those that copy
+    private static final int THREADS = CONSTANTS.value("THREADS");
 
     static {
         if (CONSTANTS.value("ROWS") != MAX_ROWS || CONSTANTS.value("K") != K) {
-            throw new IllegalStateException("constants differ from those of wide_chain.cu");
+            throw new IllegalStateException(
+                    "ROWS is %d and K is %d in wide_chain.cu, but WideChain expects %d and %d"
+                            .formatted(CONSTANTS.value("ROWS"), CONSTANTS.value("K"), MAX_ROWS, K));
         }
     }
 
     private final CudaKernel kernel;
     private final int blocks;
     private final NDArray memory;
-    private final long xBytes; // of a buffer of x
+    private final long xBytes; // of one of the two x buffers; x is a left operand in e4m3
     private final long squaresBytes;
     private final long partBytes;
     private final KernelStruct struct = new KernelStruct(CHAIN.byteSize());
     private final KernelArguments arguments = new KernelArguments();
 
-    /** What becomes of a product. */
+    /** The use of a product. The names are those of constants in {@code wide_chain.cu}. */
     private enum Kind {
         STORE,
         ADD,
@@ -73,16 +75,20 @@ public final class WideChain {
     }
 
     /**
-     * A weight in e4m3, by address, of shape (width, depth).
+     * A quantized weight. Arrays are given by address.
      *
-     * @param scales the scales of its rows, in float32
-     * @param bias the bias, of shape (width), in the type of the chain; 0 for none
+     * @param elements the elements in e4m3, of shape (width, depth)
+     * @param scales the scales of the rows in float32, of shape (width)
+     * @param bias the bias in the chain's element type, of shape (width); 0 for none
      * @param width a multiple of 8
      * @param depth a multiple of 16
      */
     public record Weight(long elements, long scales, long bias, int width, int depth) {}
 
-    /** A matmul, and what becomes of its product. Arrays are given by address. */
+    /**
+     * A matmul, {@code x weightᵀ + bias}, and the use of its product. Arrays are given by address,
+     * in the chain's element type.
+     */
     public static final class Link {
 
         private final Kind kind;
@@ -110,17 +116,21 @@ public final class WideChain {
             this.normWeight = normWeight;
         }
 
-        /** Stores the product. Rows of the output are {@code stride} elements apart. */
+        /**
+         * Stores the product. Only for the last matmul of a chain.
+         *
+         * @param output receives the product: rows of {@code width}, {@code stride} elements apart
+         */
         public static Link store(Weight weight, long output, int stride) {
             return new Link(Kind.STORE, weight, output, stride, 0, 0, 0);
         }
 
         /**
          * Stores the sum of the residual and the product. The next matmul multiplies the RMSNorm of
-         * the sum.
+         * the sum. Must not follow a link of this kind, or an input with a norm.
          *
          * @param residual the residual, of shape (rows, width)
-         * @param newResidual receives the sum; not the residual
+         * @param newResidual receives the sum; must not be the residual
          * @param normWeight the weight of the norm, of shape (width)
          */
         public static Link add(Weight weight, long residual, long newResidual, long normWeight) {
@@ -128,8 +138,10 @@ public final class WideChain {
         }
 
         /**
-         * The next matmul multiplies {@code silu(gates) * values}, of half the width. The weight
-         * has the rows of the gates, then those of the values.
+         * Splits the product into gates and values. The next matmul multiplies {@code silu(gates) *
+         * values}, of half the width.
+         *
+         * @param weight the rows of the gates, then the rows of the values
          */
         public static Link activate(Weight weight) {
             return new Link(Kind.ACTIVATE, weight, 0, 0, 0, 0, 0);
@@ -137,21 +149,27 @@ public final class WideChain {
     }
 
     /**
-     * The input of the first matmul.
+     * The left operand of the first matmul. Arrays are given by address.
      *
      * @param rows the rows, of shape (rows, depth)
-     * @param normWeight the weight of an RMSNorm of these rows, of shape (depth); 0 for no norm
+     * @param normWeight the weight of an RMSNorm that is applied to the rows first, of shape
+     *     (depth); 0 for no norm
      */
     public record Input(long rows, long normWeight) {}
 
-    /** Divides a weight into tiles of columns of the product, and k into parts. */
+    /**
+     * The division of a matmul between thread blocks.
+     *
+     * @param columns the columns of the product in a tile: rows of the weight
+     * @param splits the ranges into which k is divided, each for a thread block
+     */
     private record Tiling(int columns, int splits) {}
 
     /**
-     * Allocates memory.
+     * Allocates the memory of launches.
      *
      * @param manager owns the memory
-     * @param stream initialises the memory
+     * @param stream the stream that initialises the memory
      * @param depths the depths of all matmuls
      */
     WideChain(
@@ -174,15 +192,16 @@ public final class WideChain {
         memory = Torch.empty(manager, new Shape(bytes), ScalarType.UINT8);
         long parts = Torch.dataPointer(memory) + 2 * xBytes + squaresBytes;
         stream.memsetAsync(parts, (byte) -1, partBytes); // ABSENT
-        stream.memsetAsync(parts + partBytes, (byte) 0, Integer.BYTES);
+        stream.memsetAsync(parts + partBytes, (byte) 0, Integer.BYTES); // arrivals
     }
 
     /**
-     * Returns whether chains can compute a model.
+     * Returns whether the kernel supports the sizes of a model.
      *
-     * @param hidden the width of what is added to the residual
-     * @param depths the depths of all matmuls, half the widths of those that activate among them
-     * @param stored the widths of what is stored
+     * @param hidden the width of the residual
+     * @param depths the depths of all matmuls. The depth after {@link Link#activate} is half of
+     *     that link's width.
+     * @param stored the widths of the products that are stored
      */
     static boolean isSupported(CudaDevice device, int hidden, int[] depths, int[] stored) {
         boolean fits = ceilDiv(hidden, K) <= device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
@@ -201,13 +220,14 @@ public final class WideChain {
     }
 
     /**
-     * Launches matmuls. Each but the first multiplies what the link before makes.
+     * Launches a chain of matmuls. The first one multiplies the input, each other one the result of
+     * the link before it.
      *
      * @param rows the number of rows, allowed by {@link #isFor}
      * @param epsilon the number that norms add to the mean of squares
-     * @param links the matmuls; only the last one stores its product
-     * @throws IllegalArgumentException if there are no matmuls or too many, for too many rows, or
-     *     if the product of a link is not what the next one multiplies
+     * @param links the matmuls. The last one is a {@link Link#store}, the others are not.
+     * @throws IllegalArgumentException if there are no matmuls, too many matmuls or too many rows,
+     *     or if a matmul has a kind that is not allowed in its place
      */
     public void launch(CudaStream stream, int rows, Input input, float epsilon, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
@@ -216,14 +236,14 @@ public final class WideChain {
                                     + " to %d rows are")
                             .formatted(links.size(), rows, MAX_LINKS, MAX_ROWS));
         }
-        boolean normed = input.normWeight != 0;
+        boolean normed = input.normWeight != 0; // whether the link multiplies an RMSNorm
         for (int i = 0; i < links.size(); i++) {
             Link link = links.get(i);
             boolean last = i == links.size() - 1;
             if (last != (link.kind == Kind.STORE) || normed && link.kind == Kind.ADD) {
                 throw new IllegalArgumentException(
-                        ("matmul %d of %d cannot be of the kind %s%s: the last one stores its"
-                                        + " product, and no product of normed rows is added")
+                        ("matmul %d of %d is %s%s: the last matmul must be STORE, the others"
+                                        + " must not, and ADD cannot multiply normed rows")
                                 .formatted(
                                         i + 1,
                                         links.size(),
@@ -255,15 +275,9 @@ public final class WideChain {
         Tiling tiling = tiling(link.kind, weight.width, weight.depth);
         long[] sizes = {weight.depth, weight.width};
         long[] strides = {weight.depth};
-        int box = gated ? K : tiling.columns;
-        new TensorMap(
-                        struct,
-                        at + LINK.offset("weight"),
-                        ScalarType.FLOAT8_E4M3FN,
-                        sizes,
-                        strides,
-                        K,
-                        box)
+        int boxRows = gated ? K : tiling.columns;
+        int offset = at + LINK.offset("weight");
+        new TensorMap(struct, offset, ScalarType.FLOAT8_E4M3FN, sizes, strides, K, boxRows)
                 .place(weight.elements);
         put(at, "scales", weight.scales);
         put(at, "bias", weight.bias);
@@ -285,34 +299,36 @@ public final class WideChain {
     }
 
     /**
-     * Returns the tiling with which a thread block reads least of the weight. Tiles of up to K
-     * columns can be split, if all parts of tiles have a thread block each.
+     * Returns the tiling of a matmul. Tiles of a stored product have the size with which the
+     * busiest thread block reads least of the weight: either wide tiles, of more than K columns, of
+     * which a block can have several; or narrow ones, whose splits each need their own block.
      */
     private Tiling tiling(Kind kind, int width, int depth) {
         if (kind == Kind.ACTIVATE) {
             return new Tiling(2 * K, 1);
         }
         int kBlocks = ceilDiv(depth, K);
-        int mostSplits = Math.min(MAX_SPLITS, kBlocks);
+        int maxSplits = Math.min(MAX_SPLITS, kBlocks);
         if (kind == Kind.ADD) {
-            return new Tiling(K, Math.min(mostSplits, blocks / ceilDiv(width, K)));
+            return new Tiling(K, Math.min(maxSplits, blocks / ceilDiv(width, K)));
         }
-        int passes = ceilDiv(width, blocks * MAX_COLUMNS);
-        int columns = Math.max(K + COLUMN_STEP, columns(width, blocks * passes));
-        Tiling best = new Tiling(columns, 1);
-        long least = (long) passes * columns * kBlocks;
-        for (int splits = 1; splits <= mostSplits; splits++) {
-            columns = columns(width, blocks / splits);
+        int tilesPerBlock = ceilDiv(width, blocks * MAX_COLUMNS);
+        int wideColumns = Math.max(K + COLUMN_STEP, tileColumns(width, blocks * tilesPerBlock));
+        Tiling best = new Tiling(wideColumns, 1);
+        long leastRead = (long) tilesPerBlock * wideColumns * kBlocks;
+        for (int splits = 1; splits <= maxSplits; splits++) {
+            int columns = tileColumns(width, blocks / splits);
             long read = (long) columns * ceilDiv(kBlocks, splits);
-            if (columns <= K && read <= least) {
+            if (columns <= K && read <= leastRead) {
                 best = new Tiling(columns, splits);
-                least = read;
+                leastRead = read;
             }
         }
         return best;
     }
 
-    private static int columns(int width, int tiles) {
+    /** Returns the columns of a tile that divides a product into at most this number of tiles. */
+    private static int tileColumns(int width, int tiles) {
         return ceilDiv(ceilDiv(width, tiles), COLUMN_STEP) * COLUMN_STEP;
     }
 

@@ -32,7 +32,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** Wide chains, compared with loops in float64 that round to e4m3 where the kernel does. */
+/** Compares wide chains with loops in float64 that round to e4m3 where the kernel does. */
 @Tag("gpu")
 @Timeout(120)
 class WideChainGpuTest {
@@ -61,7 +61,9 @@ class WideChainGpuTest {
         }
     }
 
-    /** A weight with a bias, quantized on the GPU, and both in float64 as the kernel reads them. */
+    /**
+     * A weight quantized on the GPU and its bias; also both in float64 as the kernel reads them.
+     */
     private final class Weight {
 
         final WideChain.Weight onGpu;
@@ -80,7 +82,7 @@ class WideChainGpuTest {
             this.width = width;
             this.depth = depth;
             NDArray weight = random(random, width, depth, 1 / Math.sqrt(depth), type);
-            NDArray added = random(random, 1, width, 0.5, type);
+            NDArray biasArray = random(random, 1, width, 0.5, type);
             long elements =
                     Torch.dataPointer(
                             Torch.empty(manager, new Shape(width, depth), ScalarType.UINT8));
@@ -89,13 +91,13 @@ class WideChainGpuTest {
             quantize.quantize(
                     Torch.dataPointer(weight),
                     new QuantizeKernels.Matrix(8, elements, scales, width, depth));
-            long biasAddress = hasBias ? Torch.dataPointer(added) : 0;
+            long biasAddress = hasBias ? Torch.dataPointer(biasArray) : 0;
             onGpu = new WideChain.Weight(elements, scales, biasAddress, width, depth);
             values = QuantizedReference.fp8(doubles(weight), depth);
-            bias = hasBias ? doubles(added) : new double[width];
+            bias = hasBias ? doubles(biasArray) : new double[width];
         }
 
-        /** Returns {@code x weightᵀ · factors + bias}, with a factor for each row. */
+        /** Returns {@code factors * (x weightᵀ) + bias}, with a factor for each row of x. */
         double[] multiply(double[] x, double[] factors) {
             double[] product = new double[factors.length * width];
             for (int row = 0; row < factors.length; row++) {
@@ -112,8 +114,9 @@ class WideChainGpuTest {
     }
 
     /**
-     * The matmuls between two attentions. Sizes that fill no tile, k-block, slot or split; more
-     * tiles of activations and of stored columns than thread blocks; biases.
+     * Multiplies as between two attentions. The first case has sizes that are not multiples of
+     * tiles, k-blocks, slots or splits, and biases. The second one has more tiles than thread
+     * blocks, of the activation and of the stored product.
      */
     @ParameterizedTest
     @CsvSource({
@@ -122,14 +125,14 @@ class WideChainGpuTest {
         "FLOAT16, 33, 4096, 1024, 2048, 40, false",
         "BFLOAT16, 17, 2048, 2048, 512, 3072, false"
     })
-    void aLayerIsThatOfLoops(
+    void layerMatchesLoops(
             ScalarType type,
             int rows,
             int attention,
             int hidden,
             int inner,
             int stored,
-            boolean biases) {
+            boolean hasBiases) {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         DecoderKernels.Model model = new DecoderKernels.Model(type, 8, 8, 128, 4, 16, 16);
         try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
@@ -138,74 +141,69 @@ class WideChainGpuTest {
             WideChain chain = kernels.wideChain(manager, streams.get(), hidden, depths, stored);
             assumeTrue(chain != null, "a chain needs a Hopper GPU");
             SplittableRandom random = new SplittableRandom(hidden);
-            Weight out = new Weight(quantize, random, type, hidden, attention, biases);
-            Weight gateUp = new Weight(quantize, random, type, 2 * inner, hidden, biases);
-            Weight down = new Weight(quantize, random, type, hidden, inner, biases);
-            Weight last = new Weight(quantize, random, type, stored, hidden, biases);
+            Weight attentionOut = new Weight(quantize, random, type, hidden, attention, hasBiases);
+            Weight gateUp = new Weight(quantize, random, type, 2 * inner, hidden, hasBiases);
+            Weight down = new Weight(quantize, random, type, hidden, inner, hasBiases);
+            Weight last = new Weight(quantize, random, type, stored, hidden, hasBiases);
             NDArray attended = random(random, rows, attention, 1, type);
             NDArray residual = random(random, rows, hidden, 1, type);
-            NDArray norm = random(random, 1, hidden, 1, type);
-            NDArray secondNorm = random(random, 1, hidden, 1, type);
+            NDArray mlpNorm = random(random, 1, hidden, 1, type);
+            NDArray lastNorm = random(random, 1, hidden, 1, type);
             int stride = stored + 8;
-            NDArray[] results = {
-                random(random, rows, hidden, 1, type),
-                random(random, rows, hidden, 1, type),
-                random(random, rows, stride, 1, type)
-            };
-            double[] untouched = doubles(results[2]);
+            NDArray afterAttention = random(random, rows, hidden, 1, type);
+            NDArray afterMlp = random(random, rows, hidden, 1, type);
+            NDArray output = random(random, rows, stride, 1, type);
+            double[] outputBefore = doubles(output);
+            WideChain.Input input = new WideChain.Input(Torch.dataPointer(attended), 0);
             List<WideChain.Link> links =
                     List.of(
                             WideChain.Link.add(
-                                    out.onGpu,
+                                    attentionOut.onGpu,
                                     Torch.dataPointer(residual),
-                                    Torch.dataPointer(results[0]),
-                                    Torch.dataPointer(norm)),
+                                    Torch.dataPointer(afterAttention),
+                                    Torch.dataPointer(mlpNorm)),
                             WideChain.Link.activate(gateUp.onGpu),
                             WideChain.Link.add(
                                     down.onGpu,
-                                    Torch.dataPointer(results[0]),
-                                    Torch.dataPointer(results[1]),
-                                    Torch.dataPointer(secondNorm)),
-                            WideChain.Link.store(
-                                    last.onGpu, Torch.dataPointer(results[2]), stride));
-            WideChain.Input input = new WideChain.Input(Torch.dataPointer(attended), 0);
-            List<double[]> first = new ArrayList<>();
-            for (int few : new int[] {rows, rows, (rows + 1) / 2, rows}) {
-                chain.launch(streams.get(), few, input, EPSILON, links);
-                for (int i = 0; i < results.length; i++) {
-                    double[] result = doubles(results[i]);
-                    if (first.size() < results.length) {
-                        first.add(result);
+                                    Torch.dataPointer(afterAttention),
+                                    Torch.dataPointer(afterMlp),
+                                    Torch.dataPointer(lastNorm)),
+                            WideChain.Link.store(last.onGpu, Torch.dataPointer(output), stride));
+            // Each launch, also one of fewer rows, must give the bits of the first one.
+            List<NDArray> results = List.of(afterAttention, afterMlp, output);
+            List<double[]> firstResults = new ArrayList<>();
+            for (int launchRows : new int[] {rows, rows, (rows + 1) / 2, rows}) {
+                chain.launch(streams.get(), launchRows, input, EPSILON, links);
+                for (int i = 0; i < results.size(); i++) {
+                    double[] result = doubles(results.get(i));
+                    if (firstResults.size() < results.size()) {
+                        firstResults.add(result);
                     }
-                    int size = few * (result.length / rows);
+                    int size = launchRows * (result.length / rows);
                     assertArrayEquals(
-                            Arrays.copyOf(first.get(i), size), Arrays.copyOf(result, size));
+                            Arrays.copyOf(firstResults.get(i), size), Arrays.copyOf(result, size));
                 }
             }
             double[] ones = IntStream.range(0, rows).mapToDouble(i -> 1).toArray();
             double[] x = rounded(doubles(attended), attention);
-            double[] sum = add(doubles(residual), out.multiply(x, ones), type);
-            requireNear(sum, first.get(0), hidden, 0.005);
-            x = rounded(scaled(sum, doubles(norm)), hidden);
+            double[] sum = add(doubles(residual), attentionOut.multiply(x, ones), type);
+            requireNear(sum, firstResults.get(0), hidden, 0.005);
+            x = rounded(scaled(sum, doubles(mlpNorm)), hidden);
             x = activated(gateUp.multiply(x, factors(sum, rows)), inner);
             sum = add(sum, down.multiply(rounded(x, inner), ones), type);
-            requireNear(sum, first.get(1), hidden, 0.01);
-            x = rounded(scaled(sum, doubles(secondNorm)), hidden);
+            requireNear(sum, firstResults.get(1), hidden, 0.01);
+            x = rounded(scaled(sum, doubles(lastNorm)), hidden);
             double[] product = last.multiply(x, factors(sum, rows));
-            double[] actual = new double[rows * stored];
-            for (int row = 0; row < rows; row++) {
-                System.arraycopy(first.get(2), row * stride, actual, row * stored, stored);
-                assertArrayEquals(
-                        Arrays.copyOfRange(untouched, row * stride + stored, (row + 1) * stride),
-                        Arrays.copyOfRange(
-                                first.get(2), row * stride + stored, (row + 1) * stride));
-            }
-            requireNear(product, actual, stored, 0.02);
+            double[] firstOutput = firstResults.get(2);
+            requireNear(product, columns(firstOutput, stride, 0, stored), stored, 0.02);
+            assertArrayEquals(
+                    columns(outputBefore, stride, stored, stride),
+                    columns(firstOutput, stride, stored, stride));
         }
     }
 
     @Test
-    void chainsThatMakeNoSenseAreRejected() {
+    void invalidChainsAreRejected() {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         DecoderKernels.Model model =
                 new DecoderKernels.Model(ScalarType.BFLOAT16, 8, 8, 128, 4, 16, 16);
@@ -213,26 +211,39 @@ class WideChainGpuTest {
             int[] depths = {256};
             WideChain chain = kernels.wideChain(manager, streams.get(), 256, depths, 256);
             assumeTrue(chain != null, "a chain needs a Hopper GPU");
-            WideChain.Weight weight = new WideChain.Weight(256, 256, 0, 256, 256);
-            WideChain.Link store = WideChain.Link.store(weight, 256, 256);
-            WideChain.Link add = WideChain.Link.add(weight, 256, 512, 256);
+            long address = 256; // never read
+            WideChain.Weight weight = new WideChain.Weight(address, address, 0, 256, 256);
+            WideChain.Link store = WideChain.Link.store(weight, address, 256);
+            WideChain.Link add = WideChain.Link.add(weight, address, 2 * address, address);
             requireRejected(chain, 65, 0, List.of(store), "65 rows");
             requireRejected(chain, 9, 0, List.of(), "0 matmuls");
-            requireRejected(chain, 9, 0, List.of(add), "ADD");
-            requireRejected(chain, 9, 0, List.of(store, store), "STORE");
-            requireRejected(chain, 9, 256, List.of(add, store), "ADD of normed rows");
-            requireRejected(chain, 9, 0, List.of(add, add, store), "ADD of normed rows");
+            requireRejected(chain, 9, 0, List.of(add), "matmul 1 of 1 is ADD");
+            requireRejected(chain, 9, 0, List.of(store, store), "matmul 1 of 2 is STORE");
+            requireRejected(chain, 9, address, List.of(add, store), "1 of 2 is ADD of normed rows");
+            requireRejected(chain, 9, 0, List.of(add, add, store), "2 of 3 is ADD of normed rows");
         }
     }
 
     private void requireRejected(
-            WideChain chain, int rows, long norm, List<WideChain.Link> links, String named) {
-        WideChain.Input input = new WideChain.Input(256, norm);
+            WideChain chain,
+            int rows,
+            long normWeight,
+            List<WideChain.Link> links,
+            String messagePart) {
+        WideChain.Input input = new WideChain.Input(256, normWeight);
         IllegalArgumentException error =
                 assertThrows(
                         IllegalArgumentException.class,
                         () -> chain.launch(streams.get(), rows, input, EPSILON, links));
-        assertTrue(error.getMessage().contains(named), error.getMessage());
+        assertTrue(error.getMessage().contains(messagePart), error.getMessage());
+    }
+
+    /** Returns columns [begin, end) of rows that are {@code stride} elements apart. */
+    private static double[] columns(double[] rows, int stride, int begin, int end) {
+        return IntStream.range(0, rows.length)
+                .filter(i -> i % stride >= begin && i % stride < end)
+                .mapToDouble(i -> rows[i])
+                .toArray();
     }
 
     /** Rounds rows to e4m3, with a scale for each {@value #K} columns. */
@@ -262,6 +273,7 @@ class WideChainGpuTest {
         return factors;
     }
 
+    /** Multiplies each row by the weight of a norm. */
     private static double[] scaled(double[] rows, double[] weight) {
         double[] scaled = new double[rows.length];
         for (int i = 0; i < rows.length; i++) {
@@ -270,6 +282,7 @@ class WideChainGpuTest {
         return scaled;
     }
 
+    /** Returns {@code silu(gates) * values}. Each row has gates, then values. */
     private static double[] activated(double[] gatesAndValues, int width) {
         double[] activated = new double[gatesAndValues.length / 2];
         for (int i = 0; i < activated.length; i++) {
@@ -280,7 +293,7 @@ class WideChainGpuTest {
         return activated;
     }
 
-    /** Returns the sum, rounded to the type. */
+    /** Returns {@code residual + product}, rounded to the type. */
     private double[] add(double[] residual, double[] product, ScalarType type) {
         float[] sums = new float[residual.length];
         for (int i = 0; i < sums.length; i++) {
@@ -292,33 +305,43 @@ class WideChainGpuTest {
         }
     }
 
-    /** Requires a small root mean square of errors, and no row or column much worse. */
+    /**
+     * Requires that the root mean square of errors is at most {@code bound} times that of the
+     * expected values. In a single row it may be 4 times as large, in a single column 8 times.
+     */
     private static void requireNear(double[] expected, double[] actual, int width, double bound) {
         int rows = expected.length / width;
-        double[] ofRows = new double[rows];
-        double[] ofColumns = new double[width];
-        double size = 0;
+        double[] rowErrors = new double[rows];
+        double[] columnErrors = new double[width];
+        double meanSquare = 0;
         double error = 0;
         for (int i = 0; i < expected.length; i++) {
             double square = Math.pow(expected[i] - actual[i], 2);
-            ofRows[i / width] += square / width;
-            ofColumns[i % width] += square / rows;
+            rowErrors[i / width] += square / width;
+            columnErrors[i % width] += square / rows;
             error += square / expected.length;
-            size += expected[i] * expected[i] / expected.length;
+            meanSquare += expected[i] * expected[i] / expected.length;
         }
-        String message = "relative error " + Math.sqrt(error / size);
-        assertTrue(Math.sqrt(error / size) <= bound, message);
-        double worst = Arrays.stream(ofRows).max().orElseThrow();
-        assertTrue(Math.sqrt(worst / size) <= 4 * bound, message + ", of a row " + worst);
-        worst = Arrays.stream(ofColumns).max().orElseThrow();
-        assertTrue(Math.sqrt(worst / size) <= 8 * bound, message + ", of a column " + worst);
+        requireNear("all elements", error, meanSquare, bound);
+        double worstRow = Arrays.stream(rowErrors).max().orElseThrow();
+        requireNear("the worst row", worstRow, meanSquare, 4 * bound);
+        double worstColumn = Arrays.stream(columnErrors).max().orElseThrow();
+        requireNear("the worst column", worstColumn, meanSquare, 8 * bound);
+    }
+
+    private static void requireNear(
+            String where, double squaredError, double meanSquare, double bound) {
+        double relative = Math.sqrt(squaredError / meanSquare);
+        assertTrue(
+                relative <= bound,
+                () -> "relative error of " + where + ": " + relative + ", allowed: " + bound);
     }
 
     private NDArray random(
-            SplittableRandom random, int rows, int columns, double size, ScalarType type) {
+            SplittableRandom random, int rows, int columns, double deviation, ScalarType type) {
         float[] values = new float[rows * columns];
         for (int i = 0; i < values.length; i++) {
-            values[i] = (float) (random.nextGaussian() * size);
+            values[i] = (float) (random.nextGaussian() * deviation);
         }
         try (NDArray floats = manager.create(values, new Shape(rows, columns))) {
             return Torch.cast(floats, type);

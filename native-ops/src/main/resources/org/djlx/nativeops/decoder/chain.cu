@@ -6,10 +6,11 @@
 // while consumers wait at the grid barrier, so memory is read nearly without a gap from the first matmul of a chain to the last. The
 // first copies of a chain run beside the kernel before it.
 //
-// Consumer warps: two sets of 8 take the tiles in turn. The warps of a set divide k as those of matmul.cu do.
+// Consumer warps: two sets of 8 warps. A block multiplies a group of GROUP_TILES tiles at a time; the sets take the tiles of the group in
+// turn. The warps of a set divide k as those of matmul.cu do.
 //
 // Shared memory
-//   ring   `stages` stages: SEGMENT bytes of each row of a weight tile; for weights of 4 bits, then their scales
+//   ring   `stages` stages, each with SEGMENT bytes of each row of a weight tile; with 4-bit weights, followed by their scales
 //   sums   for each consumer warp: 16 bytes per lane for each tile of its set in a group
 //   x      `window` segments of each row of x; a row takes window * X_BYTES + X_PAD
 //
@@ -35,10 +36,10 @@ struct Link {
   u64 depth;
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
-  // The weight of a norm, (depth): the rows are norm(residual + x), and must fit into the window. Null: the rows are x.
+  // The weight of a norm, (depth): the matmul multiplies norm(residual + x), whose rows must fit into the window. Null: it multiplies x.
   const Bits* norm_weight;
   const Bits* residual;
-  Bits* new_residual;  // receives residual + x; must be neither of them
+  Bits* new_residual;  // receives residual + x; must not be residual or x
   u64 epsilon;         // the bits of a float
 };
 

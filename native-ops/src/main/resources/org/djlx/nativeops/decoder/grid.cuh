@@ -1,20 +1,22 @@
-// What the persistent kernels of matmuls share: a barrier of all thread blocks, and positions in a ring of shared memory.
+// Shared by the persistent matmul kernels chain.cu and wide_chain.cu: barriers, and positions in a ring of shared memory.
 //
-// A thread block has CONSUMERS warps that compute; further warps copy. Only consumers take part in barriers.
+// The first CONSUMERS warps of a thread block multiply. Further warps help, for example by copying weights; they must not call barriers.
 #pragma once
 #include "decoder/common.cuh"
 #include "signal.cuh"
 
 const int CONSUMERS = 16;
-const u64 DEADLINE = 10000000000;  // ns
+const u64 DEADLINE = 10000000000;  // ns; a wait for other thread blocks traps after it
 
+// A barrier of WARPS warps of a thread block. ID: the hardware barrier; 0 is __syncthreads.
 template <int ID, int WARPS>
 __device__ __forceinline__ void barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(WARPS* WARP) : "memory");
 }
 __device__ __forceinline__ void consumers_barrier() { barrier<1, CONSUMERS>(); }
 
-// The barrier of all consumers. The upper bit of `arrivals` flips when the last block arrives; `phase` has its value before.
+// The barrier of the consumers of all thread blocks, with acquire and release. Together the blocks add UPPER to `arrivals`, so its upper
+// bit flips when the last block arrives. `phase`: `arrivals` before the first barrier of the launch; each barrier flips its upper bit.
 __device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
   const u32 UPPER = 0x80000000;
   consumers_barrier();
@@ -32,10 +34,11 @@ __device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
   consumers_barrier();
 }
 
-// A position in a ring.
+// A position in a ring of stages.
 struct Stage {
-  u32 index, parity;
+  u32 index, parity;  // parity: of the phase of the stage's mbarriers (hopper.cuh)
 
+  // Moves on by `count` stages, at most the ring's size `stages`.
   __device__ __forceinline__ void skip(u32 count, u32 stages) {
     index += count;
     if (index < stages) return;

@@ -1,48 +1,56 @@
 // A chain of matmuls of up to ROWS rows in e4m3 in one persistent kernel, for decode steps of one rank on Hopper GPUs. Between two
-// matmuls, blocks add the parts of the product, scale it, add it to the residual or apply the activation, and round the next x to e4m3.
+// matmuls the kernel scales the product, adds it to the residual or applies the activation, and rounds the result to e4m3: the x of
+// the next matmul.
 //
-// A matmul multiplies x, the left operand of wgmma, by tiles of rows of the weight, the columns of the right operand. A k-block is 128
-// columns of x and of the weight; it is summed by tensor cores, which keep few bits, scaled by the scales of x, and added in float32.
-// So the bits of a row depend on the row and on the number of blocks alone.
+// Terms
+//   link     a matmul, x times the transposed weight, and the use of its product (`kind`)
+//   tile     up to 256 columns of a product: rows of the weight, the right operand of wgmma. The left operand is x
+//   k-block  K columns of x and of the weight
+//   split    a range of k-blocks. A narrow tile, of at most 128 columns, has `splits` of them; a wide tile has one
+//   item     the work of one thread block: a split of a tile
+//   part     the sums of one item of a narrow tile. The blocks of a tile exchange parts through memory, then each finishes some rows
+//   factor   1 / sqrt(mean(residual^2) + epsilon) of a row, for an RMSNorm. x is then residual * norm weight without the factor,
+//            because the sum of squares is complete only after the grid barrier. The sums are multiplied by the factor instead
 //
-// Tiles of up to 128 columns are divided between the blocks of `splits` parts of k, which exchange sums through memory and then
-// finish some rows each. Tiles of more columns belong to one block.
+// Precision: tensor cores sum a k-block, with the few bits of Float8 (hopper.cuh). The sums are multiplied by the scales of x and
+// added in float32. Bit for bit, a row of the result depends only on its input row and on the number of thread blocks, which
+// determines the splits; it does not depend on the other rows or on their number.
 //
-// Warps of a block
-//   CONSUMERS  four groups: each has 64 columns of a tile. Two groups have one k-block of a slot and two the next, if the tile is
-//              not wider than 128
-//   a producer copies weights into a ring of slots. It runs ahead into the next matmul, so memory is read while blocks wait
-//   a producer copies x, a k-block at a time, into a second ring, when x is there
-//   one        finds the factors of rows whose norm is not applied yet: the norm of x is x times the weight of the norm, times a factor
+// Warps of a thread block
+//   CONSUMERS  multiply, in GROUPS warp groups of 64 columns each. Wide tile: each group has its own columns. Narrow tile: a slot holds
+//              two k-blocks; groups 0 and 1 multiply the first one, groups 2 and 3 the second one
+//   1          copies weights into a ring of slots. Runs ahead into the next link, so memory is read while consumers wait
+//   1          copies x into a second ring, a k-block at a time, after x is in memory
+//   1          computes the factors of rows
 //
-// Memory of x: tiles of a k-block. The rows have the 128-byte swizzle; behind ROWS rows are their scales in float32.
-// Synchronisation: a barrier of all blocks before each matmul. Parts of products need none: they are absent (ABSENT) until they are
-// written, and after they were read. All blocks must run at once, so the launch is cooperative.
+// Memory of x: a tile of X_TILE_BYTES for each k-block: ROWS rows of K bytes in the 128-byte swizzle, then the ROWS scales in float32.
+// Synchronisation: a barrier of all blocks before each matmul. Parts need no barrier: each float is ABSENT until it is written, and the
+// block that reads it makes it ABSENT again. All blocks must run at once, so the launch is cooperative.
 //
 // Compiled with
-//   TYPE  Float16 or Bfloat16: of residuals, norms, biases and outputs
+//   TYPE  Float16 or Bfloat16: of the input, residuals, norm weights, biases and outputs
 #include "decoder/grid.cuh"
 #include "e4m3.cuh"
 #include "hopper.cuh"
 #include "rms_norm.cuh"
 
-// What becomes of a product.
+// Kinds of links: the use of the product.
 const int STORE = 0;     // output = product
-const int ADD = 1;       // new_residual = residual + product; the next x is its norm
+const int ADD = 1;       // new_residual = residual + product; the next x is its norm, without the factor
 const int ACTIVATE = 2;  // the next x is silu(gates) * values
 
 struct Link {
-  TensorMap weight;     // (width, depth), with ACTIVATE (2 width, depth), gates then values; boxes of a k-block of the rows of a tile,
-                        // with ACTIVATE of half of them
+  TensorMap weight;     // (width, depth); ACTIVATE: (2 width, depth), gates then values. Boxes: a k-block of the rows of a tile;
+                        // ACTIVATE: of half of the rows
   const float* scales;  // of the weight's rows
   const Bits* bias;     // of the weight's rows; may be null
-  u64 width;            // a multiple of 8
+  u64 width;            // columns of the output, the new residual or the activated x; a multiple of 8
   u64 depth;
   u64 kind;
-  u64 columns;  // of a tile: a multiple of 8 up to 256. ADD: K; ACTIVATE: 2 K, K gates and their values
-  u64 splits;   // up to MAX_SPLITS; 1 if a tile has more than 128 columns
-  u64 is_normed;  // 1: x is a residual times the weight of a norm, without the factor of the row
-  Bits* output;   // STORE: (batch, width), rows `stride` apart
+  u64 columns;    // rows of the weight in a tile: a multiple of 8 up to 256. ADD: K. ACTIVATE: 2 K, K gates then their K values
+  u64 splits;     // of a tile; up to MAX_SPLITS. Each item of a narrow tile has its own thread block
+  u64 is_normed;  // 1: x lacks the factors of rows. Not with ADD, which overwrites the sums of squares
+  Bits* output;   // STORE: (batch, width), rows `stride` elements apart
   u64 stride;
   const Bits* residual;  // ADD: (batch, width)
   Bits* new_residual;
@@ -55,24 +63,25 @@ struct Chain {
   Link links[MAX_LINKS];
   u64 count;
   u64 batch;                // at most ROWS
-  const Bits* input;        // (batch, depth of the first link): its x
-  const Bits* norm_weight;  // null: x is the input. Otherwise x is the norm of the input
-  char* x[2];               // of even and odd links
-  float* squares;           // (tiles of x, ROWS): sums of squares of the residual
-  float* parts;             // (blocks, ROWS, K); ABSENT before and after
+  const Bits* input;        // (batch, depth of the first link)
+  const Bits* norm_weight;  // (depth of the first link): the first link multiplies the norm of the input. Null: it multiplies the input
+  char* x[2];               // of even and of odd links
+  float* squares;           // (tiles of x, ROWS): sums of squares of the residual, before its norm
+  float* parts;             // (blocks, ROWS, K); ABSENT before and after a launch
   u32* arrivals;            // counter of the grid barrier; 0 before the first launch, and used by one stream only
   u64 epsilon;              // the bits of a float
 };
 
 const int ROWS = 64;
-const int K = 128;  // of a k-block
+const int K = 128;  // columns of a k-block
 const int GROUPS = 4;
-const int GROUP_THREADS = CONSUMERS / GROUPS * WARP;
+const int CONSUMER_THREADS = CONSUMERS * WARP;
+const int THREADS = CONSUMER_THREADS + 3 * WARP;  // with the warps that copy and the one that computes factors
+const int GROUP_THREADS = CONSUMER_THREADS / GROUPS;
 const int GROUP_COLUMNS = 64;
 const int SUMS = GROUP_COLUMNS * ROWS / GROUP_THREADS;  // of a thread
-const int THREADS = CONSUMERS * WARP;
 const int MAX_SPLITS = 4;
-const int SLOTS = 5;
+const int SLOTS = 5;  // of the ring of weights
 const int SLOT_BYTES = GROUPS * GROUP_COLUMNS * K;
 const int X_BYTES = ROWS * K;
 const int X_TILE_BYTES = X_BYTES + ROWS * 4;
@@ -80,33 +89,37 @@ const int X_RING_BYTES = 7 * X_BYTES;
 const int MAX_X_SLOTS = 16;
 const int SHARED_BYTES = SLOTS * SLOT_BYTES + X_RING_BYTES;
 static_assert(SHARED_BYTES <= 220 << 10, "the rest is for barriers, scales and factors");
-const int MAX_UNDER_WAY = 2;  // slots of weights that are copied at a time; 1 while consumers wait
+// Slots of weights that are copied at a time; 1 while consumers wait, so that their loads do not queue behind weights.
+const int MAX_UNDER_WAY = 2;
+const float E4M3_MAX = 448;
 const u32 ABSENT = 0xffffffff;  // a NaN that no instruction computes
 
-// Shared memory of a block. `running`: the link that consumers multiply, read by the producer of weights.
+// Shared memory of a block.
 struct Shared {
-  char* weights;
-  char* x;  // after a matmul: exchange of sums between groups
-  float (*x_scales)[ROWS];
+  char* weights;  // the ring of weights
+  char* x;        // the ring of x; after an item's last k-block, consumers exchange sums here
+  float (*x_scales)[ROWS];  // of the slots of the ring of x
   float* factors;
-  Barrier *loaded, *emptied, *x_loaded, *x_emptied;
-  Barrier* x_ready;  // of an item: x is in memory, and its ring is free
-  Barrier* factors_ready;
-  volatile int* running;
+  Barrier *loaded, *emptied;      // of the slots of weights
+  Barrier *x_loaded, *x_emptied;  // of the slots of x
+  Barrier* x_ready;               // one phase for each item: its x is in memory, and the ring of x is free
+  Barrier* factors_ready;         // one phase for each link with is_normed
+  volatile int* running;          // the link that consumers multiply, read by the producer of weights
 };
 
-__device__ __forceinline__ u32 tile_columns(const Link& link) { return link.kind == ACTIVATE ? K : link.columns; }  // of the product
 __device__ __forceinline__ u32 k_blocks_of(u64 depth) { return (depth + K - 1) / K; }
-__device__ __forceinline__ u32 blocks_in_slot(const Link& link) { return link.columns > 2 * GROUP_COLUMNS ? 1 : 2; }
+__device__ __forceinline__ u32 k_blocks_per_slot(const Link& link) { return link.columns > 2 * GROUP_COLUMNS ? 1 : 2; }  // 1: wide tiles
+// The columns of a tile, counted as `width` is: gates and their values are one column.
+__device__ __forceinline__ u32 tile_width(const Link& link) { return link.kind == ACTIVATE ? K : link.columns; }
 
 __device__ __forceinline__ u32 items_of(const Link& link) {
-  u32 columns = tile_columns(link);
+  u32 columns = tile_width(link);
   return (link.width + columns - 1) / columns * link.splits;
 }
 
 // Calls item(tile, split, first k-block, end) for each item of this block.
 template <typename Item>
-__device__ __forceinline__ void for_items(const Link& link, Item item) {
+__device__ __forceinline__ void for_each_item(const Link& link, Item item) {
   u32 splits = link.splits, k_blocks = k_blocks_of(link.depth);
 #pragma unroll 1
   for (u32 i = blockIdx.x; i < items_of(link); i += gridDim.x) {
@@ -115,22 +128,25 @@ __device__ __forceinline__ void for_items(const Link& link, Item item) {
   }
 }
 
-// A slot of x has the rows that there are. wgmma reads ROWS rows, whatever follows.
+// A slot of x holds the rows of the batch, rounded up to 8. wgmma always reads ROWS rows: it also reads bytes after the slot, for sums
+// that are not used. The ring has room for these reads after its last slot.
 __device__ __forceinline__ u32 x_slot_bytes(const Chain& args) { return (args.batch + 7) / 8 * 8 * K; }
 __device__ __forceinline__ u32 x_slots(const Chain& args) { return min((X_RING_BYTES - X_BYTES) / x_slot_bytes(args) + 1, MAX_X_SLOTS); }
 
-// The producer of weights. One thread calls it.
+// The producer of weights: copies the weights of all items of this block, in the order in which consumers multiply them. One thread
+// calls it.
 __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& shared) {
   Stage next = {0, 0}, oldest = {0, 0};
   int under_way = 0;
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
-    u32 in_slot = blocks_in_slot(link), bytes = link.columns * K;
-    for_items(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
+    u32 per_slot = k_blocks_per_slot(link), k_block_bytes = link.columns * K;
+    for_each_item(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
 #pragma unroll 1
-      for (u32 k = begin; k < end; k += in_slot) {
+      for (u32 k = begin; k < end; k += per_slot) {
         shared.emptied[next.index].wait(next.parity ^ 1);
+        // Limit the copies under way.
         int limit = *shared.running < i ? 1 : MAX_UNDER_WAY;
         while (under_way >= limit) {
           shared.loaded[oldest.index].wait(oldest.parity);
@@ -138,11 +154,11 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
           under_way--;
         }
         under_way++;
-        u32 count = min(in_slot, end - k), row = tile * tile_columns(link);
+        u32 count = min(per_slot, end - k), row = tile * tile_width(link);
         Barrier& loaded = shared.loaded[next.index];
-        loaded.arrive_expecting(count * bytes);
+        loaded.arrive_expecting(count * k_block_bytes);
         char* to = shared.weights + next.index * SLOT_BYTES;
-        for (u32 b = 0; b < count; b++) load_box_once(to + b * bytes, link.weight, loaded, (k + b) * K, row);
+        for (u32 b = 0; b < count; b++) load_box_once(to + b * k_block_bytes, link.weight, loaded, (k + b) * K, row);
         if (link.kind == ACTIVATE) load_box_once(to + K * K, link.weight, loaded, k * K, (u32)link.width + row);
         next.skip(1, SLOTS);
       }
@@ -150,13 +166,13 @@ __device__ __forceinline__ void copy_weights(const Chain& args, const Shared& sh
   }
 }
 
-// The producer of x. One thread calls it.
+// The producer of x: copies the k-blocks of all items of this block. One thread calls it.
 __device__ __forceinline__ void copy_x(const Chain& args, const Shared& shared) {
   Stage next = {0, 0};
-  u32 items = 0, bytes = x_slot_bytes(args), slots = x_slots(args);
+  u32 items = 0, slot_bytes = x_slot_bytes(args), slots = x_slots(args);
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
-    for_items(args.links[i], [&](u32 tile, u32 split, u32 begin, u32 end) {
+    for_each_item(args.links[i], [&](u32 tile, u32 split, u32 begin, u32 end) {
       shared.x_ready->wait(items++ % 2);
       fence_async();
 #pragma unroll 1
@@ -164,8 +180,8 @@ __device__ __forceinline__ void copy_x(const Chain& args, const Shared& shared) 
         shared.x_emptied[next.index].wait(next.parity ^ 1);
         Barrier& loaded = shared.x_loaded[next.index];
         const char* from = args.x[i % 2] + (u64)k * X_TILE_BYTES;
-        loaded.arrive_expecting(bytes + ROWS * sizeof(float));
-        load_bytes(shared.x + next.index * bytes, from, bytes, loaded);
+        loaded.arrive_expecting(slot_bytes + ROWS * sizeof(float));
+        load_bytes(shared.x + next.index * slot_bytes, from, slot_bytes, loaded);
         load_bytes(shared.x_scales[next.index], from + X_BYTES, ROWS * sizeof(float), loaded);
         next.skip(1, slots);
       }
@@ -173,23 +189,24 @@ __device__ __forceinline__ void copy_x(const Chain& args, const Shared& shared) 
   }
 }
 
-// Finds the factors of rows, and fetches into the L2 cache what finishes a tile. One warp calls it; a lane has two rows.
-__device__ __forceinline__ void find_factors(const Chain& args, const Shared& shared) {
+// Computes the factors of rows, once a link. Prefetches into L2 the scales and norm weights of this block's tiles, which consumers need
+// after the sums. One warp calls it; a lane has two rows.
+__device__ __forceinline__ void compute_factors(const Chain& args, const Shared& shared) {
   u32 lane = threadIdx.x % WARP, items = 0;
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
-    bool is_found = !link.is_normed;
-    for_items(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
+    bool is_computed = !link.is_normed;
+    for_each_item(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
       shared.x_ready->wait(items++ % 2);
-      u32 columns = tile_columns(link), first = tile * columns, bytes = min(columns, (u32)link.width - first) / 8 * 8 * sizeof(Bits);
+      u32 columns = tile_width(link), first = tile * columns, bytes = min(columns, (u32)link.width - first) / 8 * 8 * sizeof(Bits);
       if (lane == 0) {
         prefetch_bytes(link.scales + first, bytes * 2);
         if (link.kind == ACTIVATE) prefetch_bytes(link.scales + link.width + first, bytes * 2);
         if (link.kind == ADD) prefetch_bytes(link.norm_weight + first, bytes);
       }
-      if (is_found) return;
-      is_found = true;
+      if (is_computed) return;
+      is_computed = true;
       float2 squares = make_float2(0, 0);
       u32 tiles = k_blocks_of(link.depth);
 #pragma unroll 16
@@ -206,58 +223,61 @@ __device__ __forceinline__ void find_factors(const Chain& args, const Shared& sh
   }
 }
 
-__device__ __forceinline__ float4 floats(const uint2& four) {
+__device__ __forceinline__ float4 to_floats(const uint2& four) {
   return make_float4(T::load((Bits)four.x), T::load((Bits)(four.x >> 16)), T::load((Bits)four.y), T::load((Bits)(four.y >> 16)));
 }
 
-// Rounds two floats to e4m3, the first to the lower byte.
-__device__ __forceinline__ u32 two_e4m3(float first, float second) {
+// Rounds two floats to e4m3 and packs them, the first in the lower byte.
+__device__ __forceinline__ u32 pack_e4m3(float first, float second) {
   u16 both;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
   return both;
 }
 
+// Returns the byte of an element in its tile of x.
 __device__ __forceinline__ u32 swizzled(u32 row, u32 column) { return row * K + (column ^ row % 8 * 16); }
 
-// Stores a row of a tile of x, four columns a lane.
-__device__ __forceinline__ void store_x(char* x, u32 row, u32 tile, float4 of) {
+// Rounds a row of a tile of x to e4m3, and stores it with its scale. A warp calls it; a lane has the values of four columns.
+__device__ __forceinline__ void store_x(char* x, u32 row, u32 tile, float4 values) {
   u32 lane = threadIdx.x % WARP;
   char* to = x + (u64)tile * X_TILE_BYTES;
-  u32 most = max(max(magnitude_bits(of.x), magnitude_bits(of.y)), max(magnitude_bits(of.z), magnitude_bits(of.w)));
-  float largest = __uint_as_float(__reduce_max_sync(~0u, most)), inverse = largest > 0 ? 448 / largest : 0;
-  if (lane == 0) ((float*)(to + X_BYTES))[row] = largest / 448;
-  *(u32*)(to + swizzled(row, lane * 4)) = two_e4m3(of.x * inverse, of.y * inverse) | two_e4m3(of.z * inverse, of.w * inverse) << 16;
+  u32 own_bits = max(max(magnitude_bits(values.x), magnitude_bits(values.y)), max(magnitude_bits(values.z), magnitude_bits(values.w)));
+  float largest = __uint_as_float(__reduce_max_sync(~0u, own_bits)), inverse = largest > 0 ? E4M3_MAX / largest : 0;
+  if (lane == 0) ((float*)(to + X_BYTES))[row] = largest / E4M3_MAX;
+  u32 lower = pack_e4m3(values.x * inverse, values.y * inverse), upper = pack_e4m3(values.z * inverse, values.w * inverse);
+  *(u32*)(to + swizzled(row, lane * 4)) = lower | upper << 16;
 }
 
-// Stores a row of a tile of the residual as x times the weight of a norm, and its sum of squares. There are `depth` columns.
-__device__ __forceinline__ void store_normed(const Chain& args, char* x, const Bits* norm_weight, u32 depth, u32 row, u32 tile, float4 of) {
+// Stores a row of a tile of x, residual * norm weight, and the sum of squares of the residual's columns. A residual has `depth` columns.
+__device__ __forceinline__ void store_normed_x(const Chain& args, char* x, const Bits* norm_weight, u32 depth, u32 row, u32 tile,
+                                               float4 residual) {
   u32 lane = threadIdx.x % WARP, column = tile * K + lane * 4;
-  float squares = warp_sum(of.x * of.x + of.y * of.y + of.z * of.z + of.w * of.w);
+  float squares = warp_sum(residual.x * residual.x + residual.y * residual.y + residual.z * residual.z + residual.w * residual.w);
   if (lane == 0) args.squares[tile * ROWS + row] = squares;
-  float4 weight = column < depth ? floats(*(const uint2*)(norm_weight + column)) : make_float4(0, 0, 0, 0);
-  store_x(x, row, tile, make_float4(of.x * weight.x, of.y * weight.y, of.z * weight.z, of.w * weight.w));
+  float4 weight = column < depth ? to_floats(*(const uint2*)(norm_weight + column)) : make_float4(0, 0, 0, 0);
+  store_x(x, row, tile, make_float4(residual.x * weight.x, residual.y * weight.y, residual.z * weight.z, residual.w * weight.w));
 }
 
-// Makes x of the first link.
-__device__ __forceinline__ void make_x(const Chain& args) {
+// Stores x of the first link. A warp has a row of a tile at a time.
+__device__ __forceinline__ void store_first_x(const Chain& args) {
   u32 depth = args.links[0].depth, tiles = k_blocks_of(depth);
   for (u32 i = threadIdx.x / WARP * gridDim.x + blockIdx.x; i < args.batch * tiles; i += gridDim.x * CONSUMERS) {
     u32 row = i / tiles, tile = i % tiles, column = tile * K + threadIdx.x % WARP * 4;
-    float4 of = column < depth ? floats(*(const uint2*)(args.input + (u64)row * depth + column)) : make_float4(0, 0, 0, 0);
+    float4 values = column < depth ? to_floats(*(const uint2*)(args.input + (u64)row * depth + column)) : make_float4(0, 0, 0, 0);
     if (args.norm_weight) {
-      store_normed(args, args.x[0], args.norm_weight, depth, row, tile, of);
+      store_normed_x(args, args.x[0], args.norm_weight, depth, row, tile, values);
     } else {
-      store_x(args.x[0], row, tile, of);
+      store_x(args.x[0], row, tile, values);
     }
   }
 }
 
-// Stores and loads of parts. Their lines stay in the L2 cache while the KV cache is read.
-__device__ __forceinline__ void store_part(float* to, float first, float second) {
+// Stores two columns of a part, and loads four. The cache hint keeps parts in L2 while the KV cache is read.
+__device__ __forceinline__ void store_pair(float* to, float first, float second) {
   const u64 EVICT_LAST = 0x14f0000000000000;  // as createpolicy.fractional.L2::evict_last makes it
   asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(first), "f"(second), "l"(EVICT_LAST) : "memory");
 }
-__device__ __forceinline__ uint4 load_part(const float* from) {
+__device__ __forceinline__ uint4 load_four(const float* from) {
   uint4 part;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(part.x), "=r"(part.y), "=r"(part.z), "=r"(part.w)
@@ -268,7 +288,7 @@ __device__ __forceinline__ bool is_absent(const uint4& part) {
   return part.x == ABSENT || part.y == ABSENT || part.z == ABSENT || part.w == ABSENT;
 }
 
-// Four columns of a row in all parts, for a lane that has columns. All lanes of a warp call the functions, so that it stays together.
+// A lane's four columns of a row in all parts of a tile. All lanes of a warp call load(), then take_sum(), also lanes without columns.
 struct Parts {
   float* first;  // the lane's columns in the first part
   u32 splits;    // 0: the lane has no columns
@@ -277,10 +297,10 @@ struct Parts {
   __device__ __forceinline__ float* address(int i) { return first + i * (ROWS * K); }
   __device__ __forceinline__ void load() {
 #pragma unroll
-    for (int i = 0; i < MAX_SPLITS; i++) parts[i] = i < splits ? load_part(address(i)) : zeros();
+    for (int i = 0; i < MAX_SPLITS; i++) parts[i] = i < splits ? load_four(address(i)) : zeros();
   }
-  // Waits for absent parts, and makes all absent. Returns the sum in the order of the splits.
-  __device__ __forceinline__ float4 take() {
+  // Waits until all parts are written, and adds them in the order of the splits. Makes them ABSENT again.
+  __device__ __forceinline__ float4 take_sum() {
     float4 sum = make_float4(0, 0, 0, 0);
     u64 begin = 0;
 #pragma unroll
@@ -289,7 +309,7 @@ struct Parts {
         u64 now = global_time();
         if (begin == 0) begin = now;
         if (now - begin > DEADLINE) __trap();
-        if (i < splits) parts[i] = load_part(address(i));
+        if (i < splits) parts[i] = load_four(address(i));
       }
       if (i < splits) __stcg((uint4*)address(i), make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
       sum.x += __uint_as_float(parts[i].x);
@@ -301,102 +321,104 @@ struct Parts {
   }
 };
 
-// Finishes rows of a tile whose blocks store their parts: adds them, and stores the output, or the residual and the next x. A warp has
-// a row at a time.
-__device__ __forceinline__ void finish(const Chain& args, const Link& link, char* next_x, u32 tile, u32 begin, u32 end) {
-  u32 lane = threadIdx.x % WARP, within = lane * 4, width = link.width, splits = link.splits, column = tile * (u32)link.columns + within;
-  bool is_there = within < link.columns && column < width;
+// Finishes the rows [begin, end) of a narrow tile: adds the parts, and stores the output, or the residual and the next x. A warp has a
+// row at a time, a lane four columns.
+__device__ __forceinline__ void finish_rows(const Chain& args, const Link& link, char* next_x, u32 tile, u32 begin, u32 end) {
+  u32 lane = threadIdx.x % WARP, in_tile = lane * 4, width = link.width, splits = link.splits, column = tile * (u32)link.columns + in_tile;
+  bool has_columns = in_tile < link.columns && column < width;
 #pragma unroll 1
   for (u32 row = begin + threadIdx.x / WARP; row < end; row += CONSUMERS) {
-    Parts parts = {args.parts + ((u64)tile * splits * ROWS + row) * K + within, within < link.columns ? splits : 0};
+    Parts parts = {args.parts + ((u64)tile * splits * ROWS + row) * K + in_tile, in_tile < link.columns ? splits : 0};
     parts.load();
-    float4 total = make_float4(0, 0, 0, 0), scales = total, bias = total;
-    if (link.kind == ADD && is_there) total = floats(__ldcg((const uint2*)(link.residual + (u64)row * width + column)));
-    if (is_there) scales = *(const float4*)(link.scales + column);
-    if (is_there && link.bias) bias = floats(*(const uint2*)(link.bias + column));
-    float4 sum = parts.take();
-    total.x += sum.x * scales.x + bias.x;
-    total.y += sum.y * scales.y + bias.y;
-    total.z += sum.z * scales.z + bias.z;
-    total.w += sum.w * scales.w + bias.w;
-    uint2 rounded = make_uint2(pack(T(), total.x, total.y), pack(T(), total.z, total.w));
+    float4 result = make_float4(0, 0, 0, 0), scales = result, bias = result;
+    if (link.kind == ADD && has_columns) result = to_floats(__ldcg((const uint2*)(link.residual + (u64)row * width + column)));
+    if (has_columns) scales = *(const float4*)(link.scales + column);
+    if (has_columns && link.bias) bias = to_floats(*(const uint2*)(link.bias + column));
+    float4 sum = parts.take_sum();
+    result.x += sum.x * scales.x + bias.x;
+    result.y += sum.y * scales.y + bias.y;
+    result.z += sum.z * scales.z + bias.z;
+    result.w += sum.w * scales.w + bias.w;
+    uint2 rounded = make_uint2(pack(T(), result.x, result.y), pack(T(), result.z, result.w));
     Bits* to = link.kind == STORE ? link.output + row * link.stride : link.new_residual + (u64)row * width;
-    if (is_there) *(uint2*)(to + column) = rounded;
-    if (link.kind == ADD) store_normed(args, next_x, link.norm_weight, width, row, tile, floats(rounded));
+    if (has_columns) *(uint2*)(to + column) = rounded;
+    if (link.kind == ADD) store_normed_x(args, next_x, link.norm_weight, width, row, tile, to_floats(rounded));
   }
 }
 
-// Sums of a thread: elements i and i + 1 are of columns 2 (lane % 4) and the next one of each eight; of row lane / 4, or 8 more if
-// i % 4 is 2.
+// The layout of sums is that of wgmma. A thread has sums of two rows, first_row() and first_row() + 8, and from column 2 * (lane % 4) on.
+// Sum i is row_of_sum(i) * 8 rows and column_of_sum(i) columns after that. `warp` is the warp's index in its group.
+__device__ __forceinline__ u32 first_row(u32 warp, u32 lane) { return warp * 16 + lane / 4; }
 __device__ __forceinline__ int row_of_sum(int i) { return i % 4 / 2; }
 __device__ __forceinline__ int column_of_sum(int i) { return i / 4 * 8 + i % 2; }
 
-// Applies the factors of rows, and the scales and biases of the `count` columns there are, to sums; zeros for other columns.
-__device__ __forceinline__ void scale(const Link& link, float (&sums)[SUMS], const float (&factors)[2], u32 weight_row, int count) {
+// Multiplies sums by the factors of rows and by the scales of weight rows, and adds the bias. weight_row: the weight row of the thread's
+// first column. Columns from `count` on do not exist: their sums become 0.
+__device__ __forceinline__ void scale_sums(const Link& link, float (&sums)[SUMS], const float (&factors)[2], u32 weight_row, int count) {
   float2 scales[SUMS / 4];
 #pragma unroll
   for (int i = 0; i < SUMS / 4; i++) scales[i] = i * 8 < count ? *(const float2*)(link.scales + weight_row + i * 8) : make_float2(0, 0);
 #pragma unroll
   for (int i = 0; i < SUMS; i++) {
-    bool is_there = column_of_sum(i) < count;
-    float bias = is_there && link.bias ? T::load(link.bias[weight_row + column_of_sum(i)]) : 0;
-    sums[i] = is_there ? sums[i] * factors[row_of_sum(i)] * (i % 2 ? scales[i / 4].y : scales[i / 4].x) + bias : 0;
+    bool exists = column_of_sum(i) < count;
+    float bias = exists && link.bias ? T::load(link.bias[weight_row + column_of_sum(i)]) : 0;
+    sums[i] = exists ? sums[i] * factors[row_of_sum(i)] * (i % 2 ? scales[i / 4].y : scales[i / 4].x) + bias : 0;
   }
 }
 
-// Makes a tile of the next x of a tile of gates and values: groups 0 and 1 have the scaled sums of the gates, 2 and 3 those of their
-// values.
-__device__ __forceinline__ void activate(const Shared& shared, char* next_x, u32 tile, float (&sums)[SUMS]) {
+// Stores a tile of the next x, silu(gates) * values. Groups 0 and 1 pass the scaled sums of the gates, groups 2 and 3 those of the values.
+__device__ __forceinline__ void store_activated(const Shared& shared, char* next_x, u32 tile, float (&sums)[SUMS]) {
   struct Exchange {
     float values[GROUPS / 2][SUMS][GROUP_THREADS];
     char x[X_TILE_BYTES];
-    float largest[2][ROWS];  // magnitudes, of the columns of a group
+    float largest[GROUPS / 2][ROWS];  // magnitude in a row, of the columns of a group
   };
   static_assert(sizeof(Exchange) <= X_RING_BYTES, "sums are exchanged where x was");
   Exchange& exchange = *(Exchange*)shared.x;
   u32 group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  u32 row = thread / WARP * 16 + lane / 4;
+  u32 row = first_row(thread / WARP, lane);
   if (group >= 2) {
 #pragma unroll
     for (int i = 0; i < SUMS; i++) exchange.values[group - 2][i][thread] = sums[i];
   }
   consumers_barrier();
   if (group < 2) {
-    u32 most[2] = {0, 0};
+    u32 largest_bits[2] = {0, 0};  // of the thread's two rows
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
       sums[i] = __fdividef(sums[i], 1 + __expf(-sums[i])) * exchange.values[group][i][thread];
-      most[row_of_sum(i)] = max(most[row_of_sum(i)], magnitude_bits(sums[i]));
+      largest_bits[row_of_sum(i)] = max(largest_bits[row_of_sum(i)], magnitude_bits(sums[i]));
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      most[r] = max(most[r], __shfl_xor_sync(~0u, most[r], 1));
-      most[r] = max(most[r], __shfl_xor_sync(~0u, most[r], 2));
-      if (lane % 4 == 0) exchange.largest[group][row + r * 8] = __uint_as_float(most[r]);
+      largest_bits[r] = max(largest_bits[r], __shfl_xor_sync(~0u, largest_bits[r], 1));
+      largest_bits[r] = max(largest_bits[r], __shfl_xor_sync(~0u, largest_bits[r], 2));
+      if (lane % 4 == 0) exchange.largest[group][row + r * 8] = __uint_as_float(largest_bits[r]);
     }
   }
   consumers_barrier();
   if (group < 2) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      u32 most = max(__float_as_uint(exchange.largest[0][row + r * 8]), __float_as_uint(exchange.largest[1][row + r * 8]));
-      float largest = __uint_as_float(most), inverse = largest > 0 ? 448 / largest : 0;
-      if (group == 0 && lane % 4 == 0) ((float*)(exchange.x + X_BYTES))[row + r * 8] = largest / 448;
+      u32 largest_bits = max(__float_as_uint(exchange.largest[0][row + r * 8]), __float_as_uint(exchange.largest[1][row + r * 8]));
+      float largest = __uint_as_float(largest_bits), inverse = largest > 0 ? E4M3_MAX / largest : 0;
+      if (group == 0 && lane % 4 == 0) ((float*)(exchange.x + X_BYTES))[row + r * 8] = largest / E4M3_MAX;
 #pragma unroll
       for (int i = r * 2; i < SUMS; i += 4) {
         u32 column = group * GROUP_COLUMNS + lane % 4 * 2 + column_of_sum(i);
-        *(u16*)(exchange.x + swizzled(row + r * 8, column)) = two_e4m3(sums[i] * inverse, sums[i + 1] * inverse);
+        *(u16*)(exchange.x + swizzled(row + r * 8, column)) = pack_e4m3(sums[i] * inverse, sums[i + 1] * inverse);
       }
     }
   }
   consumers_barrier();
   uint4* to = (uint4*)(next_x + (u64)tile * X_TILE_BYTES);
-  for (u32 i = threadIdx.x; i < X_TILE_BYTES / 16; i += THREADS) to[i] = ((const uint4*)exchange.x)[i];
+  for (u32 i = threadIdx.x; i < X_TILE_BYTES / 16; i += CONSUMER_THREADS) to[i] = ((const uint4*)exchange.x)[i];
 }
 
-// Stores this block's part of a tile. Groups 0 and 2, and 1 and 3, have sums of the same columns; each stores half of them.
-__device__ __forceinline__ void store_parts(const Chain& args, const Link& link, const Shared& shared, const float (&sums)[SUMS],
-                                            const float (&factors)[2]) {
+// Stores this block's part of a narrow tile. Groups g and g ^ 2 have sums of the same columns, from different k-blocks. They exchange
+// half of their sums: groups 0 and 1 store the lower half of their columns, groups 2 and 3 the upper half.
+__device__ __forceinline__ void store_part(const Chain& args, const Link& link, const Shared& shared, const float (&sums)[SUMS],
+                                           const float (&factors)[2]) {
   const int HALF = SUMS / 2;
   float(*halves)[HALF][GROUP_THREADS] = (float(*)[HALF][GROUP_THREADS])shared.x;
   u32 group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
@@ -404,54 +426,83 @@ __device__ __forceinline__ void store_parts(const Chain& args, const Link& link,
 #pragma unroll
   for (int i = 0; i < HALF; i++) halves[group][i][thread] = is_upper ? sums[i] : sums[HALF + i];
   consumers_barrier();
-  u32 first = group % 2 * GROUP_COLUMNS + (is_upper ? GROUP_COLUMNS / 2 : 0), row = thread / WARP * 16 + lane / 4;
-  float* to = args.parts + (u64)blockIdx.x * (ROWS * K) + first + lane % 4 * 2;
+  u32 first_column = group % 2 * GROUP_COLUMNS + (is_upper ? GROUP_COLUMNS / 2 : 0), row = first_row(thread / WARP, lane);
+  float* to = args.parts + (u64)blockIdx.x * (ROWS * K) + first_column + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < HALF; i += 2) {
     u32 r = row + row_of_sum(i) * 8;
     float factor = factors[row_of_sum(i)];
-    float one = (is_upper ? sums[HALF + i] : sums[i]) + halves[group ^ 2][i][thread];
-    float other = (is_upper ? sums[HALF + i + 1] : sums[i + 1]) + halves[group ^ 2][i + 1][thread];
-    if (r < args.batch && first + column_of_sum(i) < link.columns) store_part(to + r * K + column_of_sum(i), one * factor, other * factor);
+    float sum = (is_upper ? sums[HALF + i] : sums[i]) + halves[group ^ 2][i][thread];
+    float next_sum = (is_upper ? sums[HALF + i + 1] : sums[i + 1]) + halves[group ^ 2][i + 1][thread];
+    if (r < args.batch && first_column + column_of_sum(i) < link.columns) {
+      store_pair(to + r * K + column_of_sum(i), sum * factor, next_sum * factor);
+    }
   }
 }
 
-// Multiplies this block's items of a link.
+// Finishes a wide tile: stores the output, or the next x. first_column: of the group, in the tile. row: first_row().
+__device__ __forceinline__ void finish_wide_tile(const Chain& args, const Link& link, const Shared& shared, char* next_x, u32 tile,
+                                                 u32 first_column, u32 row, float (&sums)[SUMS], const float (&factors)[2]) {
+  u32 group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % WARP;
+  u32 in_tile = (link.kind == ACTIVATE ? group % 2 * GROUP_COLUMNS : first_column) + lane % 4 * 2;
+  u32 column = tile * tile_width(link) + in_tile;
+  int count = min((int)(tile_width(link) - in_tile), (int)((u32)link.width - column));
+  scale_sums(link, sums, factors, column + (link.kind == ACTIVATE && group >= 2 ? (u32)link.width : 0), count);
+  if (link.kind == ACTIVATE) {
+    store_activated(shared, next_x, tile, sums);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < SUMS; i += 2) {
+    u32 r = row + row_of_sum(i) * 8;
+    if (r < args.batch && column_of_sum(i) < count) {
+      *(u32*)(link.output + r * link.stride + column + column_of_sum(i)) = pack(T(), sums[i], sums[i + 1]);
+    }
+  }
+}
+
+// Multiplies a k-block of x by a group's columns. x and weights are addresses in shared memory. wgmma sums 32 columns of k at a time.
+__device__ __forceinline__ void multiply_k_block(u32 x, u32 weights, float (&products)[SUMS]) {
+  begin_products();
+#pragma unroll
+  for (int step = 0; step < K / 32; step++) {
+    product<true>(Float8(), products, matrix(x + step * 32, 16, 1024), matrix(weights + step * 32, 16, 1024), step);
+  }
+  commit_products();
+  wait_products<0>();
+}
+
+// Multiplies this block's items of link i, and finishes their tiles. slot, x_slot: positions in the rings of weights and of x.
 __device__ __forceinline__ void multiply(const Chain& args, int i, const Shared& shared, Stage& slot, Stage& x_slot, u32& factors_parity) {
   const Link& link = args.links[i];
   char* next_x = args.x[(i + 1) % 2];
-  u32 group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % WARP, row = threadIdx.x / WARP % 4 * 16 + lane / 4;
-  u32 in_slot = blocks_in_slot(link), slots = x_slots(args), x_bytes = x_slot_bytes(args);
-  u32 own_block = in_slot == 2 ? group / 2 : 0, first = (in_slot == 2 ? group % 2 : group) * GROUP_COLUMNS;
+  u32 group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % WARP, row = first_row(threadIdx.x / WARP % 4, lane);
+  u32 per_slot = k_blocks_per_slot(link), slots = x_slots(args), x_bytes = x_slot_bytes(args);
+  bool is_wide = per_slot == 1;
+  u32 own_k_block = is_wide ? 0 : group / 2, first_column = (is_wide ? group : group % 2) * GROUP_COLUMNS;
   float factors[2] = {1, 1};
   bool is_first = true;
-  for_items(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
+  for_each_item(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
     if (threadIdx.x == 0) {
-      fence_async();
+      fence_async();  // stores of x and exchanged sums come before the copies by copy_x
       shared.x_ready->arrive();
     }
     float sums[SUMS] = {};
 #pragma unroll 1
-    for (u32 k = begin; k < end; k += in_slot) {
-      u32 count = min(in_slot, end - k);
+    for (u32 k = begin; k < end; k += per_slot) {
+      u32 count = min(per_slot, end - k);
       shared.loaded[slot.index].wait(slot.parity);
 #pragma unroll 1
       for (u32 b = 0; b < count; b++) {
         shared.x_loaded[x_slot.index].wait(x_slot.parity);
-        if (b == own_block && first < link.columns) {
-          u32 left = shared_address(shared.x + x_slot.index * x_bytes);
-          u32 right = shared_address(shared.weights + slot.index * SLOT_BYTES) + (b * (u32)link.columns + first) * K;
-          float scales[2] = {shared.x_scales[x_slot.index][row], shared.x_scales[x_slot.index][row + 8]};
+        if (b == own_k_block && first_column < link.columns) {
+          u32 x = shared_address(shared.x + x_slot.index * x_bytes);
+          u32 weights = shared_address(shared.weights + slot.index * SLOT_BYTES) + (b * (u32)link.columns + first_column) * K;
+          float x_scales[2] = {shared.x_scales[x_slot.index][row], shared.x_scales[x_slot.index][row + 8]};
           float products[SUMS] = {};
-          begin_products();
+          multiply_k_block(x, weights, products);
 #pragma unroll
-          for (int part = 0; part < K / 32; part++) {
-            product<true>(Float8(), products, matrix(left + part * 32, 16, 1024), matrix(right + part * 32, 16, 1024), part);
-          }
-          commit_products();
-          wait_products<0>();
-#pragma unroll
-          for (int s = 0; s < SUMS; s++) sums[s] += products[s] * scales[row_of_sum(s)];
+          for (int s = 0; s < SUMS; s++) sums[s] += products[s] * x_scales[row_of_sum(s)];
         }
         __syncwarp();
         if (lane == 0) shared.x_emptied[x_slot.index].arrive();
@@ -468,31 +519,18 @@ __device__ __forceinline__ void multiply(const Chain& args, int i, const Shared&
     }
     is_first = false;
     consumers_barrier();  // all have read x
-    if (in_slot == 2) {
-      store_parts(args, link, shared, sums, factors);
-      u32 batch = args.batch, splits = link.splits;
-      finish(args, link, next_x, tile, batch * split / splits, batch * (split + 1) / splits);
+    if (is_wide) {
+      finish_wide_tile(args, link, shared, next_x, tile, first_column, row, sums, factors);
     } else {
-      u32 within = (link.kind == ACTIVATE ? group % 2 * GROUP_COLUMNS : first) + lane % 4 * 2, column = tile * tile_columns(link) + within;
-      int there = min((int)(tile_columns(link) - within), (int)((u32)link.width - column));
-      scale(link, sums, factors, column + (link.kind == ACTIVATE && group >= 2 ? (u32)link.width : 0), there);
-      if (link.kind == ACTIVATE) {
-        activate(shared, next_x, tile, sums);
-      } else {
-#pragma unroll
-        for (int s = 0; s < SUMS; s += 2) {
-          u32 r = row + row_of_sum(s) * 8;
-          if (r < args.batch && column_of_sum(s) < there) {
-            *(u32*)(link.output + r * link.stride + column + column_of_sum(s)) = pack(T(), sums[s], sums[s + 1]);
-          }
-        }
-      }
+      store_part(args, link, shared, sums, factors);
+      u32 batch = args.batch, splits = link.splits;
+      finish_rows(args, link, next_x, tile, batch * split / splits, batch * (split + 1) / splits);
     }
-    consumers_barrier();  // what was exchanged has been read
+    consumers_barrier();  // all have read the exchanged sums
   });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 3 * WARP, 1) decode_wide_chain(const __grid_constant__ Chain args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_wide_chain(const __grid_constant__ Chain args) {
   extern __shared__ __align__(1024) char memory[];
   __shared__ Barrier loaded[SLOTS], emptied[SLOTS], x_loaded[MAX_X_SLOTS], x_emptied[MAX_X_SLOTS], x_ready, factors_ready;
   __shared__ __align__(16) float x_scales[MAX_X_SLOTS][ROWS], factors[ROWS];
@@ -525,13 +563,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 3 * WARP, 1) decode_wide_
     return;
   }
   if (warp == CONSUMERS + 2) {
-    find_factors(args, shared);
+    compute_factors(args, shared);
     return;
   }
   launch_dependents();
   u32 phase = *(const volatile u32*)args.arrivals, factors_parity = 0;
   Stage slot = {0, 0}, x_slot = {0, 0};
-  make_x(args);
+  store_first_x(args);
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     grid_barrier(args.arrivals, phase);

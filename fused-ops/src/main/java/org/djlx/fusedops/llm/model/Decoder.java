@@ -55,10 +55,10 @@ import org.djlx.nativeops.torch.Torch;
  * layer of the last tokens of prefills, and samples the next tokens.
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
- * the other sequences of the batch, bit for bit. A {@link WideChain} or cuBLASLt multiplies larger
- * steps, unless the decoder is batch-invariant or the weights are INT4. cuBLASLt's algorithms
- * depend on the number of rows, and so does attention in these steps. Kernels sum in float32 and
- * round their results to the element type.
+ * the other sequences of the batch, bit for bit. Larger steps are multiplied by a {@link WideChain}
+ * if it supports them, else by cuBLASLt, unless the decoder is batch-invariant or the weights are
+ * INT4. cuBLASLt's algorithms depend on the number of rows, and so does attention in these steps.
+ * Kernels sum in float32 and round their results to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -123,7 +123,7 @@ final class Decoder implements AutoCloseable {
     private final CudaEvent before;
     private final DecoderKernels kernels;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
-    private final WideLayers wideLayers; // null if a wide chain does not support the model
+    private final WideLayers wideLayers; // null if no step uses a WideChain
     private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
@@ -318,19 +318,27 @@ final class Decoder implements AutoCloseable {
         }
     }
 
+    /** Returns layers that use a wide chain; null if it does not support the model. */
     private WideLayers wideLayers(int attentionSize) {
         if (group.worldSize() > 1 || batchInvariant) {
             return null;
         }
         int[] depths = {config.hiddenSize(), attentionSize, inner};
         int[] stored = {(int) qkv.getShape().get(1), tokens};
-        WideChain wide =
+        WideChain wideChain =
                 kernels.wideChain(
                         manager, currentStreams.get(), config.hiddenSize(), depths, stored);
-        return wide == null
+        return wideChain == null
                 ? null
                 : new WideLayers(
-                        wide, config, weights, residuals[0], residuals[1], qkv, attended, logits);
+                        wideChain,
+                        config,
+                        weights,
+                        residuals[0],
+                        residuals[1],
+                        qkv,
+                        attended,
+                        logits);
     }
 
     private <T extends AutoCloseable> T keep(T resource) {
@@ -716,6 +724,7 @@ final class Decoder implements AutoCloseable {
                 group.worldSize());
     }
 
+    /** Launches the layers and the logits, except in steps that use {@link WideLayers}. */
     private void recordLayers(Residual residual, int firstLayer, IntConsumer attend) {
         int headSize = config.headSize();
         int width = (queryHeads + 2 * kvHeads) * headSize;
@@ -766,10 +775,12 @@ final class Decoder implements AutoCloseable {
         residual.scales = gpu.multiplyUnscaled(e4m3(x, rows, depth), own.quantized(), to, hidden);
     }
 
+    /** Returns whether a step of this number of rows uses the {@link MatmulChain}. */
     private boolean isChained(int rows) {
         return chain != null && !isWide(rows) && chain.isFor(rows);
     }
 
+    /** Returns whether a step of this number of rows uses {@link WideLayers}. */
     private boolean isWideChained(int rows) {
         return wideLayers != null && isWide(rows) && wideLayers.isFor(rows);
     }
@@ -782,6 +793,10 @@ final class Decoder implements AutoCloseable {
         }
     }
 
+    /**
+     * Returns whether a step of this number of rows is multiplied by {@link WideLayers} or cuBLASLt
+     * instead of the decoder's matmul kernels.
+     */
     private boolean isWide(int rows) {
         // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
         Quantization quantization = weights.quantization();

@@ -10,8 +10,9 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The layers and the logits of a decode step as {@link WideChain}s: one between two attentions.
- * Used by {@link Decoder} for its thread and stream.
+ * Launches the layers and the logits of a decode step with a {@link WideChain}. One kernel computes
+ * all matmuls between the attentions of two layers. Belongs to a {@link Decoder}, on its thread and
+ * stream.
  */
 final class WideLayers {
 
@@ -20,7 +21,7 @@ final class WideLayers {
     private final ModelWeights weights;
     private final int layers;
     private final NDArray residual;
-    private final NDArray otherResidual;
+    private final NDArray attentionResidual;
     private final NDArray qkv;
     private final NDArray attended;
     private final NDArray logits;
@@ -28,17 +29,18 @@ final class WideLayers {
     /**
      * Keeps the buffers of a decoder.
      *
-     * @param residual the residual stream before the first layer of a step; overwritten
-     * @param otherResidual the residual stream, in turns with {@code residual}
-     * @param qkv queries, keys and values, to be attended to
+     * @param residual the residual stream before a layer; each layer overwrites it
+     * @param attentionResidual receives the residual stream after the attention of a layer
+     * @param qkv receives the queries, keys and values of a layer
      * @param attended the output of attention
+     * @param logits receives the logits
      */
     WideLayers(
             WideChain chain,
             ModelConfig config,
             ModelWeights weights,
             NDArray residual,
-            NDArray otherResidual,
+            NDArray attentionResidual,
             NDArray qkv,
             NDArray attended,
             NDArray logits) {
@@ -47,26 +49,29 @@ final class WideLayers {
         this.weights = weights;
         this.layers = config.layers();
         this.residual = residual;
-        this.otherResidual = otherResidual;
+        this.attentionResidual = attentionResidual;
         this.qkv = qkv;
         this.attended = attended;
         this.logits = logits;
     }
 
+    /** Returns whether steps of this number of rows are supported. */
     boolean isFor(int rows) {
         return chain.isFor(rows);
     }
 
     /**
-     * Launches the kernels of layers, and of the logits.
+     * Launches the kernels of the layers and of the logits.
      *
-     * @param attend launches the attention of a layer
+     * @param rows the number of rows, allowed by {@link #isFor}
+     * @param firstLayer the first layer to compute; {@code residual} has its input
+     * @param attend launches the attention of a layer: reads {@code qkv}, writes {@code attended}
      */
     void launch(CudaStream stream, int rows, int firstLayer, IntConsumer attend) {
-        long before = Torch.dataPointer(residual);
-        long after = Torch.dataPointer(otherResidual);
-        WideChain.Input input = new WideChain.Input(before, inputNorm(firstLayer));
-        List<WideChain.Link> links = new ArrayList<>();
+        long layerInput = Torch.dataPointer(residual);
+        long afterAttention = Torch.dataPointer(attentionResidual);
+        WideChain.Input input = new WideChain.Input(layerInput, inputNorm(firstLayer));
+        List<WideChain.Link> links = new ArrayList<>(); // of the next launch
         for (int i = firstLayer; i < layers; i++) {
             ModelWeights.Layer layer = weights.layer(i);
             links.add(store(layer.queriesKeysValues(), qkv));
@@ -77,19 +82,22 @@ final class WideLayers {
             links.add(
                     WideChain.Link.add(
                             weight(layer.attentionOut()),
-                            before,
-                            after,
+                            layerInput,
+                            afterAttention,
                             Torch.dataPointer(layer.mlpNorm())));
             links.add(WideChain.Link.activate(weight(layer.mlp().gateUp())));
             links.add(
                     WideChain.Link.add(
-                            weight(layer.mlp().down()), after, before, inputNorm(i + 1)));
+                            weight(layer.mlp().down()),
+                            afterAttention,
+                            layerInput,
+                            inputNorm(i + 1)));
         }
         links.add(store(weights.output(), logits));
         chain.launch(stream, rows, input, epsilon, links);
     }
 
-    /** Returns the norm of what a layer begins with; after the last layer, of the logits. */
+    /** Returns the weight of the norm before a layer; after the last layer, before the logits. */
     private long inputNorm(int layer) {
         return Torch.dataPointer(
                 layer < layers ? weights.layer(layer).attentionNorm() : weights.norm());
