@@ -4,6 +4,7 @@ package org.djlx.fusedops.internal;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -56,6 +57,7 @@ public final class WideChain {
 
     private final CudaKernel kernel;
     private final int blocks;
+    private final int maxDepth;
     private final NDArray memory;
     private final long xBytes; // of one of the two x buffers; x is a left operand in e4m3
     private final long squaresBytes;
@@ -64,7 +66,7 @@ public final class WideChain {
     private final KernelArguments arguments = new KernelArguments();
 
     /** The use of a product. The names are those of constants in {@code wide_chain.cu}. */
-    private enum Kind {
+    public enum Kind {
         STORE,
         ADD,
         ACTIVATE;
@@ -75,7 +77,7 @@ public final class WideChain {
     }
 
     /**
-     * A quantized weight. Arrays are given by address.
+     * A quantized weight. Arrays are given by address, aligned to 16 bytes.
      *
      * @param elements the elements in e4m3, of shape (width, depth)
      * @param scales the scales of the rows in float32, of shape (width)
@@ -87,34 +89,17 @@ public final class WideChain {
 
     /**
      * A matmul, {@code x weightᵀ + bias}, and the use of its product. Arrays are given by address,
-     * in the chain's element type.
+     * aligned to 16 bytes, in the chain's element type. The methods make links; what a kind does
+     * not use is 0.
      */
-    public static final class Link {
-
-        private final Kind kind;
-        private final Weight weight;
-        private final long output;
-        private final int stride;
-        private final long residual;
-        private final long newResidual;
-        private final long normWeight;
-
-        private Link(
-                Kind kind,
-                Weight weight,
-                long output,
-                int stride,
-                long residual,
-                long newResidual,
-                long normWeight) {
-            this.kind = kind;
-            this.weight = weight;
-            this.output = output;
-            this.stride = stride;
-            this.residual = residual;
-            this.newResidual = newResidual;
-            this.normWeight = normWeight;
-        }
+    public record Link(
+            Kind kind,
+            Weight weight,
+            long output,
+            int stride,
+            long residual,
+            long newResidual,
+            long normWeight) {
 
         /**
          * Stores the product. Only for the last matmul of a chain.
@@ -181,10 +166,8 @@ public final class WideChain {
         blocks = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         kernel = module.kernel("decode_wide_chain");
         kernel.allowSharedMemory(SHARED_BYTES);
-        long tiles = 0;
-        for (int depth : depths) {
-            tiles = Math.max(tiles, ceilDiv(depth, K));
-        }
+        maxDepth = Arrays.stream(depths).max().orElseThrow();
+        long tiles = ceilDiv(maxDepth, K);
         xBytes = tiles * X_TILE_BYTES;
         squaresBytes = tiles * MAX_ROWS * Float.BYTES;
         partBytes = (long) blocks * MAX_ROWS * K * Float.BYTES;
@@ -204,19 +187,14 @@ public final class WideChain {
      * @param stored the widths of the products that are stored
      */
     static boolean isSupported(CudaDevice device, int hidden, int[] depths, int[] stored) {
-        boolean fits = ceilDiv(hidden, K) <= device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-        for (int depth : depths) {
-            fits &= depth % TensorMap.ALIGNMENT == 0;
-        }
-        for (int width : stored) {
-            fits &= width % COLUMN_STEP == 0;
-        }
-        return fits;
+        return ceilDiv(hidden, K) <= device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT)
+                && Arrays.stream(depths).allMatch(depth -> depth % TensorMap.ALIGNMENT == 0)
+                && Arrays.stream(stored).allMatch(width -> width % COLUMN_STEP == 0);
     }
 
     /** Returns whether a chain supports this number of rows. */
     public boolean isFor(int rows) {
-        return rows <= MAX_ROWS;
+        return rows > 0 && rows <= MAX_ROWS;
     }
 
     /**
@@ -227,7 +205,7 @@ public final class WideChain {
      * @param epsilon the number that norms add to the mean of squares
      * @param links the matmuls. The last one is a {@link Link#store}, the others are not.
      * @throws IllegalArgumentException if there are no matmuls, too many matmuls or too many rows,
-     *     or if a matmul has a kind that is not allowed in its place
+     *     or if a matmul has a kind or a depth that is not allowed in its place
      */
     public void launch(CudaStream stream, int rows, Input input, float epsilon, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
@@ -237,6 +215,7 @@ public final class WideChain {
                             .formatted(links.size(), rows, MAX_LINKS, MAX_ROWS));
         }
         boolean normed = input.normWeight != 0; // whether the link multiplies an RMSNorm
+        int made = 0; // columns of the next x
         for (int i = 0; i < links.size(); i++) {
             Link link = links.get(i);
             boolean last = i == links.size() - 1;
@@ -250,8 +229,20 @@ public final class WideChain {
                                         link.kind,
                                         normed ? " of normed rows" : ""));
             }
+            int depth = link.weight.depth;
+            if (depth > maxDepth || i > 0 && depth != made) {
+                throw new IllegalArgumentException(
+                        "matmul %d of %d has a depth of %d, but x has %d columns; at most %d are allowed"
+                                .formatted(
+                                        i + 1,
+                                        links.size(),
+                                        depth,
+                                        i == 0 ? depth : made,
+                                        maxDepth));
+            }
             put(i * LINK.byteSize(), link, normed);
             normed = link.kind == Kind.ADD;
+            made = normed ? link.weight.width : link.weight.width / 2;
         }
         long x = Torch.dataPointer(memory);
         long squares = x + 2 * xBytes;
@@ -299,37 +290,22 @@ public final class WideChain {
     }
 
     /**
-     * Returns the tiling of a matmul. Tiles of a stored product have the size with which the
-     * busiest thread block reads least of the weight: either wide tiles, of more than K columns, of
-     * which a block can have several; or narrow ones, whose splits each need their own block.
+     * Returns the tiling of a matmul. Narrow tiles, of K columns, are split so that each thread
+     * block has a split. If there are more tiles than blocks, tiles are wide, and blocks have
+     * several.
      */
     private Tiling tiling(Kind kind, int width, int depth) {
+        int tiles = ceilDiv(width, K);
         if (kind == Kind.ACTIVATE) {
             return new Tiling(2 * K, 1);
         }
-        int kBlocks = ceilDiv(depth, K);
-        int maxSplits = Math.min(MAX_SPLITS, kBlocks);
-        if (kind == Kind.ADD) {
-            return new Tiling(K, Math.min(maxSplits, blocks / ceilDiv(width, K)));
+        if (tiles <= blocks) {
+            int splits = Math.min(MAX_SPLITS, ceilDiv(depth, K));
+            return new Tiling(K, Math.min(splits, blocks / tiles));
         }
         int tilesPerBlock = ceilDiv(width, blocks * MAX_COLUMNS);
-        int wideColumns = Math.max(K + COLUMN_STEP, tileColumns(width, blocks * tilesPerBlock));
-        Tiling best = new Tiling(wideColumns, 1);
-        long leastRead = (long) tilesPerBlock * wideColumns * kBlocks;
-        for (int splits = 1; splits <= maxSplits; splits++) {
-            int columns = tileColumns(width, blocks / splits);
-            long read = (long) columns * ceilDiv(kBlocks, splits);
-            if (columns <= K && read <= leastRead) {
-                best = new Tiling(columns, splits);
-                leastRead = read;
-            }
-        }
-        return best;
-    }
-
-    /** Returns the columns of a tile that divides a product into at most this number of tiles. */
-    private static int tileColumns(int width, int tiles) {
-        return ceilDiv(ceilDiv(width, tiles), COLUMN_STEP) * COLUMN_STEP;
+        int columns = ceilDiv(ceilDiv(width, blocks * tilesPerBlock), COLUMN_STEP) * COLUMN_STEP;
+        return new Tiling(Math.max(columns, K + COLUMN_STEP), 1);
     }
 
     private static int ceilDiv(int a, int b) {

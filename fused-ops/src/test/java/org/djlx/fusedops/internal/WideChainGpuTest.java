@@ -2,6 +2,7 @@
 package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -202,6 +203,68 @@ class WideChainGpuTest {
         }
     }
 
+    /**
+     * The norm of the input. Rows that are NaN, infinite, or all zeros but for a number whose
+     * quotients overflow change no other row, and their results are NaN, NaN and near 0.
+     */
+    @Test
+    void unusualRowsStayInTheirRow() {
+        int hidden = 400;
+        int stored = 72;
+        int rows = 12;
+        ScalarType type = ScalarType.BFLOAT16;
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        DecoderKernels.Model model = new DecoderKernels.Model(type, 8, 8, 128, 4, 16, 16);
+        try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+            int[] depths = {hidden};
+            WideChain chain = kernels.wideChain(manager, streams.get(), hidden, depths, stored);
+            assumeTrue(chain != null, "a chain needs a Hopper GPU");
+            SplittableRandom random = new SplittableRandom(5);
+            Weight weight = new Weight(quantize, random, type, stored, hidden, false);
+            NDArray norm = random(random, 1, hidden, 1, type);
+            double[] usual = doubles(random(random, rows, hidden, 1, type));
+            double[] unusual = usual.clone();
+            unusual[hidden + 3] = Double.NaN;
+            unusual[2 * hidden + 300] = Double.POSITIVE_INFINITY;
+            Arrays.fill(unusual, 3 * hidden, 4 * hidden, 0);
+            unusual[3 * hidden + 7] = 1e-37;
+            List<double[]> products = new ArrayList<>();
+            for (double[] values : List.of(usual, unusual, usual)) {
+                float[] floats = new float[values.length];
+                for (int i = 0; i < floats.length; i++) {
+                    floats[i] = (float) values[i];
+                }
+                NDArray input = Torch.cast(manager.create(floats, new Shape(rows, hidden)), type);
+                NDArray output = Torch.empty(manager, new Shape(rows, stored), type);
+                chain.launch(
+                        streams.get(),
+                        rows,
+                        new WideChain.Input(Torch.dataPointer(input), Torch.dataPointer(norm)),
+                        EPSILON,
+                        List.of(
+                                WideChain.Link.store(
+                                        weight.onGpu, Torch.dataPointer(output), stored)));
+                products.add(doubles(output));
+            }
+            double[] x = rounded(scaled(usual, doubles(norm)), hidden);
+            double[] expected = weight.multiply(x, factors(usual, rows));
+            requireNear(expected, products.get(0), stored, 0.01);
+            assertArrayEquals(products.get(0), products.get(2));
+            double[] product = products.get(1);
+            for (int i = 0; i < product.length; i++) {
+                int row = i / stored;
+                if (row == 1 || row == 2) {
+                    assertTrue(Double.isNaN(product[i]), row + ": " + product[i]);
+                } else if (row == 3) {
+                    assertTrue(Math.abs(product[i]) < 1e-30, "tiny row: " + product[i]);
+                } else {
+                    assertEquals(products.get(0)[i], product[i], "row " + row);
+                }
+            }
+        }
+    }
+
     @Test
     void invalidChainsAreRejected() {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
@@ -215,7 +278,13 @@ class WideChainGpuTest {
             WideChain.Weight weight = new WideChain.Weight(address, address, 0, 256, 256);
             WideChain.Link store = WideChain.Link.store(weight, address, 256);
             WideChain.Link add = WideChain.Link.add(weight, address, 2 * address, address);
+            WideChain.Weight deep = new WideChain.Weight(address, address, 0, 256, 512);
+            WideChain.Link tooDeep = WideChain.Link.store(deep, address, 256);
+            WideChain.Link half = WideChain.Link.activate(weight);
             requireRejected(chain, 65, 0, List.of(store), "65 rows");
+            requireRejected(chain, 0, 0, List.of(store), "0 rows");
+            requireRejected(chain, 9, 0, List.of(tooDeep), "a depth of 512");
+            requireRejected(chain, 9, 0, List.of(half, store), "but x has 128 columns");
             requireRejected(chain, 9, 0, List.of(), "0 matmuls");
             requireRejected(chain, 9, 0, List.of(add), "matmul 1 of 1 is ADD");
             requireRejected(chain, 9, 0, List.of(store, store), "matmul 1 of 2 is STORE");

@@ -103,7 +103,7 @@ struct Shared {
   Barrier *loaded, *emptied;      // of the slots of weights
   Barrier *x_loaded, *x_emptied;  // of the slots of x
   Barrier* x_ready;               // one phase for each item: its x is in memory, and the ring of x is free
-  Barrier* factors_ready;         // one phase for each link with is_normed
+  Barrier* factors_ready;         // one phase for each item: the factors of its link are in `factors`
   volatile int* running;          // the link that consumers multiply, read by the producer of weights
 };
 
@@ -189,14 +189,14 @@ __device__ __forceinline__ void copy_x(const Chain& args, const Shared& shared) 
   }
 }
 
-// Computes the factors of rows, once a link. Prefetches into L2 the scales and norm weights of this block's tiles, which consumers need
-// after the sums. One warp calls it; a lane has two rows.
+// Computes the factors of rows. Prefetches into L2 the scales and norm weights of this block's tiles, which consumers need after the
+// sums. One warp calls it; a lane has two rows.
 __device__ __forceinline__ void compute_factors(const Chain& args, const Shared& shared) {
   u32 lane = threadIdx.x % WARP, items = 0;
+  float epsilon = __uint_as_float((u32)args.epsilon);
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
-    bool is_computed = !link.is_normed;
     for_each_item(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
       shared.x_ready->wait(items++ % 2);
       u32 columns = tile_width(link), first = tile * columns, bytes = min(columns, (u32)link.width - first) / 8 * 8 * sizeof(Bits);
@@ -205,18 +205,16 @@ __device__ __forceinline__ void compute_factors(const Chain& args, const Shared&
         if (link.kind == ACTIVATE) prefetch_bytes(link.scales + link.width + first, bytes * 2);
         if (link.kind == ADD) prefetch_bytes(link.norm_weight + first, bytes);
       }
-      if (is_computed) return;
-      is_computed = true;
-      float2 squares = make_float2(0, 0);
-      u32 tiles = k_blocks_of(link.depth);
+      float2 squares = make_float2(0, 0), factors = make_float2(1, 1);
+      u32 tiles = link.is_normed ? k_blocks_of(link.depth) : 0;
 #pragma unroll 16
       for (u32 t = 0; t < tiles; t++) {
         float2 of_tile = __ldcg((const float2*)(args.squares + t * ROWS) + lane);
         squares.x += of_tile.x;
         squares.y += of_tile.y;
       }
-      float epsilon = __uint_as_float((u32)args.epsilon);
-      ((float2*)shared.factors)[lane] = make_float2(norm_scale(squares.x, link.depth, epsilon), norm_scale(squares.y, link.depth, epsilon));
+      if (link.is_normed) factors = make_float2(norm_scale(squares.x, link.depth, epsilon), norm_scale(squares.y, link.depth, epsilon));
+      ((float2*)shared.factors)[lane] = factors;
       __syncwarp();
       if (lane == 0) shared.factors_ready->arrive();
     });
@@ -234,6 +232,9 @@ __device__ __forceinline__ u32 pack_e4m3(float first, float second) {
   return both;
 }
 
+// 0 if there are only numbers that are too small for their quotient to be finite.
+__device__ __forceinline__ float inverse_scale(float largest) { return largest > 1e-35f ? E4M3_MAX / largest : 0; }
+
 // Returns the byte of an element in its tile of x.
 __device__ __forceinline__ u32 swizzled(u32 row, u32 column) { return row * K + (column ^ row % 8 * 16); }
 
@@ -242,7 +243,7 @@ __device__ __forceinline__ void store_x(char* x, u32 row, u32 tile, float4 value
   u32 lane = threadIdx.x % WARP;
   char* to = x + (u64)tile * X_TILE_BYTES;
   u32 own_bits = max(max(magnitude_bits(values.x), magnitude_bits(values.y)), max(magnitude_bits(values.z), magnitude_bits(values.w)));
-  float largest = __uint_as_float(__reduce_max_sync(~0u, own_bits)), inverse = largest > 0 ? E4M3_MAX / largest : 0;
+  float largest = __uint_as_float(__reduce_max_sync(~0u, own_bits)), inverse = inverse_scale(largest);
   if (lane == 0) ((float*)(to + X_BYTES))[row] = largest / E4M3_MAX;
   u32 lower = pack_e4m3(values.x * inverse, values.y * inverse), upper = pack_e4m3(values.z * inverse, values.w * inverse);
   *(u32*)(to + swizzled(row, lane * 4)) = lower | upper << 16;
@@ -275,7 +276,7 @@ __device__ __forceinline__ void store_first_x(const Chain& args) {
 // Stores two columns of a part, and loads four. The cache hint keeps parts in L2 while the KV cache is read.
 __device__ __forceinline__ void store_pair(float* to, float first, float second) {
   const u64 EVICT_LAST = 0x14f0000000000000;  // as createpolicy.fractional.L2::evict_last makes it
-  asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(first), "f"(second), "l"(EVICT_LAST) : "memory");
+  asm volatile("st.relaxed.gpu.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(first), "f"(second), "l"(EVICT_LAST) : "memory");
 }
 __device__ __forceinline__ uint4 load_four(const float* from) {
   uint4 part;
@@ -401,7 +402,7 @@ __device__ __forceinline__ void store_activated(const Shared& shared, char* next
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       u32 largest_bits = max(__float_as_uint(exchange.largest[0][row + r * 8]), __float_as_uint(exchange.largest[1][row + r * 8]));
-      float largest = __uint_as_float(largest_bits), inverse = largest > 0 ? E4M3_MAX / largest : 0;
+      float largest = __uint_as_float(largest_bits), inverse = inverse_scale(largest);
       if (group == 0 && lane % 4 == 0) ((float*)(exchange.x + X_BYTES))[row + r * 8] = largest / E4M3_MAX;
 #pragma unroll
       for (int i = r * 2; i < SUMS; i += 4) {
@@ -480,8 +481,6 @@ __device__ __forceinline__ void multiply(const Chain& args, int i, const Shared&
   u32 per_slot = k_blocks_per_slot(link), slots = x_slots(args), x_bytes = x_slot_bytes(args);
   bool is_wide = per_slot == 1;
   u32 own_k_block = is_wide ? 0 : group / 2, first_column = (is_wide ? group : group % 2) * GROUP_COLUMNS;
-  float factors[2] = {1, 1};
-  bool is_first = true;
   for_each_item(link, [&](u32 tile, u32 split, u32 begin, u32 end) {
     if (threadIdx.x == 0) {
       fence_async();  // stores of x and exchanged sums come before the copies by copy_x
@@ -511,13 +510,9 @@ __device__ __forceinline__ void multiply(const Chain& args, int i, const Shared&
       if (lane == 0) shared.emptied[slot.index].arrive();
       slot.skip(1, SLOTS);
     }
-    if (link.is_normed && is_first) {
-      shared.factors_ready->wait(factors_parity);
-      factors_parity ^= 1;
-      factors[0] = shared.factors[row];
-      factors[1] = shared.factors[row + 8];
-    }
-    is_first = false;
+    shared.factors_ready->wait(factors_parity);
+    factors_parity ^= 1;
+    float factors[2] = {shared.factors[row], shared.factors[row + 8]};
     consumers_barrier();  // all have read x
     if (is_wide) {
       finish_wide_tile(args, link, shared, next_x, tile, first_column, row, sums, factors);

@@ -372,7 +372,7 @@ public final class TextEngine implements TextGenerator {
          * Sets whether, on GPUs in float16 and bfloat16, a sequence gets the same bits in every
          * batch. If true, steps have at most 64 tokens, those of more than 32 tokens, with FP8 of
          * more than 8, take longer, and prompts of more than 64 tokens are computed one by one. If
-         * false, cuBLASLt multiplies these larger steps, except with INT4, and all prompts of a
+         * false, other kernels multiply these larger steps, except with INT4, and all prompts of a
          * step together, and attention divides sequences in another way: the order of summation
          * depends on the other sequences of the step.
          *

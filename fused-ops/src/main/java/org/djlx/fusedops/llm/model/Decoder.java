@@ -674,13 +674,12 @@ final class Decoder implements AutoCloseable {
         long firstSplits = positions + (long) rows * Integer.BYTES;
         long table = firstSplits + (long) rows * Integer.BYTES;
         int firstToken = tokens * group.rank();
-        Residual residual = new Residual(rows);
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
         if (!key.lastLayer) { // Otherwise step() writes the residual.
             kernels.embed(
                     stream,
                     rows,
-                    Torch.dataPointer(residual.partial),
+                    Torch.dataPointer(residuals[0]),
                     Torch.dataPointer(inputs) + key.tokensOffset(),
                     sampledIndices,
                     Torch.dataPointer(sampled),
@@ -706,7 +705,7 @@ final class Decoder implements AutoCloseable {
         if (isWideChained(rows)) {
             wideLayers.launch(stream, rows, firstLayer, attend);
         } else {
-            recordLayers(residual, firstLayer, attend);
+            recordLayers(rows, firstLayer, attend);
         }
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
@@ -725,14 +724,15 @@ final class Decoder implements AutoCloseable {
     }
 
     /** Launches the layers and the logits, except in steps that use {@link WideLayers}. */
-    private void recordLayers(Residual residual, int firstLayer, IntConsumer attend) {
+    private void recordLayers(int rows, int firstLayer, IntConsumer attend) {
+        Residual residual = new Residual(rows);
         int headSize = config.headSize();
         int width = (queryHeads + 2 * kvHeads) * headSize;
         for (int i = firstLayer; i < config.layers(); i++) {
             ModelWeights.Layer layer = weights.layer(i);
             residual.multiply(
                     false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
-            launchChain(residual.rows);
+            launchChain(rows);
             attend.accept(i);
             multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
             residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
@@ -740,7 +740,7 @@ final class Decoder implements AutoCloseable {
         }
         int firstToken = tokens * group.rank();
         residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
-        launchChain(residual.rows);
+        launchChain(rows);
     }
 
     private DecoderKernels.Attention attention(

@@ -12,8 +12,9 @@ import org.djlx.fusedops.internal.DecoderKernels;
  *
  * <ul>
  *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact
- *   <li>on GPUs, with FP8, to e4m3 with a scale for each token: in prefills, and in decode steps of
- *       more than 8 rows unless the engine is batch-invariant
+ *   <li>on GPUs, with FP8, to e4m3: in prefills, and in decode steps of more than 8 rows unless the
+ *       engine is batch-invariant. There is a scale for each token; on Hopper GPUs, in steps of up
+ *       to 64 rows, for each 128 elements of a token
  *   <li>on GPUs, with INT4: not
  * </ul>
  *
@@ -42,8 +43,9 @@ public enum Quantization {
     /**
      * {@return the largest number of rows of one matmul by the decode kernels of GPUs}
      *
-     * <p>With weights in 16 bits or e4m3, cuBLASLt multiplies more rows, unless the engine is
-     * batch-invariant; its bits depend on the number of rows. With INT4 the kernels run repeatedly.
+     * <p>With weights in 16 bits or e4m3, a wide chain or cuBLASLt multiplies more rows, unless the
+     * engine is batch-invariant; bits then depend on the number of rows. With INT4 the kernels run
+     * repeatedly.
      */
     int gpuRows(boolean batchInvariant) {
         return switch (this) {
