@@ -17,6 +17,8 @@
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts
  * TensorPart     the parts of a layer's weights, their names and how ranks divide them
+ * WideLayers     the layers of a decode step on a Hopper GPU as few persistent kernels, for fp8 weights
+ * WideMatmul     matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  */
 /**
  * One rank's part of a language model: configuration, weights, KV cache, and the forward pass on
