@@ -343,9 +343,9 @@ final class Attention {
                         mergeHeads(
                                 narrow(
                                         Torch.attention(
-                                                WideMatmul.widened(ofSpan(queries, span)),
-                                                WideMatmul.widened(ofSpan(keys, span)),
-                                                WideMatmul.widened(ofSpan(values, span)),
+                                                Float32Matmul.widened(ofSpan(queries, span)),
+                                                Float32Matmul.widened(ofSpan(keys, span)),
+                                                Float32Matmul.widened(ofSpan(values, span)),
                                                 true))));
             } else {
                 queryBlocks(span)
@@ -514,13 +514,14 @@ final class Attention {
         try (NDManager block = manager.newSubManager()) { // Frees the scores before the next block.
             // (sequences, KV heads, groupSize · tokens, head size)
             NDArray q =
-                    WideMatmul.widened(queries.get(block, own))
+                    Float32Matmul.widened(queries.get(block, own))
                             .reshape(span.sequences, span.tokens, kvHeads, groupSize, size)
                             .transpose(0, 2, 3, 1, 4)
                             .reshape(span.sequences, kvHeads, rows, size);
-            NDArray keys = WideMatmul.widened(cache.keys(block, layer, span.slots)).reshape(cached);
+            NDArray keys =
+                    Float32Matmul.widened(cache.keys(block, layer, span.slots)).reshape(cached);
             NDArray values =
-                    WideMatmul.widened(cache.values(block, layer, span.slots)).reshape(cached);
+                    Float32Matmul.widened(cache.values(block, layer, span.slots)).reshape(cached);
             NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
             NDArray scaled = Torch.cast(products, ScalarType.FLOAT32).mul((float) of.scale());
             NDArray scores =

@@ -91,7 +91,7 @@ public final class ModelWeights implements AutoCloseable {
 
         /** Returns whether collectives can be fused with its matmul. */
         boolean isFusible() {
-            return quantized == null && !isWide(weights.get(0));
+            return quantized == null && !isInFloat32(weights.get(0));
         }
 
         /** Multiplies rows, without the bias; on a GPU only if it is not quantized. */
@@ -100,8 +100,8 @@ public final class ModelWeights implements AutoCloseable {
                 return quantized.multiply(x);
             }
             long outputs = weights.stream().mapToLong(weight -> weight.getShape().get(1)).sum();
-            if (isWide(x)) {
-                return WideMatmul.multiply(x, weights, outputs);
+            if (isInFloat32(x)) {
+                return Float32Matmul.multiply(x, weights, outputs);
             }
             if (weights.size() == 1) {
                 return x.matMul(weight());
@@ -119,8 +119,8 @@ public final class ModelWeights implements AutoCloseable {
             return product;
         }
 
-        private static boolean isWide(NDArray array) {
-            return WideMatmul.isUsed(array.getDevice(), Torch.scalarType(array));
+        private static boolean isInFloat32(NDArray array) {
+            return Float32Matmul.isUsed(array.getDevice(), Torch.scalarType(array));
         }
     }
 

@@ -6,6 +6,7 @@
  * ConfigEntries  checked entries of a JSON file
  * Decoder        decode steps on a GPU, recorded as CUDA graphs
  * ExpertRouter   chooses the experts of tokens
+ * Float32Matmul  matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * Gemma2         Gemma 2
  * Gemma3         Gemma 3 for text
  * Llama          Llama
@@ -18,7 +19,6 @@
  * Qwen3Moe       Qwen 3 with experts
  * TensorPart     the parts of a layer's weights, their names and how ranks divide them
  * WideLayers     the layers of a decode step on a Hopper GPU as few persistent kernels, for fp8 weights
- * WideMatmul     matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  */
 /**
  * One rank's part of a language model: configuration, weights, KV cache, and the forward pass on

@@ -267,7 +267,7 @@ public class LlamaModelTest {
             long before = counter.calls();
             check(pool, tolerance, c, c.next(140, true)); // Of 8 ranks, four have a token more.
             long fused = counter.calls() - before;
-            boolean wide = WideMatmul.isUsed(groups.get(0).device(), config.type());
+            boolean wide = Float32Matmul.isUsed(groups.get(0).device(), config.type());
             // One rank with kernels calls none.
             long ofLayer = ranks > 1 ? (wide ? 0 : 4) : decodes ? 0 : 2;
             // The last token's last layer and what comes before it: three sums, which a graph has.

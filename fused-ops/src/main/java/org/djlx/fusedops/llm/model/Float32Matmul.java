@@ -16,13 +16,13 @@ import org.djlx.nativeops.torch.Torch;
  * libtorch computes 16-bit matmuls there as one dot product at a time: a prompt of 512 tokens took
  * 3.8 times as long.
  */
-final class WideMatmul {
+final class Float32Matmul {
 
     private static final ScalarType FLOAT = ScalarType.FLOAT32;
     private static final long BLOCK_ELEMENTS = 1 << 20; // of weights that are float32 at a time
     private static final long KERNEL_ROWS = 32; // the most for which kernels are faster
 
-    private WideMatmul() {}
+    private Float32Matmul() {}
 
     /** Returns whether arrays of this type are multiplied in float32. */
     static boolean isUsed(Device device, ScalarType type) {

@@ -15,7 +15,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /** Matmuls of 16-bit arrays in float32, against loops in float64. */
-class WideMatmulTest {
+class Float32MatmulTest {
 
     private static final int INPUTS = 1000;
     private static final int[] OUTPUTS = {1200, 300}; // more than one block, and another matrix
@@ -30,7 +30,7 @@ class WideMatmulTest {
                     List.of(
                             random(manager, random, type, OUTPUTS[0]).transpose(),
                             random(manager, random, type, OUTPUTS[1]).transpose());
-            NDArray product = WideMatmul.multiply(x, weights, OUTPUTS[0] + OUTPUTS[1]);
+            NDArray product = Float32Matmul.multiply(x, weights, OUTPUTS[0] + OUTPUTS[1]);
 
             assertEquals(type, Torch.scalarType(product));
             assertEquals(new Shape(rows, OUTPUTS[0] + OUTPUTS[1]), product.getShape());
