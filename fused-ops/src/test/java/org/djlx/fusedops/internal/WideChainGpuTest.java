@@ -204,8 +204,9 @@ class WideChainGpuTest {
     }
 
     /**
-     * The norm of the input. Rows that are NaN, infinite, or all zeros but for a number whose
-     * quotients overflow change no other row, and their results are NaN, NaN and near 0.
+     * A chain of one matmul that norms its input, and three unusual rows: one with a NaN, one with
+     * an infinity, and one of zeros with a single number so small that 448 divided by it is
+     * infinite. The first two give NaN, the third gives zeros. All other rows keep their bits.
      */
     @Test
     void unusualRowsStayInTheirRow() {
