@@ -1,4 +1,4 @@
-// Conversions between e4m3 and 16-bit elements, by bit operations that all GPUs have.
+// Conversions between e4m3 and 16-bit elements, mostly by bit operations that all GPUs have.
 #pragma once
 #include "element.cuh"
 
@@ -13,6 +13,22 @@ __device__ __forceinline__ u32 to_e4m3(float x) {
   u32 bits = is_normal ? (__float_as_uint(rounded) >> 20) - (120 << 3) : (u32)(rounded * 512);
   return bits | (__float_as_uint(x) >> 24 & 0x80);
 }
+
+// Rounds two numbers as to_e4m3, the first to the lower byte. NaN becomes any number or NaN.
+__device__ __forceinline__ u32 to_e4m3(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  u16 both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
+  return both;
+#else
+  return to_e4m3(first) | to_e4m3(second) << 8;
+#endif
+}
+
+const float E4M3_MAX = 448;
+
+// The factor by which numbers are rounded to e4m3, whose largest magnitude is given. 0 if all are so small that it would be infinite.
+__device__ __forceinline__ float inverse_scale(float largest) { return largest > 1e-35f ? E4M3_MAX / largest : 0; }
 
 // a * b + c for two elements of T each.
 template <typename T>

@@ -120,10 +120,10 @@ __device__ __forceinline__ u32 narrowed(const Bits* head, float& scale) {
     x[i] = T::load((Bits)((i < 2 ? four.x : four.y) >> i % 2 * 16));
     most = max(most, magnitude_bits(x[i]));
   }
-  float largest = __uint_as_float(__reduce_max_sync(~0u, most)), inverse = largest > 0 ? 448 / largest : 0;
-  scale = largest / 448;
+  float largest = __uint_as_float(__reduce_max_sync(~0u, most)), inverse = inverse_scale(largest);
+  scale = largest / E4M3_MAX;
 #pragma unroll
-  for (int i = 0; i < 4; i++) bytes |= to_e4m3(x[i] * inverse) << i * 8;
+  for (int i = 0; i < 4; i += 2) bytes |= to_e4m3(x[i] * inverse, x[i + 1] * inverse) << i * 8;
   return bytes;
 }
 

@@ -91,7 +91,6 @@ const int SHARED_BYTES = SLOTS * SLOT_BYTES + X_RING_BYTES;
 static_assert(SHARED_BYTES <= 220 << 10, "the rest is for barriers, scales and factors");
 // Slots of weights that are copied at a time; 1 while consumers wait, so that their loads do not queue behind weights.
 const int MAX_UNDER_WAY = 2;
-const float E4M3_MAX = 448;
 const u32 ABSENT = 0xffffffff;  // a NaN that no instruction computes
 
 // Shared memory of a block.
@@ -225,16 +224,6 @@ __device__ __forceinline__ float4 to_floats(const uint2& four) {
   return make_float4(T::load((Bits)four.x), T::load((Bits)(four.x >> 16)), T::load((Bits)four.y), T::load((Bits)(four.y >> 16)));
 }
 
-// Rounds two floats to e4m3 and packs them, the first in the lower byte.
-__device__ __forceinline__ u32 pack_e4m3(float first, float second) {
-  u16 both;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
-  return both;
-}
-
-// 0 if there are only numbers that are too small for their quotient to be finite.
-__device__ __forceinline__ float inverse_scale(float largest) { return largest > 1e-35f ? E4M3_MAX / largest : 0; }
-
 // Returns the byte of an element in its tile of x.
 __device__ __forceinline__ u32 swizzled(u32 row, u32 column) { return row * K + (column ^ row % 8 * 16); }
 
@@ -245,7 +234,7 @@ __device__ __forceinline__ void store_x(char* x, u32 row, u32 tile, float4 value
   u32 own_bits = max(max(magnitude_bits(values.x), magnitude_bits(values.y)), max(magnitude_bits(values.z), magnitude_bits(values.w)));
   float largest = __uint_as_float(__reduce_max_sync(~0u, own_bits)), inverse = inverse_scale(largest);
   if (lane == 0) ((float*)(to + X_BYTES))[row] = largest / E4M3_MAX;
-  u32 lower = pack_e4m3(values.x * inverse, values.y * inverse), upper = pack_e4m3(values.z * inverse, values.w * inverse);
+  u32 lower = to_e4m3(values.x * inverse, values.y * inverse), upper = to_e4m3(values.z * inverse, values.w * inverse);
   *(u32*)(to + swizzled(row, lane * 4)) = lower | upper << 16;
 }
 
@@ -407,7 +396,7 @@ __device__ __forceinline__ void store_activated(const Shared& shared, char* next
 #pragma unroll
       for (int i = r * 2; i < SUMS; i += 4) {
         u32 column = group * GROUP_COLUMNS + lane % 4 * 2 + column_of_sum(i);
-        *(u16*)(exchange.x + swizzled(row + r * 8, column)) = pack_e4m3(sums[i] * inverse, sums[i + 1] * inverse);
+        *(u16*)(exchange.x + swizzled(row + r * 8, column)) = to_e4m3(sums[i] * inverse, sums[i + 1] * inverse);
       }
     }
   }

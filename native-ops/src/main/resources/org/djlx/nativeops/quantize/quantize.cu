@@ -16,7 +16,7 @@
 
 #ifdef HAS_BFLOAT16
 
-const int ROW_THREADS = 1024;   // the most threads of a row that becomes e4m3
+const int ROW_THREADS = 512;    // the most threads of a row that becomes e4m3
 const int GROUP_THREADS = 256;  // of a block of groups
 const int GROUP = 128;
 
@@ -53,14 +53,14 @@ __device__ __forceinline__ void round_row(const uint4* row, u32 packs, u32 most,
   if (lane == 0) of_warps[threadIdx.x / WARP] = most;
   __syncthreads();
   most = __reduce_max_sync(~0u, lane < blockDim.x / WARP ? of_warps[lane] : 0);
-  float largest = __uint_as_float(most), inverse = largest > 0 ? 448 / largest : 0;
-  if (threadIdx.x == 0) scales[blockIdx.x] = largest / 448;
+  float largest = __uint_as_float(most), inverse = inverse_scale(largest);
+  if (threadIdx.x == 0) scales[blockIdx.x] = largest / E4M3_MAX;
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
     FloatPack<T> x;
     x.set(row[i]);
     u32 words[2] = {};
 #pragma unroll
-    for (int e = 0; e < Pack<T>::COUNT; e++) words[e / 4] |= to_e4m3(x.values[e] * inverse) << e % 4 * 8;
+    for (int e = 0; e < Pack<T>::COUNT; e += 2) words[e / 4] |= to_e4m3(x.values[e] * inverse, x.values[e + 1] * inverse) << e % 4 * 8;
     ((uint2*)quantized)[(u64)blockIdx.x * packs + i] = make_uint2(words[0], words[1]);
   }
 }

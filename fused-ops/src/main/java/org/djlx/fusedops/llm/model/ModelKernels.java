@@ -50,6 +50,7 @@ public final class ModelKernels implements AutoCloseable {
     private final DecoderKernels kernels;
     private final RmsNormKernels norms;
     private final QuantizeKernels quantize; // null if weights are not quantized
+    private final boolean multipliesE4m3; // in prefills
     private final NDManager manager;
     private final NDArray one; // in float32
     private final Compute compute;
@@ -74,6 +75,7 @@ public final class ModelKernels implements AutoCloseable {
                 quantization == Quantization.NONE
                         ? null
                         : new QuantizeKernels(group.device(), config.type());
+        multipliesE4m3 = quantization == Quantization.FP8;
         manager = NDManager.newBaseManager(group.device());
         one = manager.create(1f);
         compute = new Compute(group.device(), ranks, manager);
@@ -367,32 +369,33 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /** Multiplies contiguous rows, without the bias. */
-    NDArray multiply(NDArray x, ModelWeights.Linear linear) {
+    NDArray multiply(Operand x, ModelWeights.Linear linear) {
         QuantizedMatrix weights = linear.quantized();
         if (weights == null) {
-            return x.matMul(linear.weight());
+            return x.elements().matMul(linear.weight());
         }
-        NDManager step = x.getManager();
-        long rows = x.getShape().get(0);
+        NDManager step = x.elements().getManager();
         long depth = weights.inputs();
         long width = weights.outputs();
         if (weights.quantization() == Quantization.INT4) {
             try (NDArray wide = Torch.empty(step, new Shape(width, depth), config.type());
                     NDArray transposed = wide.transpose()) {
                 quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));
-                return x.matMul(transposed);
+                return x.elements().matMul(transposed);
             }
         }
-        NDArray product = Torch.empty(step, new Shape(rows, width), config.type());
-        try (NDArray rounded = Torch.empty(step, x.getShape(), ScalarType.UINT8);
-                NDArray scales = Torch.empty(step, new Shape(rows), ScalarType.FLOAT32)) {
-            QuantizeKernels.Matrix of =
-                    new QuantizeKernels.Matrix(
-                            8, Torch.dataPointer(rounded), Torch.dataPointer(scales), rows, depth);
-            quantize.quantize(Torch.dataPointer(x), of);
+        try (Operand own = x.isRounded() ? null : rounded(x.elements())) {
+            QuantizeKernels.Matrix of = (own == null ? x : own).matrix();
+            NDArray product = Torch.empty(step, new Shape(of.rows(), width), config.type());
             multiply(of, weights, Torch.dataPointer(product), width, true);
+            return product;
         }
-        return product;
+    }
+
+    private Operand rounded(NDArray rows) {
+        Operand to = Operand.rounded(rows.getManager(), rows.getShape());
+        quantize.quantize(Torch.dataPointer(rows), to.matrix());
+        return to;
     }
 
     /**
@@ -491,8 +494,8 @@ public final class ModelKernels implements AutoCloseable {
         return output;
     }
 
-    /** Returns the RMSNorm of rows. */
-    NDArray rmsNorm(NDArray rows, NDArray weight) {
+    /** Returns the RMSNorm of rows, rounded to e4m3 if weights are. */
+    Operand rmsNorm(NDArray rows, NDArray weight) {
         try (NDArray zeros = Torch.empty(rows.getManager(), rows.getShape(), config.type())) {
             long byteSize = rows.size() * config.type().itemSize();
             currentStreams.get().memsetAsync(Torch.dataPointer(zeros), (byte) 0, byteSize);
@@ -501,17 +504,23 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /** Returns {@code silu(gate) · up} of rows. Each row holds the gate, then up. */
-    NDArray siluAndMul(NDArray gateUp) {
+    Operand siluAndMul(NDArray gateUp) {
         long rows = gateUp.getShape().get(0);
         long width = gateUp.getShape().get(1) / 2;
-        NDArray output = Torch.empty(gateUp.getManager(), new Shape(rows, width), config.type());
+        Shape shape = new Shape(rows, width);
+        if (multipliesE4m3) {
+            Operand output = Operand.rounded(gateUp.getManager(), shape);
+            quantize.activate(Torch.dataPointer(gateUp), output.matrix());
+            return output;
+        }
+        NDArray output = Torch.empty(gateUp.getManager(), shape, config.type());
         kernels.activate(
                 currentStreams.get(),
                 Torch.dataPointer(output),
                 Torch.dataPointer(gateUp),
                 rows,
                 width);
-        return output;
+        return new Operand(output);
     }
 
     /**
@@ -521,21 +530,29 @@ public final class ModelKernels implements AutoCloseable {
      * @param residual the residual; not changed
      * @param weight the norm's weight
      */
-    NDArray addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
+    Operand addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
         Shape shape = sum.getShape();
-        NDArray norm = Torch.empty(sum.getManager(), shape, config.type());
+        Operand norm =
+                multipliesE4m3
+                        ? Operand.rounded(sum.getManager(), shape)
+                        : new Operand(Torch.empty(sum.getManager(), shape, config.type()));
         long address = Torch.dataPointer(sum);
-        norms.add(
+        RmsNormKernels.Rows rows =
                 new RmsNormKernels.Rows(
                         address,
-                        Torch.dataPointer(norm),
+                        Torch.dataPointer(norm.elements()),
                         address,
                         Torch.dataPointer(residual),
                         Torch.dataPointer(weight),
                         config.type(),
                         shape.get(0),
-                        shape.get(1)),
-                (float) config.epsilon());
+                        shape.get(1));
+        float epsilon = (float) config.epsilon();
+        if (multipliesE4m3) {
+            quantize.norm(rows, null, epsilon, norm.matrix());
+        } else {
+            norms.add(rows, epsilon);
+        }
         return norm;
     }
 

@@ -239,12 +239,18 @@ public final class TransformerModel implements AutoCloseable {
             NDArray tokens = scaled(embed(step, batch, divided));
             NDArray norm = rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden =
-                    layers(step, new Hidden(tokens, norm), metadata, divided, config.layers());
+                    layers(
+                            step,
+                            new Hidden(tokens, new Operand(norm)),
+                            metadata,
+                            divided,
+                            config.layers());
             NDArray rows = logitsRows(step, batch);
             if (rows == null) {
                 return Optional.empty();
             }
-            NDArray last = divided ? gather(hidden.norm) : hidden.norm;
+            NDArray norms = hidden.norm.elements();
+            NDArray last = divided ? gather(norms) : norms;
             NDArray selected = last.get(new NDIndex("{}", rows));
             return Optional.of(Logits.of(complete(weights.output().multiply(selected), manager)));
         }
@@ -272,7 +278,7 @@ public final class TransformerModel implements AutoCloseable {
                     ModelKernels.inputs(step, chunks, paddedRows(count, group.worldSize()));
             Attention.Metadata metadata = attention.metadata(step, chunks, inputs);
             NDArray tokens = sum(gpu.embed(inputs, weights), divided);
-            NDArray norm = gpu.rmsNorm(tokens, weights.layer(0).attentionNorm());
+            Operand norm = gpu.rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden = layers(step, new Hidden(tokens, norm), metadata, divided, last);
             ModelWeights.Layer layer = weights.layer(last);
             ModelWeights.Linear keysAndValues =
@@ -339,7 +345,7 @@ public final class TransformerModel implements AutoCloseable {
      * @param residual the residual stream
      * @param norm the RMSNorm of {@code residual} for the next layer
      */
-    private record Hidden(NDArray residual, NDArray norm) {
+    private record Hidden(NDArray residual, Operand norm) {
 
         void attach(NDManager manager) {
             residual.attach(manager);
@@ -359,7 +365,7 @@ public final class TransformerModel implements AutoCloseable {
         Hidden attended =
                 add(
                         hidden.residual,
-                        rowParallel(heads, layer.attentionOut(), divided),
+                        rowParallel(new Operand(heads), layer.attentionOut(), divided),
                         layer.attentionPostNorm(),
                         layer.mlpNorm(),
                         divided);
@@ -370,7 +376,7 @@ public final class TransformerModel implements AutoCloseable {
                                 activated(attended.norm, layer.mlp().gateUp(), mlp, divided),
                                 layer.mlp().down(),
                                 divided)
-                        : experts(attended.norm, layer, mlp, divided);
+                        : experts(attended.norm.elements(), layer, mlp, divided);
         NDArray next =
                 index + 1 < config.layers()
                         ? weights.layer(index + 1).attentionNorm()
@@ -382,10 +388,11 @@ public final class TransformerModel implements AutoCloseable {
      * Multiplies by this rank's rows of a weight. Returns the rank's partial sum; with sequence
      * parallelism the sum over all ranks, of this rank's rows.
      */
-    private NDArray rowParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
+    private NDArray rowParallel(Operand x, ModelWeights.Linear linear, boolean divided) {
         NDArray sum =
                 divided && linear.isFusible()
-                        ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
+                        ? FusedOps.matmulReduceScatter(
+                                x.elements(), linear.weight(), ReduceOp.SUM, 0, group)
                         : divided ? sum(multiply(x, linear), true) : multiply(x, linear);
         boolean biased = linear.bias() != null && (divided || group.rank() == 0);
         return biased ? sum.addi(linear.bias()) : sum;
@@ -403,14 +410,14 @@ public final class TransformerModel implements AutoCloseable {
         if (!divided && postNorm == null && !alone) {
             NormedResidual sum =
                     FusedOps.allReduceRmsNorm(x, residual, norm, (float) config.epsilon(), group);
-            return new Hidden(sum.residual(), sum.norm());
+            return new Hidden(sum.residual(), new Operand(sum.norm()));
         }
         if (gpu != null) { // Then there is no norm of the result.
             return new Hidden(x, gpu.addRmsNorm(x, residual, norm));
         }
         NDArray complete = divided ? x : sum(x, false);
         NDArray sum = residual.add(postNorm == null ? complete : rmsNorm(complete, postNorm));
-        return new Hidden(sum, rmsNorm(sum, norm));
+        return new Hidden(sum, new Operand(rmsNorm(sum, norm)));
     }
 
     /**
@@ -480,22 +487,23 @@ public final class TransformerModel implements AutoCloseable {
         return tokens.mul(Torch.cast(scale, config.type()));
     }
 
-    private NDArray multiply(NDArray x, ModelWeights.Linear linear) {
-        return gpu == null ? linear.multiply(x) : gpu.multiply(x, linear);
+    private NDArray multiply(Operand x, ModelWeights.Linear linear) {
+        return gpu == null ? linear.multiply(x.elements()) : gpu.multiply(x, linear);
     }
 
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
-    private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
+    private NDArray columnParallel(Operand x, ModelWeights.Linear linear, boolean divided) {
         NDArray product;
         if (divided && linear.isFusible()) {
             List<NDArray> products =
-                    FusedOps.allGatherMatmul(x, linear.weights(), 0, group, false).outputs();
+                    FusedOps.allGatherMatmul(x.elements(), linear.weights(), 0, group, false)
+                            .outputs();
             product =
                     products.size() == 1
                             ? products.get(0)
                             : NDArrays.concat(new NDList(products), 1);
         } else {
-            product = multiply(divided ? gather(x) : x, linear);
+            product = multiply(divided ? new Operand(gather(x.elements())) : x, linear);
         }
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
@@ -553,21 +561,19 @@ public final class TransformerModel implements AutoCloseable {
     }
 
     /** Returns {@code activation(gate) · up} of all tokens. */
-    private NDArray activated(
-            NDArray x, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp, boolean divided) {
+    private Operand activated(
+            Operand x, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp, boolean divided) {
         if (gpu != null && divided && gateUp.bias() == null && gateUp.quantized() == null) {
-            Optional<NDArray> gated = FusedOps.allGatherGated(x, gateUp.weight(), group);
+            Optional<NDArray> gated = FusedOps.allGatherGated(x.elements(), gateUp.weight(), group);
             if (gated.isPresent()) {
-                return gated.get();
+                return new Operand(gated.get());
             }
         }
-        return gated(columnParallel(x, gateUp, divided), mlp);
+        NDArray both = columnParallel(x, gateUp, divided);
+        return gpu == null ? new Operand(gated(both, mlp)) : gpu.siluAndMul(both);
     }
 
-    private NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
-        if (gpu != null) {
-            return gpu.siluAndMul(gateUp);
-        }
+    private static NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
         long inner = gateUp.getShape().get(1) / 2;
         NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
         NDArray up = gateUp.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
