@@ -33,7 +33,7 @@ public final class MatmulChain {
 
     // Above these limits DecoderKernels.matmul is faster.
     private static final int MAX_ROWS = 1;
-    private static final int MAX_QUANTIZED_ROWS = 4;
+    private static final int MAX_QUANTIZED_ROWS = 8;
 
     // Shared memory of a thread block. One of attention fits into the rest of an SM's.
     private static final int SHARED_BYTES = 200 << 10;

@@ -150,9 +150,11 @@ class DecoderKernelsGpuTest {
         "BFLOAT16, 8, 1, 4096, 5008",
         "BFLOAT16, 8, 3, 80, 48",
         "BFLOAT16, 8, 4, 1040, 9232",
+        "BFLOAT16, 8, 8, 4096, 9232",
         "BFLOAT16, 4, 1, 4096, 5120",
         "FLOAT16, 4, 2, 1024, 512",
-        "BFLOAT16, 4, 4, 1000, 9216"
+        "BFLOAT16, 4, 4, 1000, 9216",
+        "BFLOAT16, 4, 8, 4096, 9216"
     })
     void aChainHasTheBitsOfItsMatmuls(
             ScalarType type, int weightBits, int rows, int hidden, int inner) {

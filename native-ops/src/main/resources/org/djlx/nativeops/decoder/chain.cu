@@ -19,7 +19,8 @@
 // Compiled with
 //   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
-// and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel.
+// and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel. The compiler needs all of
+// them: look for spills after each change.
 #include "decoder/grid.cuh"
 #include "decoder/output.cuh"
 #include "hopper.cuh"
@@ -80,10 +81,10 @@ __device__ __forceinline__ void set_barrier(u32 set) {
 
 __device__ __forceinline__ u32 columns_of(const Link& link) { return link.gated ? 8 : 16; }  // of a weight tile
 
-// The first tile of a block.
+// The first tile of a block. In 32 bits: divisions of 64 bits would take 0.5 us before each matmul.
 __device__ __forceinline__ u32 first_tile(const Link& link, u32 block) {
-  u32 columns = columns_of(link), tiles = (link.width + columns - 1) / columns;
-  return (u64)tiles * block / gridDim.x;
+  u32 width = link.width, tiles = link.gated ? (width + 7) / 8 : (width + 15) / 16;
+  return tiles * block / gridDim.x;
 }
 
 __device__ __forceinline__ u32 segments_of(const Link& link) { return (row_bytes(link.depth) + SEGMENT - 1) / SEGMENT; }
@@ -176,16 +177,20 @@ __device__ __forceinline__ void norm_rows(const Chain& args, const Link& link, c
   consumers_barrier();
 }
 
-// Copies the window of x that begins with a segment to shared memory; zeros past the end of x.
+// Copies the window of x that begins with a segment to shared memory; zeros past the end of x. All copies are under way at once.
 __device__ __forceinline__ void copy_window(const Chain& args, const Link& link, const Shared& shared, u32 segment) {
-  u32 packs = args.window * (X_BYTES / 16), pitch = args.window * X_BYTES + X_PAD, first = segment * (X_BYTES / 16);
+  u32 packs = min((u32)args.window, segments_of(link) - segment) * (X_BYTES / 16), first = segment * (X_BYTES / 16);
   consumers_barrier();  // the window before has been read
+#pragma unroll 1
   for (u32 row = 0; row < args.batch; row++) {
-    const uint4* from = (const uint4*)(link.x + row * link.depth) + first;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < packs; i += CONSUMERS * WARP) {
-      *(uint4*)(shared.x + row * pitch + i * 16) = (first + i) * PACK < link.depth ? __ldcg(from + i) : zeros();
+      u32 to = shared_address(shared.x) + row * ((u32)args.window * X_BYTES + X_PAD) + i * 16, k = (first + i) * PACK;
+      copy_pack_async<false>(to, link.x + row * link.depth + k, k < link.depth);
     }
   }
+  commit_copies();
+  wait_copies<0>();
   consumers_barrier();
 }
 
@@ -195,15 +200,15 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
                                          Stage& stage) {
   u32 set = threadIdx.x / (SET_WARPS * WARP), warp = threadIdx.x / WARP % SET_WARPS, lane = threadIdx.x % WARP;
   u32 row = lane / 4;  // of both operands
-  u32 segments = segments_of(link), window = args.window;
+  u32 segments = segments_of(link);
   u32 own_byte = warp * 2 * LOAD_BYTES + lane % 4 * 16;  // byte of the first load in a segment
-  bool is_row = row < args.batch, copies_x = !link.norm_weight && (is_first || segments > window);
+  bool is_row = row < args.batch, copies_x = !link.norm_weight && (is_first || segments > args.window);
   float sums[TILES ? TILES : 1][4] = {};
   u32 in_window = 0;
+  const char* x = shared.x + row * ((u32)args.window * X_BYTES + X_PAD);
 #pragma unroll 1
   for (u32 segment = 0; segment < segments; segment++) {
     if (in_window == 0 && copies_x) copy_window(args, link, shared, segment);
-    const char* x = shared.x + row * (window * X_BYTES + X_PAD) + in_window * X_BYTES;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       Stage of = stage;
@@ -233,7 +238,11 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
       if (lane == 0) shared.emptied[of.index].arrive();
     }
     stage.skip(tiles, args.stages);
-    if (++in_window == window) in_window = 0;
+    x += X_BYTES;
+    if (++in_window == args.window) {
+      in_window = 0;
+      x -= (u32)args.window * X_BYTES;
+    }
   }
   if (TILES == 0) return;
   // Add the warps' sums in the order of warps, as matmul.cu does.
@@ -284,10 +293,10 @@ extern "C" __global__ void decode_chain(const __grid_constant__ Chain args) {
 #pragma unroll 1
   for (int i = 0; i < args.count; i++) {
     const Link& link = args.links[i];
+    u32 first = first_tile(link, blockIdx.x), end = first_tile(link, blockIdx.x + 1);
     if (i > 0) grid_barrier(args.arrivals, phase);
     if (link.norm_weight) norm_rows(args, link, shared);
     if (threadIdx.x == 0) running = i;
-    u32 first = first_tile(link, blockIdx.x), end = first_tile(link, blockIdx.x + 1);
 #pragma unroll 1
     for (u32 group = first; group < end; group += GROUP_TILES) {
       u32 tiles = min(end - group, GROUP_TILES);

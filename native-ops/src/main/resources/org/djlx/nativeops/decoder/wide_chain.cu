@@ -112,8 +112,8 @@ __device__ __forceinline__ u32 k_blocks_per_slot(const Link& link) { return link
 __device__ __forceinline__ u32 tile_width(const Link& link) { return link.kind == ACTIVATE ? K : link.columns; }
 
 __device__ __forceinline__ u32 items_of(const Link& link) {
-  u32 columns = tile_width(link);
-  return (link.width + columns - 1) / columns * link.splits;
+  u32 columns = tile_width(link), width = link.width;  // in 32 bits: divisions of 64 bits would take 0.2 us
+  return (width + columns - 1) / columns * (u32)link.splits;
 }
 
 // Calls item(tile, split, first k-block, end) for each item of this block.
