@@ -4,7 +4,7 @@
 Prints {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at the end {"done": true}:
   {"batch": B, "method": METHOD, "micros": ...}    a step, replayed from a CUDA graph
   {"prompt": N, "matmulMicros": ...}               all matmuls of a prompt, called by the host
-The methods are "nccl" and "oneShot" for several ranks, "alone" and "compiled" (by torch.compile) for one rank. "note" replaces
+The methods are "nccl" and "oneShot" for several ranks, "alone" and "compiled" (by torch.compile, the kernels of a layer once for all) for one rank. "note" replaces
 the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are random bfloat16, sharded as
 in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. The cache is static; the new
 token is the last of its context. Times are medians of the slowest rank. Each rank is a process with one GPU. Ends after the last measurement, if a rank dies, or after --limit.
@@ -60,11 +60,7 @@ class Llama(torch_peer.Rank):
             return {"micros": self.decoding(case["batch"], case["method"])}
 
     def decoding(self, batch, method):
-        step = self.step(batch, method)
-        if method == "compiled":  # The whole step, with the fastest products that it finds. Compiled by the first call.
-            self.torch.compiler.reset()  # It compiles a function 8 times at most.
-            step = self.torch.compile(step, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
-        graph = self.capture(step, 1)
+        graph = self.capture(self.step(batch, method), 1)
         self.barrier()
         micros = self.times(graph.replay)
         self.barrier()  # Then no rank reads another's buffers any more.
@@ -108,21 +104,24 @@ class Llama(torch_peer.Rank):
                 dist.all_reduce(product)
             return product
 
-        def run(_):
+        def embed(norm):
             x = functional.embedding(tokens, self.embedding)
-            for layer, cache in zip(self.layers, caches):
-                normed = functional.rms_norm(x, (hidden,), layer["norm"], EPSILON)
-                qkv = functional.linear(normed, layer["qkv"]).view(batch, -1, self.size)
-                q, k, v = qkv.split([self.heads, self.kv, self.kv], 1)
-                cache[0].index_copy_(2, position, rotated(k).unsqueeze(2))
-                cache[1].index_copy_(2, position, v.unsqueeze(2))
-                attended = functional.scaled_dot_product_attention(rotated(q).unsqueeze(2), *cache, enable_gqa=True)
-                x = x + reduced(attended.reshape(batch, -1), layer["out"])
-                normed = functional.rms_norm(x, (hidden,), layer["mlp_norm"], EPSILON)
-                gate, up = functional.linear(normed, layer["gate_up"]).chunk(2, -1)
-                x = x + reduced(functional.silu(gate) * up, layer["down"])
-            scores = functional.linear(functional.rms_norm(x, (hidden,), self.norm, EPSILON), self.head)
-            score, token = scores.max(-1)  # of this rank's tokens; float32 holds the number of each
+            return x, functional.rms_norm(x, (hidden,), norm, EPSILON)
+
+        def decode(x, normed, layer, cache, next_norm):
+            qkv = functional.linear(normed, layer["qkv"]).view(batch, -1, self.size)
+            q, k, v = qkv.split([self.heads, self.kv, self.kv], 1)
+            cache[0].index_copy_(2, position, rotated(k).unsqueeze(2))
+            cache[1].index_copy_(2, position, v.unsqueeze(2))
+            attended = functional.scaled_dot_product_attention(rotated(q).unsqueeze(2), *cache, enable_gqa=True)
+            x = x + reduced(attended.reshape(batch, -1), layer["out"])
+            normed = functional.rms_norm(x, (hidden,), layer["mlp_norm"], EPSILON)
+            gate, up = functional.linear(normed, layer["gate_up"]).chunk(2, -1)
+            x = x + reduced(functional.silu(gate) * up, layer["down"])
+            return x, functional.rms_norm(x, (hidden,), next_norm, EPSILON)
+
+        def choose(normed):
+            score, token = functional.linear(normed, self.head).max(-1)  # of this rank's tokens; float32 holds the number of each
             own = torch.stack([score.float(), (token + self.rank * self.tokens).float()]).unsqueeze(0)
             if self.ranks > 1:
                 dist.all_gather_into_tensor(best, own)
@@ -130,6 +129,18 @@ class Llama(torch_peer.Rank):
                 best.copy_(own)
             winner = best[:, 0].argmax(0, keepdim=True)
             tokens.copy_(best[:, 1].gather(0, winner).squeeze(0))
+
+        if method == "compiled":  # With the fastest products that it finds. The first calls compile.
+            torch.compiler.reset()  # It compiles a function 8 times at most.
+            options = {"mode": "max-autotune-no-cudagraphs", "fullgraph": True, "dynamic": False}
+            embed, decode, choose = (torch.compile(function, **options) for function in (embed, decode, choose))
+        norms = [layer["norm"] for layer in self.layers] + [self.norm]
+
+        def run(_):
+            x, normed = embed(norms[0])
+            for layer, cache, next_norm in zip(self.layers, caches, norms[1:]):
+                x, normed = decode(x, normed, layer, cache, next_norm)
+            choose(normed)
 
         return run
 
