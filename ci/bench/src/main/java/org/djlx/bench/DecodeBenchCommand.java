@@ -227,12 +227,17 @@ final class DecodeBenchCommand extends ReportCommand {
         }
     }
 
+    /** Returns the tokens of a sequence in a step, on average. */
+    private int context() {
+        return promptTokens + tokens / 2;
+    }
+
     /**
      * Returns the time to read the weights, keys and values of a step; null on the CPU, or if it is
      * unknown.
      */
     private Double limit(ModelConfig config, int ranks, int batch) {
-        long cached = batch * (promptTokens + tokens / 2L); // on average
+        long cached = (long) batch * context();
         long bytes =
                 stepBytes(config, ranks, model.quantization())
                         + KvCache.byteSize(config, ranks, cached);
@@ -424,7 +429,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 DecodePeer.run(
                         python,
                         TorchPeer.script("decode_peer.py"),
-                        DecodePeer.arguments(config, ranks, promptTokens, batches, longPrompt));
+                        DecodePeer.arguments(config, ranks, context(), batches, longPrompt));
         put("torch", result.torch());
         put("torchNotes", result.notes());
         steps.forEach(
