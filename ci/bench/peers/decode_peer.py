@@ -4,10 +4,11 @@
 Prints {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at the end {"done": true}:
   {"batch": B, "method": METHOD, "micros": ...}    a step, replayed from a CUDA graph
   {"prompt": N, "matmulMicros": ...}               all matmuls of a prompt, called by the host
-The methods are "nccl" and "oneShot" for several ranks, "alone" and "compiled" (by torch.compile, the kernels of a layer once for all) for one rank. "note" replaces
-the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are random bfloat16, sharded as
-in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. The cache is static; the new
-token is the last of its context. Times are medians of the slowest rank. Each rank is a process with one GPU. Ends after the last measurement, if a rank dies, or after --limit.
+The methods are "nccl" and "oneShot" for several ranks, "alone" and "compiled" (by torch.compile, one function for all layers)
+for one rank. "note" replaces the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are
+random bfloat16, sharded as in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. The
+cache is static; the new token is the last of its context. Times are medians of the slowest rank. Each rank is a process with one
+GPU. Ends after the last measurement, if a rank dies, or after --limit.
 """
 
 import argparse
@@ -108,7 +109,7 @@ class Llama(torch_peer.Rank):
             x = functional.embedding(tokens, self.embedding)
             return x, functional.rms_norm(x, (hidden,), norm, EPSILON)
 
-        def decode(x, normed, layer, cache, next_norm):
+        def layer_step(x, normed, layer, cache, next_norm):
             qkv = functional.linear(normed, layer["qkv"]).view(batch, -1, self.size)
             q, k, v = qkv.split([self.heads, self.kv, self.kv], 1)
             cache[0].index_copy_(2, position, rotated(k).unsqueeze(2))
@@ -120,8 +121,8 @@ class Llama(torch_peer.Rank):
             x = x + reduced(functional.silu(gate) * up, layer["down"])
             return x, functional.rms_norm(x, (hidden,), next_norm, EPSILON)
 
-        def choose(normed):
-            score, token = functional.linear(normed, self.head).max(-1)  # of this rank's tokens; float32 holds the number of each
+        def sample(normed):
+            score, token = functional.linear(normed, self.head).max(-1)  # of this rank's tokens; float32 holds the number of each exactly
             own = torch.stack([score.float(), (token + self.rank * self.tokens).float()]).unsqueeze(0)
             if self.ranks > 1:
                 dist.all_gather_into_tensor(best, own)
@@ -130,17 +131,17 @@ class Llama(torch_peer.Rank):
             winner = best[:, 0].argmax(0, keepdim=True)
             tokens.copy_(best[:, 1].gather(0, winner).squeeze(0))
 
-        if method == "compiled":  # With the fastest products that it finds. The first calls compile.
-            torch.compiler.reset()  # It compiles a function 8 times at most.
+        if method == "compiled":  # With the fastest matmuls that it finds. The call before the capture compiles.
+            torch.compiler.reset()  # It compiles a function at most 8 times, and does for each batch.
             options = {"mode": "max-autotune-no-cudagraphs", "fullgraph": True, "dynamic": False}
-            embed, decode, choose = (torch.compile(function, **options) for function in (embed, decode, choose))
+            embed, layer_step, sample = (torch.compile(function, **options) for function in (embed, layer_step, sample))
         norms = [layer["norm"] for layer in self.layers] + [self.norm]
 
         def run(_):
             x, normed = embed(norms[0])
             for layer, cache, next_norm in zip(self.layers, caches, norms[1:]):
-                x, normed = decode(x, normed, layer, cache, next_norm)
-            choose(normed)
+                x, normed = layer_step(x, normed, layer, cache, next_norm)
+            sample(normed)
 
         return run
 

@@ -1,4 +1,5 @@
-// Conversions between e4m3 and 16-bit elements, mostly by bit operations that all GPUs have.
+// Conversions between e4m3 and 16-bit elements, by bit operations that all GPUs have; from compute capability 8.9 on one instruction
+// rounds two numbers.
 #pragma once
 #include "element.cuh"
 
@@ -14,7 +15,7 @@ __device__ __forceinline__ u32 to_e4m3(float x) {
   return bits | (__float_as_uint(x) >> 24 & 0x80);
 }
 
-// Rounds two numbers as to_e4m3, the first to the lower byte. NaN becomes any number or NaN.
+// Rounds two numbers to e4m3, the first to the lower byte. The results are those for one number, except of NaN: 448 or NaN.
 __device__ __forceinline__ u32 to_e4m3(float first, float second) {
 #if __CUDA_ARCH__ >= 890
   u16 both;
@@ -25,9 +26,9 @@ __device__ __forceinline__ u32 to_e4m3(float first, float second) {
 #endif
 }
 
-const float E4M3_MAX = 448;
+const float E4M3_MAX = 448;  // the largest finite number
 
-// The factor by which numbers are rounded to e4m3, whose largest magnitude is given. 0 if all are so small that it would be infinite.
+// Returns the factor that makes the largest magnitude of a row E4M3_MAX. 0 up to 1e-35, where it could be infinite, and for NaN.
 __device__ __forceinline__ float inverse_scale(float largest) { return largest > 1e-35f ? E4M3_MAX / largest : 0; }
 
 // a * b + c for two elements of T each.

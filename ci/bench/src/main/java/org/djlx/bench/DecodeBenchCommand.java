@@ -227,8 +227,8 @@ final class DecodeBenchCommand extends ReportCommand {
         }
     }
 
-    /** Returns the tokens of a sequence in a step, on average. */
-    private int context() {
+    /** Returns the mean number of tokens of a sequence in the measured steps. */
+    private int meanContext() {
         return promptTokens + tokens / 2;
     }
 
@@ -237,7 +237,7 @@ final class DecodeBenchCommand extends ReportCommand {
      * unknown.
      */
     private Double limit(ModelConfig config, int ranks, int batch) {
-        long cached = (long) batch * context();
+        long cached = (long) batch * meanContext();
         long bytes =
                 stepBytes(config, ranks, model.quantization())
                         + KvCache.byteSize(config, ranks, cached);
@@ -429,7 +429,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 DecodePeer.run(
                         python,
                         TorchPeer.script("decode_peer.py"),
-                        DecodePeer.arguments(config, ranks, context(), batches, longPrompt));
+                        DecodePeer.arguments(config, ranks, meanContext(), batches, longPrompt));
         put("torch", result.torch());
         put("torchNotes", result.notes());
         steps.forEach(

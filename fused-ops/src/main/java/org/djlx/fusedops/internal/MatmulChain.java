@@ -31,7 +31,7 @@ public final class MatmulChain {
     /** Leaves registers for a thread block of attention on the same SM. */
     static final String REGISTERS = "--maxrregcount=72";
 
-    // Above these limits DecoderKernels.matmul is faster.
+    // Of 16-bit weights DecoderKernels.matmul is faster for more rows; the kernel takes 8.
     private static final int MAX_ROWS = 1;
     private static final int MAX_QUANTIZED_ROWS = 8;
 
@@ -164,9 +164,9 @@ public final class MatmulChain {
     public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
             throw new IllegalArgumentException(
-                    ("a chain of %d matmuls of %d rows is not supported: 1 to %d matmuls of up"
-                                    + " to %d rows are")
-                            .formatted(links.size(), rows, MAX_LINKS, maxRows()));
+                    ("a chain of %d matmuls of %d rows is not supported: 1 to %d matmuls are, of"
+                                    + " numbers of rows that isFor() allows")
+                            .formatted(links.size(), rows, MAX_LINKS));
         }
         for (int i = 0; i < links.size(); i++) {
             put(i * LINK.byteSize(), links.get(i));

@@ -19,8 +19,8 @@
 // Compiled with
 //   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
-// and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel. The compiler needs all of
-// them: look for spills after each change.
+// and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel. ptxas may use all
+// of them: check -Xptxas -v for spills after each change.
 #include "decoder/grid.cuh"
 #include "decoder/output.cuh"
 #include "hopper.cuh"
@@ -81,7 +81,8 @@ __device__ __forceinline__ void set_barrier(u32 set) {
 
 __device__ __forceinline__ u32 columns_of(const Link& link) { return link.gated ? 8 : 16; }  // of a weight tile
 
-// The first tile of a block. In 32 bits: divisions of 64 bits would take 0.5 us before each matmul.
+// Returns the first weight tile of a block. Divides in 32 bits, by constants where it can: divisions of 64 bits take 0.5 us before each
+// matmul.
 __device__ __forceinline__ u32 first_tile(const Link& link, u32 block) {
   u32 width = link.width, tiles = link.gated ? (width + 7) / 8 : (width + 15) / 16;
   return tiles * block / gridDim.x;
@@ -177,7 +178,8 @@ __device__ __forceinline__ void norm_rows(const Chain& args, const Link& link, c
   consumers_barrier();
 }
 
-// Copies the window of x that begins with a segment to shared memory; zeros past the end of x. All copies are under way at once.
+// Copies a window of x to shared memory: from a segment to the window's or the row's last one, all at once. Elements past the depth
+// become 0.
 __device__ __forceinline__ void copy_window(const Chain& args, const Link& link, const Shared& shared, u32 segment) {
   u32 packs = min((u32)args.window, segments_of(link) - segment) * (X_BYTES / 16), first = segment * (X_BYTES / 16);
   consumers_barrier();  // the window before has been read
@@ -205,7 +207,7 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
   bool is_row = row < args.batch, copies_x = !link.norm_weight && (is_first || segments > args.window);
   float sums[TILES ? TILES : 1][4] = {};
   u32 in_window = 0;
-  const char* x = shared.x + row * ((u32)args.window * X_BYTES + X_PAD);
+  const char* x = shared.x + row * ((u32)args.window * X_BYTES + X_PAD);  // the lane's row, in the current segment
 #pragma unroll 1
   for (u32 segment = 0; segment < segments; segment++) {
     if (in_window == 0 && copies_x) copy_window(args, link, shared, segment);

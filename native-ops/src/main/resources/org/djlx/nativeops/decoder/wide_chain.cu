@@ -112,7 +112,7 @@ __device__ __forceinline__ u32 k_blocks_per_slot(const Link& link) { return link
 __device__ __forceinline__ u32 tile_width(const Link& link) { return link.kind == ACTIVATE ? K : link.columns; }
 
 __device__ __forceinline__ u32 items_of(const Link& link) {
-  u32 columns = tile_width(link), width = link.width;  // in 32 bits: divisions of 64 bits would take 0.2 us
+  u32 columns = tile_width(link), width = link.width;  // 32 bits: a division of 64 bits takes 0.2 us
   return (width + columns - 1) / columns * (u32)link.splits;
 }
 

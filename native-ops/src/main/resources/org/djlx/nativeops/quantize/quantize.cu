@@ -17,6 +17,7 @@
 #ifdef HAS_BFLOAT16
 
 const int ROW_THREADS = 512;    // the most threads of a row that becomes e4m3
+static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps of both");
 const int GROUP_THREADS = 256;  // of a block of groups
 const int GROUP = 128;
 

@@ -50,7 +50,7 @@ public final class ModelKernels implements AutoCloseable {
     private final DecoderKernels kernels;
     private final RmsNormKernels norms;
     private final QuantizeKernels quantize; // null if weights are not quantized
-    private final boolean multipliesE4m3; // in prefills
+    private final boolean hasE4m3Prefill; // matmuls of prefills take activations in e4m3
     private final NDManager manager;
     private final NDArray one; // in float32
     private final Compute compute;
@@ -75,7 +75,7 @@ public final class ModelKernels implements AutoCloseable {
                 quantization == Quantization.NONE
                         ? null
                         : new QuantizeKernels(group.device(), config.type());
-        multipliesE4m3 = quantization == Quantization.FP8;
+        hasE4m3Prefill = quantization == Quantization.FP8;
         manager = NDManager.newBaseManager(group.device());
         one = manager.create(1f);
         compute = new Compute(group.device(), ranks, manager);
@@ -384,16 +384,17 @@ public final class ModelKernels implements AutoCloseable {
                 return x.elements().matMul(transposed);
             }
         }
-        try (Operand own = x.isRounded() ? null : rounded(x.elements())) {
-            QuantizeKernels.Matrix of = (own == null ? x : own).matrix();
+        try (Operand temporary = x.isE4m3() ? null : toE4m3(x.elements())) {
+            QuantizeKernels.Matrix of = (temporary == null ? x : temporary).matrix();
             NDArray product = Torch.empty(step, new Shape(of.rows(), width), config.type());
             multiply(of, weights, Torch.dataPointer(product), width, true);
             return product;
         }
     }
 
-    private Operand rounded(NDArray rows) {
-        Operand to = Operand.rounded(rows.getManager(), rows.getShape());
+    /** Rounds rows of the model's type to e4m3. */
+    private Operand toE4m3(NDArray rows) {
+        Operand to = Operand.allocateE4m3(rows.getManager(), rows.getShape());
         quantize.quantize(Torch.dataPointer(rows), to.matrix());
         return to;
     }
@@ -494,7 +495,7 @@ public final class ModelKernels implements AutoCloseable {
         return output;
     }
 
-    /** Returns the RMSNorm of rows, rounded to e4m3 if weights are. */
+    /** Returns the RMSNorm of rows; in e4m3 if the next matmul takes that. */
     Operand rmsNorm(NDArray rows, NDArray weight) {
         try (NDArray zeros = Torch.empty(rows.getManager(), rows.getShape(), config.type())) {
             long byteSize = rows.size() * config.type().itemSize();
@@ -503,13 +504,16 @@ public final class ModelKernels implements AutoCloseable {
         }
     }
 
-    /** Returns {@code silu(gate) · up} of rows. Each row holds the gate, then up. */
+    /**
+     * Returns {@code silu(gate) · up} of rows; in e4m3 if the next matmul takes that. Each row
+     * holds the gate, then up.
+     */
     Operand siluAndMul(NDArray gateUp) {
         long rows = gateUp.getShape().get(0);
         long width = gateUp.getShape().get(1) / 2;
         Shape shape = new Shape(rows, width);
-        if (multipliesE4m3) {
-            Operand output = Operand.rounded(gateUp.getManager(), shape);
+        if (hasE4m3Prefill) {
+            Operand output = Operand.allocateE4m3(gateUp.getManager(), shape);
             quantize.activate(Torch.dataPointer(gateUp), output.matrix());
             return output;
         }
@@ -524,7 +528,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Adds rows to a residual and returns the RMSNorm of the sum.
+     * Adds rows to a residual and returns the RMSNorm of the sum; in e4m3 if the next matmul takes
+     * that.
      *
      * @param sum the rows; the sum is written to them
      * @param residual the residual; not changed
@@ -533,8 +538,8 @@ public final class ModelKernels implements AutoCloseable {
     Operand addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
         Shape shape = sum.getShape();
         Operand norm =
-                multipliesE4m3
-                        ? Operand.rounded(sum.getManager(), shape)
+                hasE4m3Prefill
+                        ? Operand.allocateE4m3(sum.getManager(), shape)
                         : new Operand(Torch.empty(sum.getManager(), shape, config.type()));
         long address = Torch.dataPointer(sum);
         RmsNormKernels.Rows rows =
@@ -548,7 +553,7 @@ public final class ModelKernels implements AutoCloseable {
                         shape.get(0),
                         shape.get(1));
         float epsilon = (float) config.epsilon();
-        if (multipliesE4m3) {
+        if (hasE4m3Prefill) {
             quantize.norm(rows, null, epsilon, norm.matrix());
         } else {
             norms.add(rows, epsilon);

@@ -9,30 +9,30 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Rows that a projection multiplies by its weights.
+ * The input of a projection: rows in the model's type, or in e4m3 with a scale for each row.
  *
- * @param elements (rows, inputs), contiguous: of the model's type, or e4m3 in bytes
- * @param scales in float32, a scale for each row in e4m3; null if rows are of the model's type
+ * @param elements (rows, inputs), contiguous: of the model's type, or e4m3 in bytes; owned
+ * @param scales (rows) in float32; null for rows in the model's type; owned
  */
 record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
 
-    /** Makes an operand of rows of the model's type. */
+    /** Wraps rows in the model's type. */
     Operand(NDArray elements) {
         this(elements, null);
     }
 
     /** Allocates rows in e4m3, to be filled. */
-    static Operand rounded(NDManager manager, Shape shape) {
+    static Operand allocateE4m3(NDManager manager, Shape shape) {
         return new Operand(
                 Torch.empty(manager, shape, ScalarType.UINT8),
                 Torch.empty(manager, new Shape(shape.get(0)), ScalarType.FLOAT32));
     }
 
-    boolean isRounded() {
+    boolean isE4m3() {
         return scales != null;
     }
 
-    /** Returns rows in e4m3 as kernels take them. */
+    /** Returns the rows as kernels take them, if they are in e4m3. */
     QuantizeKernels.Matrix matrix() {
         return new QuantizeKernels.Matrix(
                 8,
@@ -42,6 +42,7 @@ record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
                 elements.getShape().get(1));
     }
 
+    /** Moves the arrays to a manager. */
     void attach(NDManager manager) {
         elements.attach(manager);
         if (scales != null) {

@@ -562,15 +562,15 @@ public final class TransformerModel implements AutoCloseable {
 
     /** Returns {@code activation(gate) · up} of all tokens. */
     private Operand activated(
-            Operand x, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp, boolean divided) {
-        if (gpu != null && divided && gateUp.bias() == null && gateUp.quantized() == null) {
-            Optional<NDArray> gated = FusedOps.allGatherGated(x.elements(), gateUp.weight(), group);
+            Operand x, ModelWeights.Linear linear, LayerConfig.Mlp mlp, boolean divided) {
+        if (gpu != null && divided && linear.bias() == null && linear.quantized() == null) {
+            Optional<NDArray> gated = FusedOps.allGatherGated(x.elements(), linear.weight(), group);
             if (gated.isPresent()) {
                 return new Operand(gated.get());
             }
         }
-        NDArray both = columnParallel(x, gateUp, divided);
-        return gpu == null ? new Operand(gated(both, mlp)) : gpu.siluAndMul(both);
+        NDArray gateUp = columnParallel(x, linear, divided);
+        return gpu == null ? new Operand(gated(gateUp, mlp)) : gpu.siluAndMul(gateUp);
     }
 
     private static NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {

@@ -12,7 +12,7 @@
  * Llama          Llama
  * Mistral        Mistral
  * Mixtral        Mixtral
- * Operand        rows that a projection multiplies, in 16 or 8 bits
+ * Operand        the input of a projection, in the model's type or in e4m3
  * Phi3           Phi 3
  * QuantizedMatrix  weights of a projection in 8 or 4 bits
  * Qwen2          Qwen 2 and 2.5
