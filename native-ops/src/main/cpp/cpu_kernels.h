@@ -228,7 +228,7 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
     for (int c = 0; c < COLUMNS; c++) {
       const T* at = w + c * p.stride + k;
       Floats first = load(at), second = load(at + LANES);
-      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 ? AHEAD_OF_ROWS : ahead);
+      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 || sizeof(T) == 2 ? FAR_AHEAD : ahead);
       if (row == 0) __builtin_prefetch(next, 0, 2);
       if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch(next + 64, 0, 2);
       for (int r = 0; r < N; r++) {
