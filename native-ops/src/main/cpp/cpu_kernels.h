@@ -5,7 +5,6 @@ namespace ISA {
 
 typedef float Floats __attribute__((vector_size(LANES * 4), may_alias));
 typedef int Ints __attribute__((vector_size(LANES * 4), may_alias));
-typedef int8_t SomeBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int AnyInt __attribute__((may_alias, aligned(1)));
 typedef float FloatsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
@@ -18,6 +17,14 @@ INLINE Floats load(const Bf16* p) { return (Floats)((Ints)_mm256_cvtepu16_epi32(
 INLINE Floats load(const Half* p) { return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 #endif
 INLINE void store(float* p, Floats v) { *(FloatsAnywhere*)p = v; }
+#if LANES == 16
+INLINE void store(int8_t* p, Ints v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v)); }
+#else
+INLINE void store(int8_t* p, Ints v) {
+  __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storeu_si64(p, _mm_packs_epi16(shorts, shorts));
+}
+#endif
 INLINE Floats all(float x) { return Floats{} + x; }
 
 #if LANES == 16
@@ -126,7 +133,7 @@ INLINE int round8(const float* p, float factor, int limit, int8_t* out) {
     Floats x = load(p + i) * factor;
     Ints q = nearest((Floats)((Ints)x & 0x7fffffff) < 128.0f ? x : all(0));
     q = q > limit ? Ints{} + limit : q;
-    *(SomeBytes*)(out + i) = __builtin_convertvector(q, SomeBytes);
+    store(out + i, q);
     total += q;
   }
   for (int i = 1; i < LANES; i++) total[0] += total[i];
@@ -187,26 +194,27 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
 
 // Quantizes group g of an output of a panel; w is null after the last output.
 template <class T> void quantize_group(const Conversion& c, const T* w, int64_t g, int64_t output, char* out) {
-  float x[GROUP] = {};
+  float x[GROUP];
   int8_t q[GROUP];
-  if (w) copy_group(w, c.inputs, g, x);
+  copy_group(w, w ? c.inputs : 0, g, x);
   float most = largest(x), scale = c.type == INT8 ? fabsf(most) / 127 : most / -8;  // the largest of 4 bits is -8
   round8(x, 1 / scale, c.type == INT8 ? 127 : 7, q);
   ((float*)out)[output] = scale;
-  for (int i = 0; i < GROUP / 2; i++) {
-    char* byte = out + PANEL * (4 + i / 4 * 4 * (c.type == INT8 ? 2 : 1)) + 4 * output + i % 4;
-    if (c.type == INT8) byte[0] = q[i] + 128, byte[4 * PANEL] = q[GROUP / 2 + i] + 128;
-    else byte[0] = (q[i] + 8) | (q[GROUP / 2 + i] + 8) << 4;
+  for (int i = 0; i < GROUP / 2; i += 4) {  // 4 bytes at a time; flipping a sign bit adds 128 or 8
+    AnyInt* to = (AnyInt*)(out + PANEL * (4 + i * (c.type == INT8 ? 2 : 1))) + output;
+    uint32_t first = *(AnyInt*)(q + i), second = *(AnyInt*)(q + GROUP / 2 + i);
+    if (c.type == INT8) to[0] = first ^ 0x80808080, to[PANEL] = second ^ 0x80808080;
+    else to[0] = ((first & 0x0f0f0f0f) | (second & 0x0f0f0f0f) << 4) ^ 0x88888888;
   }
 }
 
 template <class T> void quantize_panel(const Conversion& c, int64_t panel) {
   char* out = (char*)c.quantized + panel * groups(c.inputs) * group_bytes(c.type);
-  for (int64_t g = 0; g < groups(c.inputs); g++, out += group_bytes(c.type))
-    for (int64_t i = 0; i < PANEL; i++) {
-      int64_t output = panel * PANEL + i;
-      quantize_group(c, output < c.outputs ? (const T*)c.weights + output * c.inputs : 0, g, i, out);
-    }
+  for (int64_t i = 0; i < PANEL; i++) {
+    int64_t output = panel * PANEL + i;
+    const T* w = output < c.outputs ? (const T*)c.weights + output * c.inputs : 0;
+    for (int64_t g = 0; g < groups(c.inputs); g++) quantize_group(c, w, g, i, out + g * group_bytes(c.type));
+  }
 }
 
 void quantize(const void* conversion, int64_t from, int64_t to) {
