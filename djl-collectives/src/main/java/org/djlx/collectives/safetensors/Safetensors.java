@@ -61,7 +61,7 @@ public final class Safetensors implements AutoCloseable {
     private final Map<Device, StagedCopy> staged = new HashMap<>(); // guarded by itself
     private boolean closed; // guarded by staged
     private final Map<String, String> metadata = new LinkedHashMap<>();
-    private volatile boolean populated; // in huge pages, which are to stay
+    private volatile boolean populated; // all pages are mapped, and are to stay
 
     private Safetensors(Path source) {
         this.source = source;
@@ -333,16 +333,12 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Maps and reads all files, in pages of 2 MiB where the system can. If this returns true, the
-     * pages stay in memory until this and all {@linkplain #view views} are closed, and {@link
-     * #read} no longer gives pages back.
-     *
-     * @return whether at least 7/8 of the bytes, or all but 32 MiB, are in pages of 2 MiB; if not,
-     *     the pages are given back. Other mappings that appear meanwhile count, too
+     * Reads all files into memory, for {@linkplain #view views} that are used often. The pages stay
+     * mapped until this and all views are closed: {@link #read} no longer gives them back.
      */
-    public boolean populateHugePages() {
-        populated = MappedFile.populateHugePages(files);
-        return populated;
+    public void populate() {
+        populated = true;
+        files.forEach(file -> file.populate(0, file.memory().byteSize()));
     }
 
     /**

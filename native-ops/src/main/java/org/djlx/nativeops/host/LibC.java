@@ -27,7 +27,6 @@ public final class LibC {
     static final int MADV_DONTNEED = 4;
     static final int MADV_HUGEPAGE = 14;
     static final int MADV_POPULATE_READ = 22;
-    static final int MADV_COLLAPSE = 25;
 
     /** memfd_create: closed on exec. */
     public static final int MFD_CLOEXEC = 0x1;

@@ -9,8 +9,6 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.List;
-import java.util.stream.Stream;
 
 /**
  * A read-only mapping of a file of any size. Pages are read on first access, and the system may
@@ -170,46 +168,6 @@ public final class MappedFile implements AutoCloseable {
      */
     public void populate(long offset, long length) {
         advise(offset, length, LibC.MADV_POPULATE_READ);
-    }
-
-    /**
-     * Reads files into memory, in pages of 2 MiB where the kernel and the file system can. Reading
-     * many small pages takes up to 1.1 times as long.
-     *
-     * @param files the files
-     * @return whether at least 7/8 of their bytes, or all but 32 MiB, are in pages of 2 MiB; if
-     *     not, the pages are given back. Other mappings of the process that appear meanwhile count,
-     *     too
-     */
-    public static boolean populateHugePages(List<MappedFile> files) {
-        long needed = 0;
-        for (MappedFile file : files) {
-            needed += file.memory.byteSize();
-        }
-        needed -= Math.max(needed / 8, 32 << 20);
-        long before = hugePageBytes();
-        // Files in page caches with large pages are mapped so; the pages of others are moved.
-        for (int advice : new int[] {LibC.MADV_POPULATE_READ, LibC.MADV_COLLAPSE}) {
-            for (MappedFile file : files) {
-                file.advise(0, file.memory.byteSize(), advice);
-            }
-            if (hugePageBytes() - before >= needed) {
-                return true;
-            }
-        }
-        files.forEach(file -> file.evict(0, file.memory.byteSize()));
-        return false;
-    }
-
-    /** Returns the bytes of files that this process maps in huge pages. */
-    private static long hugePageBytes() {
-        try (Stream<String> lines = Files.lines(Path.of("/proc/self/smaps_rollup"))) {
-            return lines.filter(line -> line.matches("(File|Shmem)PmdMapped:.*"))
-                    .mapToLong(line -> 1024 * Long.parseLong(line.replaceAll("\\D", "")))
-                    .sum();
-        } catch (IOException e) {
-            return 0; // Linux before 5.4, or no access
-        }
     }
 
     /**

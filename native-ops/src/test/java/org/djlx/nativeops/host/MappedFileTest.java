@@ -13,12 +13,10 @@ import ai.djl.ndarray.types.Shape;
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
 import java.io.IOException;
-import java.io.OutputStream;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.List;
 import java.util.Random;
 import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
@@ -26,8 +24,6 @@ import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.CsvSource;
 
 @Timeout(60)
 class MappedFileTest {
@@ -86,28 +82,21 @@ class MappedFileTest {
         return Files.readString(Path.of("/proc/self/maps"));
     }
 
-    /** Whether pages are huge depends on the system; a file of less than 32 MiB needs none. */
-    @ParameterizedTest
-    @CsvSource({"1, 8192", "100, 8192", "100, 104857600"})
-    void hugePagesAreReportedOrGivenBack(int megabytes, int written) throws IOException {
+    @Test
+    void populatesAndEvicts() throws IOException {
         Path path = folder.resolve("large");
-        try (OutputStream out = Files.newOutputStream(path)) {
-            byte[] bytes = new byte[written];
-            for (long at = 0; at < (long) megabytes << 20; at += written) {
-                out.write(bytes);
-            }
-        }
+        Files.write(path, new byte[3 << 20]);
         try (MappedFile file = MappedFile.open(path)) {
-            boolean huge = MappedFile.populateHugePages(List.of(file));
-            long resident = kilobytes(path, "Rss");
-            long inHugePages = kilobytes(path, "FilePmdMapped") + kilobytes(path, "ShmemPmdMapped");
-            assertEquals(huge ? Files.size(path) >> 10 : 0, resident);
-            assertEquals(huge, inHugePages >= (megabytes - 32) << 10);
+            assertEquals(0, residentKilobytes(path));
+            file.populate(0, 3 << 20);
+            assertEquals(3 << 10, residentKilobytes(path));
+            file.evict(0, 3 << 20);
+            assertEquals(0, residentKilobytes(path));
         }
     }
 
-    /** Returns a number that the system states for the mapping of a file. */
-    private static long kilobytes(Path path, String name) throws IOException {
+    /** Returns the resident size of the mapping of a file. */
+    private static long residentKilobytes(Path path) throws IOException {
         String[] mappings =
                 Files.readString(Path.of("/proc/self/smaps")).split("(?m)^(?=[0-9a-f]+-)");
         String own =
@@ -115,7 +104,7 @@ class MappedFileTest {
                         .filter(text -> text.contains(path.toString()))
                         .findFirst()
                         .get();
-        String line = own.lines().filter(text -> text.startsWith(name + ":")).findFirst().get();
+        String line = own.lines().filter(text -> text.startsWith("Rss:")).findFirst().get();
         return Long.parseLong(line.replaceAll("\\D", ""));
     }
 

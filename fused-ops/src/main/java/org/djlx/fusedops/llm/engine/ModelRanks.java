@@ -71,6 +71,9 @@ record ModelRanks(
                 progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
             boolean inPlace = isInPlace(config, settings, files);
+            if (inPlace && settings.quantization() == Quantization.NONE) {
+                files.populate();
+            }
             AtomicBoolean samplesOnDevice = new AtomicBoolean();
             AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
@@ -124,8 +127,7 @@ record ModelRanks(
         }
         return settings.quantization() != Quantization.NONE
                 || ModelWeights.shapes(config).keySet().stream()
-                                .allMatch(name -> files.spec(name).type() == config.type())
-                        && files.populateHugePages();
+                        .allMatch(name -> files.spec(name).type() == config.type());
     }
 
     /** Loads a rank's part of the model. */
