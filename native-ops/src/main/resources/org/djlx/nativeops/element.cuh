@@ -69,12 +69,12 @@ __device__ __forceinline__ void cluster_barrier() {
 
 // The address of a variable in the shared memory of the block `rank` of the cluster.
 template <typename V>
-__device__ __forceinline__ const V* of_block(const V* variable, u32 rank) {
+__device__ __forceinline__ V* of_block(V* variable, u32 rank) {
   u64 address = (u64)variable;
 #if __CUDA_ARCH__ >= 900
   asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(variable), "r"(rank));
 #endif
-  return (const V*)address;
+  return (V*)address;
 }
 
 const int WARP = 32;

@@ -32,6 +32,19 @@ struct Barrier {
   }
 };
 
+// A position in a ring of stages in shared memory.
+struct Stage {
+  u32 index, parity;  // parity: of the phase of the stage's barriers
+
+  // Moves on by `count` stages, at most the ring's size `stages`.
+  __device__ __forceinline__ void skip(u32 count, u32 stages) {
+    index += count;
+    if (index < stages) return;
+    index -= stages;
+    parity ^= 1;
+  }
+};
+
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Proxy fences: order ordinary memory accesses (also reads of data acquired from peers) with TMA copies, in both directions.
@@ -122,12 +135,16 @@ struct Float8 {};
 // K_MAJOR: the columns of B are contiguous, as float8 needs it; otherwise its rows are.
 // Float8: products and d are aligned to the largest of them, and 13 bits below its leading bit are kept.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D8(i) D4(i), D4(i + 4)
+#define D16(i) D8(i), D8(i + 8)
 #define D32(i) D16(i), D16(i + 16)
-#define R0_31 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define R32_63 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define R0_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define R0_31 R0_15 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define R0_55 R0_31 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+#define R0_63 R0_55 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define R64_95 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define R96_127 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define R0_111 R0_63 "," R64_95 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define R0_127 R0_111 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA(n, k, type, registers, a_operand, b_operand, sum_operand, majors, outputs)                                            \
   asm volatile("{\n .reg .pred sum;\n setp.ne.b32 sum, " sum_operand ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type \
                "." type " {" registers "}, " a_operand ", " b_operand ", sum, 1, 1" majors ";\n}"                                   \
@@ -136,17 +153,28 @@ struct Float8 {};
 #define COMMA ,
 #define PRODUCTS(T, type, k, MAJORS)                                                                                                \
   template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[16], u64 a, u64 b, u32 sum) {                                               \
+    WGMMA(32, k, type, R0_15, "%16", "%17", "%18", MAJORS("%19"), D16(0));                                                          \
+  }                                                                                                                                 \
+  template <bool K_MAJOR>                                                                                                           \
   __device__ __forceinline__ void product(T, float (&d)[32], u64 a, u64 b, u32 sum) {                                               \
     WGMMA(64, k, type, R0_31, "%32", "%33", "%34", MAJORS("%35"), D32(0));                                                          \
   }                                                                                                                                 \
   template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[56], u64 a, u64 b, u32 sum) {                                               \
+    WGMMA(112, k, type, R0_55, "%56", "%57", "%58", MAJORS("%59"), D32(0) COMMA D16(32) COMMA D8(48));                              \
+  }                                                                                                                                 \
+  template <bool K_MAJOR>                                                                                                           \
   __device__ __forceinline__ void product(T, float (&d)[64], u64 a, u64 b, u32 sum) {                                               \
-    WGMMA(128, k, type, R0_31 "," R32_63, "%64", "%65", "%66", MAJORS("%67"), D32(0) COMMA D32(32));                                \
+    WGMMA(128, k, type, R0_63, "%64", "%65", "%66", MAJORS("%67"), D32(0) COMMA D32(32));                                           \
+  }                                                                                                                                 \
+  template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[112], u64 a, u64 b, u32 sum) {                                              \
+    WGMMA(224, k, type, R0_111, "%112", "%113", "%114", MAJORS("%115"), D32(0) COMMA D32(32) COMMA D32(64) COMMA D16(96));          \
   }                                                                                                                                 \
   template <bool K_MAJOR>                                                                                                           \
   __device__ __forceinline__ void product(T, float (&d)[128], u64 a, u64 b, u32 sum) {                                              \
-    WGMMA(256, k, type, R0_31 "," R32_63 "," R64_95 "," R96_127, "%128", "%129", "%130", MAJORS("%131"),                            \
-          D32(0) COMMA D32(32) COMMA D32(64) COMMA D32(96));                                                                        \
+    WGMMA(256, k, type, R0_127, "%128", "%129", "%130", MAJORS("%131"), D32(0) COMMA D32(32) COMMA D32(64) COMMA D32(96));          \
   }
 #define MAJORS_OF_BOTH(b) ", 0, " b
 #define K_MAJORS(b) ""
@@ -159,6 +187,7 @@ PRODUCTS(Float8, "e4m3", 32, K_MAJORS)
 #undef COMMA
 #undef WGMMA
 #undef D4
+#undef D8
 #undef D16
 #undef D32
 

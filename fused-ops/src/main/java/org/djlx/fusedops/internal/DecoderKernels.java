@@ -22,10 +22,10 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
- * compiled for a {@link Model}; also compiles {@code chain.cu} and {@code wide_chain.cu}, for
- * {@link MatmulChain} and {@link WideChain}. Arrays are given by address; the files describe their
- * layouts. Matmuls and attention use programmatic dependent launch: they may start while the
- * previous kernel still runs. Not thread-safe.
+ * compiled for a {@link Model}; also compiles the kernels of {@link MatmulChain}, {@link WideChain}
+ * and {@link WideMatmul}. Arrays are given by address; the files describe their layouts. Matmuls
+ * and attention use programmatic dependent launch: they may start while the previous kernel still
+ * runs. Not thread-safe.
  */
 public final class DecoderKernels implements AutoCloseable {
 
@@ -113,6 +113,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
     private final CudaModule wideChainModule; // null without weights in e4m3 on a Hopper GPU
+    private final WideMatmul wideMatmul; // null without weights of 16 bits on a Hopper GPU
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -182,6 +183,8 @@ public final class DecoderKernels implements AutoCloseable {
             }
             chainModule = module(parts, MatmulChain.SOURCE);
             wideChainModule = module(parts, WideChain.SOURCE);
+            CudaModule wide = module(parts, WideMatmul.SOURCE);
+            wideMatmul = wide == null ? null : new WideMatmul(device, wide, model.type);
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -236,7 +239,7 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
      * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls;
-     * there, if weights are in e4m3, the wide chain.
+     * there, the wide chain if weights are in e4m3, or the wide matmul if they have 16 bits.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -263,14 +266,13 @@ public final class DecoderKernels implements AutoCloseable {
             String bits = "-DWEIGHT_BITS=" + model.weightBits;
             parts.add(new Part(MatmulChain.SOURCE, type, bits, MatmulChain.REGISTERS));
         }
-        if (hasWideChain(device, model)) {
+        if (isHopper(device) && model.weightBits == 8) {
             parts.add(new Part(WideChain.SOURCE, type));
         }
+        if (isHopper(device) && model.weightBits == 16) {
+            parts.add(new Part(WideMatmul.SOURCE, type));
+        }
         return parts;
-    }
-
-    private static boolean hasWideChain(CudaDevice device, Model model) {
-        return isHopper(device) && model.weightBits == 8;
     }
 
     private static boolean isHopper(CudaDevice device) {
@@ -306,6 +308,14 @@ public final class DecoderKernels implements AutoCloseable {
         boolean supported =
                 wideChainModule != null && WideChain.isSupported(device, hidden, depths, stored);
         return supported ? new WideChain(device, wideChainModule, manager, stream, depths) : null;
+    }
+
+    /**
+     * Returns the matmul of many rows, valid as long as these kernels; null if weights do not have
+     * 16 bits or the GPU is not of Hopper.
+     */
+    public WideMatmul wideMatmul() {
+        return wideMatmul;
     }
 
     private static KernelSource source(String name) {

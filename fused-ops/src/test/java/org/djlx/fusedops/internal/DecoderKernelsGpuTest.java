@@ -3,6 +3,7 @@ package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -23,6 +24,7 @@ import org.djlx.fusedops.QuantizedReference;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
@@ -43,13 +45,14 @@ import org.junit.jupiter.params.provider.CsvSource;
 @Timeout(120)
 class DecoderKernelsGpuTest {
 
-    private static final int GAP = 3; // elements between rows of the output, which stay as they are
+    private static final int GAP = 2; // elements between rows of the output, which stay as they are
     private static final float UNTOUCHED = 77;
 
     private CudaDevice device;
     private CurrentStreams streams;
     private NDManager manager;
     private int bits = 16; // of weights
+    private WideMatmul wideMatmul; // multiplies in place of the kernels of few rows; or null
     private QuantizeKernels quantizer; // null if they are not quantized
 
     @BeforeEach
@@ -105,6 +108,32 @@ class DecoderKernelsGpuTest {
         }
     }
 
+    /**
+     * Widths for each variant, not multiples of its tiles or of 8; depths that are not multiples of
+     * k-blocks, or so small that only one block of a cluster has a k-block.
+     */
+    @ParameterizedTest(name = "{0}, gated: {1}")
+    @CsvSource({"FLOAT16, false", "FLOAT16, true", "BFLOAT16, false", "BFLOAT16, true"})
+    void wideProductsAreRightAndTheSameWhateverTheNumberOfRows(ScalarType type, boolean gated) {
+        int one = gated ? 1 : 2; // a row of the weight, or a gate and a value
+        try (DecoderKernels kernels = kernels(type)) {
+            wideMatmul = kernels.wideMatmul();
+            assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
+            check(kernels, type, gated, 34, 2056);
+            check(kernels, type, gated, 1002 * one, 1096);
+            check(kernels, type, gated, 102 * one, 40);
+            check(kernels, type, gated, 3002 * one, 520);
+            check(kernels, type, gated, 14302 * one, 136);
+            assertFalse(wideMatmul.isFor(WideMatmul.MAX_ROWS + 1, 34, 36));
+            assertFalse(wideMatmul.isFor(9, 33, 36));
+            assertFalse(wideMatmul.isFor(9, 34, 35));
+        }
+    }
+
+    private int mostRows() {
+        return wideMatmul == null ? DecoderKernels.MATMUL_ROWS : WideMatmul.MAX_ROWS;
+    }
+
     private DecoderKernels kernels(ScalarType type) {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         int rows = bits == 16 ? DecoderKernels.MATMUL_ROWS : DecoderKernels.QUANTIZED_ROWS;
@@ -114,7 +143,7 @@ class DecoderKernelsGpuTest {
 
     private void check(
             DecoderKernels kernels, ScalarType type, boolean gated, int width, int depth) {
-        int most = DecoderKernels.MATMUL_ROWS;
+        int most = mostRows();
         SplittableRandom random = new SplittableRandom(width);
         try (NDArray x = random(random, most, depth, type);
                 NDArray weight = random(random, gated ? 2 * width : width, depth, type);
@@ -128,7 +157,7 @@ class DecoderKernelsGpuTest {
                         default -> values;
                     };
             requireNear(doubles(x), values, floats(bias), all, gated, width, depth, type);
-            for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50}) {
+            for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50, most / 2, most / 2 + 1}) {
                 float[] expected = all.clone();
                 Arrays.fill(expected, rows * (width + GAP), expected.length, UNTOUCHED);
                 float[] few = multiply(kernels, gated, rows, x, weight, bias, width);
@@ -674,28 +703,33 @@ class DecoderKernelsGpuTest {
             NDArray weight,
             NDArray bias,
             int width) {
-        Shape shape = new Shape(DecoderKernels.MATMUL_ROWS, width + GAP);
+        Shape shape = new Shape(mostRows(), width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
                 NDArray output = Torch.cast(floats, Torch.scalarType(x));
                 NDManager buffers = manager.newSubManager()) {
+            long to = Torch.dataPointer(output);
+            long from = Torch.dataPointer(x);
+            long added = bias == null ? 0 : Torch.dataPointer(bias);
+            long depth = x.getShape().get(1);
+            int stride = width + GAP;
+            CudaStream stream = streams.get();
+            if (wideMatmul != null) {
+                assertTrue(wideMatmul.isFor(rows, width, stride));
+                long elements = Torch.dataPointer(weight);
+                wideMatmul.launch(
+                        stream, gated, rows, to, from, elements, added, width, depth, stride);
+                return floats(output);
+            }
             QuantizeKernels.Matrix stored = stored(weight, buffers);
+            long elements = stored.elements();
+            long scales = stored.scales();
             kernels.matmul(
-                    streams.get(),
-                    gated,
-                    rows,
-                    Torch.dataPointer(output),
-                    Torch.dataPointer(x),
-                    stored.elements(),
-                    stored.scales(),
-                    bias == null ? 0 : Torch.dataPointer(bias),
-                    width,
-                    x.getShape().get(1),
-                    width + GAP);
+                    stream, gated, rows, to, from, elements, scales, added, width, depth, stride);
             return floats(output);
         }
     }
 
-    private static void requireNear(
+    private void requireNear(
             double[] x,
             double[] weight,
             float[] bias,
@@ -705,7 +739,7 @@ class DecoderKernelsGpuTest {
             int depth,
             ScalarType type) {
         double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
-        for (int row = 0; row < DecoderKernels.MATMUL_ROWS; row++) {
+        for (int row = 0; row < mostRows(); row++) {
             for (int n = 0; n < width; n++) {
                 double[] sum = dot(x, row * depth, weight, n * depth, depth);
                 double expected = sum[0] + bias[n];

@@ -39,6 +39,12 @@ class KernelLayoutTest {
                         .mapToInt(call -> call[0])
                         .max()
                         .orElseThrow());
+        assertEquals(
+                List.of(WideMatmul.MAX_ROWS / 2, WideMatmul.MAX_ROWS),
+                constants("decoder/wide_matmul.cu").calls("WIDE_MATMUL").stream()
+                        .map(call -> call[0])
+                        .distinct()
+                        .toList());
     }
 
     @Test
@@ -71,7 +77,8 @@ class KernelLayoutTest {
                         RankOrderReducer.class,
                         RmsNormKernels.class,
                         VdevKernels.class,
-                        WideChain.class)) {
+                        WideChain.class,
+                        WideMatmul.class)) {
             Class.forName(launcher.getName());
         }
     }

@@ -1,4 +1,4 @@
-// Shared by the persistent matmul kernels chain.cu and wide_chain.cu: barriers, and positions in a ring of shared memory.
+// Barriers of the persistent matmul kernels chain.cu and wide_chain.cu.
 //
 // The first CONSUMERS warps of a thread block multiply. Further warps help, for example by copying weights; they must not call barriers.
 #pragma once
@@ -33,16 +33,3 @@ __device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
   phase ^= UPPER;
   consumers_barrier();
 }
-
-// A position in a ring of stages.
-struct Stage {
-  u32 index, parity;  // parity: of the phase of the stage's mbarriers (hopper.cuh)
-
-  // Moves on by `count` stages, at most the ring's size `stages`.
-  __device__ __forceinline__ void skip(u32 count, u32 stages) {
-    index += count;
-    if (index < stages) return;
-    index -= stages;
-    parity ^= 1;
-  }
-};

@@ -29,6 +29,7 @@ import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.fusedops.internal.WideChain;
+import org.djlx.fusedops.internal.WideMatmul;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -124,6 +125,7 @@ final class Decoder implements AutoCloseable {
     private final DecoderKernels kernels;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
     private final WideLayers wideLayers; // null if no step uses a WideChain
+    private final WideMatmul wideMatmul; // null if no step uses it
     private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
@@ -247,6 +249,7 @@ final class Decoder implements AutoCloseable {
             int maxLength,
             boolean batchInvariant) {
         kernels = gpu.kernels();
+        wideMatmul = kernels.wideMatmul();
         currentStreams = gpu.currentStreams();
         this.config = config;
         this.group = group;
@@ -825,10 +828,10 @@ final class Decoder implements AutoCloseable {
         QuantizedMatrix quantized = linear.quantized();
         long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
         int stride = (int) out.getShape().get(1);
+        long from = Torch.dataPointer(x);
+        long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
         if (!isWide(rows)) {
-            long from = Torch.dataPointer(x);
             long scales = quantized == null ? 0 : quantized.scales();
-            long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
             if (isChained(rows)) {
                 links.add(
                         new MatmulChain.Link(
@@ -837,6 +840,10 @@ final class Decoder implements AutoCloseable {
             }
             kernels.matmul(
                     stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
+            return;
+        }
+        if (wideMatmul != null && wideMatmul.isFor(rows, width, stride)) {
+            wideMatmul.launch(stream, gated, rows, to, from, weight, bias, width, depth, stride);
             return;
         }
         if (gated) {
@@ -850,7 +857,7 @@ final class Decoder implements AutoCloseable {
         }
         if (quantized == null) {
             gpu.product(config.type(), rows, width, depth, stride, false)
-                    .run(to, Torch.dataPointer(x), weight, null);
+                    .run(to, from, weight, null);
         } else {
             gpu.multiply(e4m3(x, rows, depth), quantized, to, stride, false);
         }
