@@ -37,8 +37,11 @@ check_kernels() {
     "${compile[@]}" -maxrregcount=72 -cubin "-DWEIGHT_BITS=$bits" -o "$out/chain" "$kernels/decoder/chain.cu" ||
       die "decoder/chain.cu does not compile with WEIGHT_BITS=$bits"
   done
-  "${compile[@]}" -cubin -o "$out/chain" "$kernels/decoder/wide_chain.cu" || die "decoder/wide_chain.cu does not compile"
-  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and the chains of decoder compile"
+  for bits in 16 8; do
+    "${compile[@]}" -cubin "-DWEIGHT_BITS=$bits" -o "$out/wide" "$kernels/decoder/wide_matmul.cu" ||
+      die "decoder/wide_matmul.cu does not compile with WEIGHT_BITS=$bits"
+  done
+  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and decoder's chain and wide matmul compile"
 }
 
 # Compiles ci/profile/trace.cpp if nvcc finds CUPTI, and checks the sums of ci/profile/kernels.py over a small trace.

@@ -143,8 +143,7 @@ struct Float8 {};
 #define R0_55 R0_31 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
 #define R0_63 R0_55 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define R64_95 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define R0_111 R0_63 "," R64_95 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define R0_127 R0_111 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define R0_127 R0_63 "," R64_95 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA(n, k, type, registers, a_operand, b_operand, sum_operand, majors, outputs)                                            \
   asm volatile("{\n .reg .pred sum;\n setp.ne.b32 sum, " sum_operand ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type \
                "." type " {" registers "}, " a_operand ", " b_operand ", sum, 1, 1" majors ";\n}"                                   \
@@ -167,10 +166,6 @@ struct Float8 {};
   template <bool K_MAJOR>                                                                                                           \
   __device__ __forceinline__ void product(T, float (&d)[64], u64 a, u64 b, u32 sum) {                                               \
     WGMMA(128, k, type, R0_63, "%64", "%65", "%66", MAJORS("%67"), D32(0) COMMA D32(32));                                           \
-  }                                                                                                                                 \
-  template <bool K_MAJOR>                                                                                                           \
-  __device__ __forceinline__ void product(T, float (&d)[112], u64 a, u64 b, u32 sum) {                                              \
-    WGMMA(224, k, type, R0_111, "%112", "%113", "%114", MAJORS("%115"), D32(0) COMMA D32(32) COMMA D32(64) COMMA D16(96));          \
   }                                                                                                                                 \
   template <bool K_MAJOR>                                                                                                           \
   __device__ __forceinline__ void product(T, float (&d)[128], u64 a, u64 b, u32 sum) {                                              \

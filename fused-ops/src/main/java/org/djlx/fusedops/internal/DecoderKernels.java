@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal;
 
-import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
@@ -22,10 +21,10 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
- * compiled for a {@link Model}; also compiles the kernels of {@link MatmulChain}, {@link WideChain}
- * and {@link WideMatmul}. Arrays are given by address; the files describe their layouts. Matmuls
- * and attention use programmatic dependent launch: they may start while the previous kernel still
- * runs. Not thread-safe.
+ * compiled for a {@link Model}; also compiles the kernels of {@link MatmulChain} and {@link
+ * WideMatmul}. Arrays are given by address; the files describe their layouts. Matmuls and attention
+ * use programmatic dependent launch: they may start while the previous kernel still runs. Not
+ * thread-safe.
  */
 public final class DecoderKernels implements AutoCloseable {
 
@@ -112,8 +111,7 @@ public final class DecoderKernels implements AutoCloseable {
     private final int maxSharedBytes; // of a thread block
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
-    private final CudaModule wideChainModule; // null without weights in e4m3 on a Hopper GPU
-    private final WideMatmul wideMatmul; // null without weights of 16 bits on a Hopper GPU
+    private final WideMatmul wideMatmul; // null with weights of 4 bits, or if not of Hopper
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -182,9 +180,11 @@ public final class DecoderKernels implements AutoCloseable {
                 modules.add(compiler.load(device, part.source, part.options));
             }
             chainModule = module(parts, MatmulChain.SOURCE);
-            wideChainModule = module(parts, WideChain.SOURCE);
             CudaModule wide = module(parts, WideMatmul.SOURCE);
-            wideMatmul = wide == null ? null : new WideMatmul(device, wide, model.type);
+            wideMatmul =
+                    wide == null
+                            ? null
+                            : new WideMatmul(device, wide, model.type, model.weightBits);
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -239,7 +239,7 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
      * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls;
-     * there, the wide chain if weights are in e4m3, or the wide matmul if they have 16 bits.
+     * there, the wide matmul if weights do not have 4 bits.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -266,11 +266,9 @@ public final class DecoderKernels implements AutoCloseable {
             String bits = "-DWEIGHT_BITS=" + model.weightBits;
             parts.add(new Part(MatmulChain.SOURCE, type, bits, MatmulChain.REGISTERS));
         }
-        if (isHopper(device) && model.weightBits == 8) {
-            parts.add(new Part(WideChain.SOURCE, type));
-        }
-        if (isHopper(device) && model.weightBits == 16) {
-            parts.add(new Part(WideMatmul.SOURCE, type));
+        if (isHopper(device) && model.weightBits != 4) {
+            String bits = "-DWEIGHT_BITS=" + model.weightBits;
+            parts.add(new Part(WideMatmul.SOURCE, type, bits));
         }
         return parts;
     }
@@ -293,26 +291,8 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns a chain of matmuls of many rows in e4m3 for one rank; null if weights are not in
-     * e4m3, the GPU is not of Hopper, or a size is not supported. Use it only until these kernels
-     * or the manager are closed.
-     *
-     * @param manager owns the memory of the chain
-     * @param stream the stream that initialises the memory
-     * @param hidden the width of the residual
-     * @param depths the depths of all matmuls
-     * @param stored the widths of the products that are stored
-     */
-    public WideChain wideChain(
-            NDManager manager, CudaStream stream, int hidden, int[] depths, int... stored) {
-        boolean supported =
-                wideChainModule != null && WideChain.isSupported(device, hidden, depths, stored);
-        return supported ? new WideChain(device, wideChainModule, manager, stream, depths) : null;
-    }
-
-    /**
-     * Returns the matmul of many rows, valid as long as these kernels; null if weights do not have
-     * 16 bits or the GPU is not of Hopper.
+     * Returns the matmul of many rows, valid as long as these kernels; null if weights have 4 bits
+     * or the GPU is not of Hopper.
      */
     public WideMatmul wideMatmul() {
         return wideMatmul;

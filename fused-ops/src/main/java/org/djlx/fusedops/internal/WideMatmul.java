@@ -18,25 +18,27 @@ import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Multiplies up to 128 rows by a weight of 16 bits, with {@code wide_matmul.cu}. For Hopper GPUs.
- * Bit for bit, a row of a product depends neither on the other rows nor on their number. Not
- * thread-safe.
+ * Multiplies up to 128 rows by a weight in 16 bits, or up to 64 rows by one in e4m3, with {@code
+ * wide_matmul.cu}. For Hopper GPUs. Bit for bit, a row of a product depends neither on the other
+ * rows nor on their number. Not thread-safe.
  */
 public final class WideMatmul {
 
     static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "decoder/wide_matmul.cu");
 
-    /** The largest number of rows; half of the variants have half of it. */
+    /** The largest number of rows in 16 bits; in e4m3 half of it. */
     public static final int MAX_ROWS = 128;
 
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
-    private static final int K = CONSTANTS.value("K"); // columns of a k-block
+    private static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
     private static final int THREADS = CONSTANTS.value("THREADS");
-    private static final int SHARED_BYTES = CONSTANTS.value("SHARED_BYTES");
+    private static final int FEW_ROWS_BYTES = CONSTANTS.value("FEW_ROWS_BYTES");
+    private static final int RING_BYTES = CONSTANTS.value("RING_BYTES");
 
-    private final ScalarType type;
+    private final ScalarType type; // of x and the weight
+    private final int maxRows;
     private final int multiprocessors;
     private final List<Variant> variants;
     private final KernelStruct struct = new KernelStruct(MATMUL.byteSize());
@@ -50,6 +52,10 @@ public final class WideMatmul {
      * @param cluster the thread blocks that share a tile
      */
     private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
+
+        int sharedBytes() {
+            return rows == MAX_ROWS ? RING_BYTES : FEW_ROWS_BYTES;
+        }
 
         int blocks(long weightRows) {
             return Math.toIntExact(ceilDiv(weightRows, columns) * cluster);
@@ -66,18 +72,23 @@ public final class WideMatmul {
         }
     }
 
-    WideMatmul(CudaDevice device, CudaModule module, ScalarType type) {
-        this.type = type;
+    WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {
+        boolean narrow = weightBits == 8;
+        this.type = narrow ? ScalarType.FLOAT8_E4M3FN : type;
+        maxRows = narrow ? MAX_ROWS / 2 : MAX_ROWS;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         variants =
-                CONSTANTS.calls("WIDE_MATMUL").stream().map(call -> variant(module, call)).toList();
+                CONSTANTS.calls("WIDE_MATMUL").stream()
+                        .filter(call -> call[0] <= maxRows)
+                        .map(call -> variant(module, call))
+                        .toList();
     }
 
     private static Variant variant(CudaModule module, int[] call) {
         String name = "decode_wide_matmul_%d_%d_%d".formatted(call[0], call[1], call[2]);
-        CudaKernel kernel = module.kernel(name);
-        kernel.allowSharedMemory(SHARED_BYTES);
-        return new Variant(kernel, call[0], call[1], call[2]);
+        Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2]);
+        variant.kernel.allowSharedMemory(variant.sharedBytes());
+        return variant;
     }
 
     /**
@@ -87,7 +98,7 @@ public final class WideMatmul {
      * @param stride the distance between rows of the output, in elements
      */
     public boolean isFor(int rows, long width, long stride) {
-        return rows <= MAX_ROWS && width % 2 == 0 && stride % 2 == 0;
+        return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
     }
 
     private Variant variant(int rows, long weightRows) {
@@ -99,50 +110,48 @@ public final class WideMatmul {
     }
 
     /**
-     * Multiplies as {@link DecoderKernels#matmul} does. Arrays are given by address, aligned to 16
-     * bytes. Programmatic dependent launch: the weight is read while the kernel before still runs.
+     * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
+     * biases of both. Programmatic dependent launch: the weight is read while the kernel before
+     * still runs. Arrays are given by address, aligned to 16 bytes.
      *
-     * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows, allowed by {@link #isFor}
-     * @param output the output: rows of {@code width}, {@code stride} elements apart
-     * @param x the rows, of shape (rows, depth)
-     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
-     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
-     * @param depth the inner dimension, a multiple of 8
+     * @param gated whether the weight holds the rows of the gates, then as many of the values
+     * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
+     * @param weight the weight, of the type and the depth of x; a scale for each row if in e4m3
+     * @param bias the bias of the weight's rows; 0 for none
+     * @param output the output, rows {@code stride} elements apart
      */
     public void launch(
             CudaStream stream,
             boolean gated,
-            int rows,
-            long output,
-            long x,
-            long weight,
+            QuantizeKernels.Matrix x,
+            QuantizeKernels.Matrix weight,
             long bias,
-            long width,
-            long depth,
+            long output,
             long stride) {
-        long weightRows = gated ? 2 * width : width;
-        Variant variant = variant(rows, weightRows);
-        int boxRows = gated ? variant.columns / 4 : variant.columns;
-        place("weight", weight, weightRows, depth, boxRows);
-        place("x", x, rows, depth, variant.rows);
+        Variant variant = variant(Math.toIntExact(x.rows()), weight.rows());
+        place("weight", weight, variant.columns / 4);
+        place("x", x, variant.rows);
+        put("weight_scales", weight.scales());
+        put("x_scales", x.scales());
         put("output", output);
         put("bias", bias);
-        put("batch", rows);
-        put("width", width);
-        put("depth", depth);
+        put("batch", x.rows());
+        put("width", gated ? weight.rows() / 2 : weight.rows());
+        put("depth", x.depth());
         put("stride", stride);
         put("gated", gated ? 1 : 0);
         LaunchSize size =
-                LaunchSize.of(variant.blocks(weightRows), THREADS).withShared(SHARED_BYTES);
+                LaunchSize.of(variant.blocks(weight.rows()), THREADS)
+                        .withShared(variant.sharedBytes());
         variant.kernel.launch(stream, size.asDependent(), arguments.clear().add(struct));
     }
 
-    private void place(String member, long address, long rows, long depth, int boxRows) {
-        long[] sizes = {depth, rows};
-        long[] strides = {depth * type.itemSize()};
-        new TensorMap(struct, MATMUL.offset(member), type, sizes, strides, K, boxRows)
-                .place(address);
+    private void place(String member, QuantizeKernels.Matrix matrix, int boxRows) {
+        long[] sizes = {matrix.depth(), matrix.rows()};
+        long[] strides = {matrix.depth() * type.itemSize()};
+        int boxColumns = BOX_BYTES / type.itemSize();
+        new TensorMap(struct, MATMUL.offset(member), type, sizes, strides, boxColumns, boxRows)
+                .place(matrix.elements());
     }
 
     private void put(String member, long value) {

@@ -20,9 +20,8 @@
  *   <li>{@link org.djlx.fusedops.internal.DecoderKernels} - kernels of decoding: matmuls of few
  *       rows, attention, sampling
  *   <li>{@link org.djlx.fusedops.internal.MatmulChain} - several matmuls of few rows as one kernel
- *   <li>{@link org.djlx.fusedops.internal.WideChain} - several matmuls of up to 64 rows in e4m3 as
- *       one kernel, with norms and activations between them
- *   <li>{@link org.djlx.fusedops.internal.WideMatmul} - a matmul of up to 128 rows in 16 bits
+ *   <li>{@link org.djlx.fusedops.internal.WideMatmul} - a matmul of up to 128 rows in 16 bits, or
+ *       64 in e4m3
  *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and copies beside
  *       them (PIPELINED)
  *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul

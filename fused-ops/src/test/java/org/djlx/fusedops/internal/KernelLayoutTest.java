@@ -77,7 +77,6 @@ class KernelLayoutTest {
                         RankOrderReducer.class,
                         RmsNormKernels.class,
                         VdevKernels.class,
-                        WideChain.class,
                         WideMatmul.class)) {
             Class.forName(launcher.getName());
         }

@@ -21,10 +21,39 @@
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
 // and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel. ptxas may use all
 // of them: check -Xptxas -v for spills after each change.
-#include "decoder/grid.cuh"
 #include "decoder/output.cuh"
 #include "hopper.cuh"
 #include "rms_norm.cuh"
+#include "signal.cuh"
+
+const int CONSUMERS = 16;  // warps that multiply. The warp that copies must not call barriers
+const u64 DEADLINE = 10000000000;  // ns; a wait for other thread blocks traps after it
+
+// A barrier of WARPS warps of a thread block. ID: the hardware barrier; 0 is __syncthreads.
+template <int ID, int WARPS>
+__device__ __forceinline__ void barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(WARPS* WARP) : "memory");
+}
+__device__ __forceinline__ void consumers_barrier() { barrier<1, CONSUMERS>(); }
+
+// The barrier of the consumers of all thread blocks, with acquire and release. Together the blocks add UPPER to `arrivals`, so its upper
+// bit flips when the last block arrives. `phase`: `arrivals` before the first barrier of the launch; each barrier flips its upper bit.
+__device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
+  const u32 UPPER = 0x80000000;
+  consumers_barrier();
+  if (threadIdx.x == 0) {
+    u32 add = blockIdx.x == 0 ? UPPER - (gridDim.x - 1) : 1, now;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(add) : "memory");
+    u64 begin = global_time();
+    for (u32 i = 1;; i++) {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+      if ((now ^ phase) & UPPER) break;
+      if (i % 1024 == 0 && global_time() - begin > DEADLINE) __trap();
+    }
+  }
+  phase ^= UPPER;
+  consumers_barrier();
+}
 
 struct Link {
   TensorMap weight;  // (width, depth), gated: (2 width, depth), gates then values; in words of 4 bytes; boxes of 8 rows of a segment

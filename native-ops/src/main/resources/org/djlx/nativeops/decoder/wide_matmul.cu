@@ -1,75 +1,96 @@
-// Matmul of up to 128 rows and a weight of 16 bits, for decode steps on Hopper GPUs: output = x weight^T + bias in float32, rounded
-// once; gated: silu(x gates) * (x values). Takes little longer than to read the weight.
+// Matmul of up to 128 rows for decode steps on Hopper GPUs: output = x weight^T + bias in float32, rounded once; gated: silu(x gates) *
+// (x values). x and the weight have 16 bits, or both are e4m3 with a scale for each row. Takes little longer than to read the weight.
 //
 // Terms
 //   tile     COLUMNS rows of the weight, the right operand of wgmma; gated: as many gates as values. The left operand is x, ROWS rows
-//   k-block  K columns of x and of the weight
+//   k-block  BOX_BYTES bytes of each row of x and of the weight
 //   cluster  CLUSTER thread blocks that share a tile, each a range of its k-blocks. Then each adds up and stores the sums of a part
 //            of the columns. With wider tiles x is copied less often; blocks of narrow tiles would wait for x, not for the weight
 //   quarter  a quarter of the columns of a tile. Gated: gates, their values, gates, their values. A thread that has sums of a column
 //            of an even quarter also has those of the same column of the next quarter
 //
 // Threads: two groups of warps multiply, each half of the columns, or half of more than 64 rows. One more thread copies k-blocks into
-// a ring of slots. It begins with weights, which no kernel writes, while the kernel before this one runs. A block fills an SM: if two
-// shared one, others would be idle.
+// a ring of slots. It begins with weights, which no kernel writes, while the kernel before this one runs.
+//
+// Shared memory: an SM has no room for two blocks, because then other SMs would have none; but it has room for a block beside some of
+// the norm or attention before or after, so that weights are read while those wait for each other.
+//
+// Precision of e4m3: tensor cores sum a k-block, with the few bits of Float8 (hopper.cuh); these sums are added in float32.
 //
 // Invariant: bit for bit, a row of the result depends only on its row of x, the weight and CLUSTER.
 //
 // Compiled with
-//   TYPE  Float16 or Bfloat16
+//   TYPE         Float16 or Bfloat16
+//   WEIGHT_BITS  16, or 8 for e4m3
 #include "decoder/common.cuh"
 #include "hopper.cuh"
 #include "silu.cuh"
 
+#ifndef WEIGHT_BITS
+#define WEIGHT_BITS 16
+#endif
+
 struct WideMatmul {
-  TensorMap weight;  // (width, depth); gated: (2 width, depth), gates then values. Boxes: a k-block of a tile; gated: of a quarter
+  TensorMap weight;  // (width, depth); gated: (2 width, depth), gates then values. Boxes: a k-block of a quarter
   TensorMap x;       // (batch, depth). Boxes: a k-block of ROWS rows
+  const float* weight_scales;  // of the rows; not read with 16 bits, as are those of x
+  const float* x_scales;
   Bits* output;      // (batch, width), rows `stride` elements apart. Both are even
   const Bits* bias;  // of the weight's rows; may be null
   u64 batch;
   u64 width;
-  u64 depth;  // a multiple of 8
+  u64 depth;
   u64 stride;
   u64 gated;
 };
 
-const int K = 64;
+#if WEIGHT_BITS == 8
+typedef Float8 Operand;
+#else
+typedef T Operand;
+#endif
+const bool NARROW = WEIGHT_BITS == 8;
+const int BOX_BYTES = 128;
+const int K = BOX_BYTES * 8 / WEIGHT_BITS;  // columns of a k-block
 const int GROUP_ROWS = 64;
 const int CONSUMERS = 8;  // warps that multiply
 const int THREADS = CONSUMERS * WARP + WARP;
-const int SHARED_BYTES = 220 << 10;  // of a block, for the ring
+// Of a ring. Measured with whole layers: with 220 KB they take 5 % longer if there are 64 rows, and 3 % if there are 128.
+const int FEW_ROWS_BYTES = 144 << 10;  // with GROUP_ROWS rows
+const int RING_BYTES = 192 << 10;
 
 template <int ROWS, int COLUMNS>
 struct Slot {
-  Bits weight[COLUMNS][K];
-  Bits x[ROWS][K];
+  char weight[COLUMNS][BOX_BYTES];
+  char x[ROWS][BOX_BYTES];
 };
 
 // A ring in shared memory.
 template <int ROWS, int COLUMNS>
 struct Ring {
-  static const int SLOTS = SHARED_BYTES / sizeof(Slot<ROWS, COLUMNS>);
+  static const int SLOTS = (ROWS == GROUP_ROWS ? FEW_ROWS_BYTES : RING_BYTES) / sizeof(Slot<ROWS, COLUMNS>);
   Slot<ROWS, COLUMNS>* slots;
   Barrier *loaded, *emptied;  // of the slots
 };
 
+// The first row of the weight of a quarter.
+template <int COLUMNS>
+__device__ __forceinline__ u32 first_row_of(const WideMatmul& args, u32 tile, u32 quarter) {
+  const u32 QUARTER = COLUMNS / 4;
+  return args.gated ? quarter % 2 * (u32)args.width + (tile * 2 + quarter / 2) * QUARTER : (tile * 4 + quarter) * QUARTER;
+}
+
 // Copies the k-blocks from `begin` to `end`. One thread calls it.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring<ROWS, COLUMNS>& ring, u32 tile, u32 begin, u32 end) {
-  const int SLOTS = Ring<ROWS, COLUMNS>::SLOTS, QUARTER = COLUMNS / 4;
-  u32 width = args.width;
+  const int SLOTS = Ring<ROWS, COLUMNS>::SLOTS;
   auto copy_weight = [&](u32 slot, u32 k) {
     Barrier& loaded = ring.loaded[slot];
     loaded.arrive_expecting(sizeof(Slot<ROWS, COLUMNS>));
-    auto to = ring.slots[slot].weight;
-    if (!args.gated) {
-      load_box_once(to, args.weight, loaded, k * K, tile * COLUMNS);
-      return;
-    }
 #pragma unroll
     for (int quarter = 0; quarter < 4; quarter++) {
-      u32 gate = tile * (COLUMNS / 2) + quarter / 2 * QUARTER;
-      load_box_once(to + quarter * QUARTER, args.weight, loaded, k * K, quarter % 2 * width + gate);
+      char(*to)[BOX_BYTES] = ring.slots[slot].weight + quarter * (COLUMNS / 4);
+      load_box_once(to, args.weight, loaded, k * K, first_row_of<COLUMNS>(args, tile, quarter));
     }
   };
   auto copy_x = [&](u32 slot, u32 k) { load_box(ring.slots[slot].x, args.x, ring.loaded[slot], k * K, 0); };
@@ -91,9 +112,13 @@ __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring
 struct Sums {
   float values[2];
 
-  __device__ __forceinline__ void add_bias(const Bits* bias, u32 column) {
+  // Multiplies by the scales, and adds the bias. column: the row of the weight.
+  __device__ __forceinline__ void finish(const WideMatmul& args, float x_scale, u32 column) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) values[i] += T::load(bias[column + i]);
+    for (int i = 0; i < 2; i++) {
+      if (NARROW) values[i] *= x_scale * args.weight_scales[column + i];
+      if (args.bias) values[i] += T::load(args.bias[column + i]);
+    }
   }
 };
 
@@ -104,10 +129,9 @@ __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 colum
   u32 width = args.width, odd_column = column + (gated ? width : COLUMNS / 4);  // row of the weight
   bool has_odd = gated || odd_column < width;
   if (row >= args.batch || column >= width) return;
-  if (args.bias) {
-    even.add_bias(args.bias, column);
-    if (has_odd) odd.add_bias(args.bias, odd_column);
-  }
+  float x_scale = NARROW ? args.x_scales[row] : 1;
+  even.finish(args, x_scale, column);
+  if (has_odd) odd.finish(args, x_scale, odd_column);
   Bits* to = args.output + row * args.stride;
   if (gated) {
     float first = silu_fast(even.values[0]) * odd.values[0], second = silu_fast(even.values[1]) * odd.values[1];
@@ -121,9 +145,9 @@ __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 colum
 template <int ROWS, int COLUMNS, int CLUSTER>
 __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   const int SLOTS = Ring<ROWS, COLUMNS>::SLOTS;
-  const int QUARTERS = ROWS == GROUP_ROWS ? 2 : 4;  // of a group
-  const int QUARTER_SUMS = COLUMNS / 8;             // of a thread: two rows and two of each eight columns
-  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;      // of those, the sums that this block adds up
+  const int PASSES = ROWS / GROUP_ROWS;         // of a group over its columns: pairs of quarters
+  const int QUARTER_SUMS = COLUMNS / 8;         // of a thread: two rows and two of each eight columns
+  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;  // of those, the sums that this block adds up
   static_assert(QUARTER_SUMS % (2 * CLUSTER) == 0, "the same block adds up adjacent columns");
   extern __shared__ __align__(1024) char memory[];
   __shared__ Barrier loaded[SLOTS], emptied[SLOTS];
@@ -140,73 +164,84 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   }
   __syncthreads();
   launch_dependents();
+  if (NARROW && threadIdx.x < COLUMNS) {
+    u32 of = first_row_of<COLUMNS>(args, tile, threadIdx.x / (COLUMNS / 4)) + threadIdx.x % (COLUMNS / 4);
+    if (of < (args.gated ? 2 : 1) * args.width) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.weight_scales + of));
+  }
   if (warp == CONSUMERS) {
     if (lane == 0) copy_k_blocks(args, ring, tile, begin, end);
     return;
   }
 
   // Step 1: multiply.
-  u32 group = warp / 4, x_row = ROWS == GROUP_ROWS ? 0 : group * GROUP_ROWS, weight_row = ROWS == GROUP_ROWS ? group * COLUMNS / 2 : 0;
-  float sums[QUARTERS * QUARTER_SUMS] = {};
+  u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_pass = PASSES == 1 ? group : 0;
+  float sums[PASSES][2 * QUARTER_SUMS] = {};
   Stage next = {0, 0};
 #pragma unroll 1
   for (u32 k = begin; k < end; k++) {
     loaded[next.index].wait(next.parity);
     const Slot<ROWS, COLUMNS>& slot = ring.slots[next.index];
-    u32 x = shared_address(slot.x[x_row]), weight = shared_address(slot.weight[weight_row]);
-    begin_products();
+    u32 x = shared_address(slot.x[x_row]);
 #pragma unroll
-    for (int step = 0; step < K / 16; step++) {
-      product<true>(T(), sums, matrix(x + step * 32, 16, 1024), matrix(weight + step * 32, 16, 1024), 1);
+    for (int pass = 0; pass < PASSES; pass++) {
+      u32 weight = shared_address(slot.weight[(first_pass + pass) * COLUMNS / 2]);
+      float of_k_block[2 * QUARTER_SUMS];
+      float(&products)[2 * QUARTER_SUMS] = NARROW ? of_k_block : sums[pass];
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < BOX_BYTES / 32; step++) {
+        product<true>(Operand(), products, matrix(x + step * 32, 16, 1024), matrix(weight + step * 32, 16, 1024), !NARROW || step);
+      }
+      commit_products();
+      if (NARROW || pass == PASSES - 1) wait_products<0>();
+#pragma unroll
+      for (int i = 0; NARROW && i < 2 * QUARTER_SUMS; i++) sums[pass][i] += products[i];
     }
-    commit_products();
-    wait_products<0>();
     if (lane == 0) emptied[next.index].arrive();
     next.skip(1, SLOTS);
   }
 
   // Step 2: store. The layout of a quarter's sums is that of wgmma: sums i and i + 1, for even i, are of adjacent columns.
-  u32 first_row = x_row + warp % 4 * 16 + lane / 4, tile_column = tile * (args.gated ? COLUMNS / 2 : COLUMNS);
-  auto store_sums = [&](u32 quarter, u32 i, Sums even, Sums odd) {
-    u32 pair = ROWS == GROUP_ROWS ? group : quarter / 2;  // of quarters
-    u32 column = pair * (args.gated ? COLUMNS / 4 : COLUMNS / 2) + i / 4 * 8 + lane % 4 * 2;
-    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, tile_column + column, even, odd);
+  u32 first_row = x_row + warp % 4 * 16 + lane / 4, half = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // columns of two quarters
+  if (NARROW) wait_for_primary();  // it writes x_scales
+  auto store_sums = [&](u32 pass, u32 i, Sums even, Sums odd) {
+    u32 column = (tile * 2 + first_pass + pass) * half + i / 4 * 8 + lane % 4 * 2;
+    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, column, even, odd);
   };
   if (CLUSTER == 1) {
 #pragma unroll
-    for (int q = 0; q < QUARTERS; q += 2)
+    for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
       for (int i = 0; i < QUARTER_SUMS; i += 2) {
-        const float *even = sums + q * QUARTER_SUMS + i, *odd = even + QUARTER_SUMS;
-        store_sums(q, i, {even[0], even[1]}, {odd[0], odd[1]});
+        const float *even = sums[pass] + i, *odd = even + QUARTER_SUMS;
+        store_sums(pass, i, {even[0], even[1]}, {odd[0], odd[1]});
       }
     return;
   }
   // A thread sends sums to the same thread of the block that adds them up.
-  typedef float Exchange[CLUSTER][QUARTERS][OWN_SUMS][CONSUMERS * WARP];
-  static_assert(CLUSTER == 1 || sizeof(Exchange) <= SHARED_BYTES, "sums are exchanged where the ring was");
+  typedef float Exchange[CLUSTER][PASSES][2][OWN_SUMS][CONSUMERS * WARP];
+  static_assert(CLUSTER == 1 || sizeof(Exchange) <= SLOTS * sizeof(Slot<ROWS, COLUMNS>), "sums are exchanged where the ring was");
   Exchange& exchange = *(Exchange*)memory;
   cluster_barrier();  // The rings of all blocks have been read.
 #pragma unroll
-  for (int q = 0; q < QUARTERS; q++)
+  for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
-    for (int i = 0; i < QUARTER_SUMS; i++) {
-      *of_block(&exchange[rank][q][i % OWN_SUMS][threadIdx.x], i / OWN_SUMS) = sums[q * QUARTER_SUMS + i];
+    for (int i = 0; i < 2 * QUARTER_SUMS; i++) {
+      u32 in_quarter = i % QUARTER_SUMS;
+      float* to = &exchange[rank][pass][i / QUARTER_SUMS][in_quarter % OWN_SUMS][threadIdx.x];
+      *of_block(to, in_quarter / OWN_SUMS) = sums[pass][i];
     }
   cluster_barrier();
 #pragma unroll
-  for (int q = 0; q < QUARTERS; q += 2)
+  for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
     for (int i = 0; i < OWN_SUMS; i += 2) {
-      Sums even = {}, odd = {};
+      Sums both[2] = {};  // of the even and the odd quarter
 #pragma unroll
       for (int block = 0; block < CLUSTER; block++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-          even.values[j] += exchange[block][q][i + j][threadIdx.x];
-          odd.values[j] += exchange[block][q + 1][i + j][threadIdx.x];
-        }
-      store_sums(q, rank * OWN_SUMS + i, even, odd);
+        for (int j = 0; j < 4; j++) both[j / 2].values[j % 2] += exchange[block][pass][j / 2][i + j % 2][threadIdx.x];
+      store_sums(pass, rank * OWN_SUMS + i, both[0], both[1]);
     }
 }
 

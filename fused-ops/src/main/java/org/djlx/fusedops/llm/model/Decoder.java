@@ -16,7 +16,6 @@ import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.function.IntConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -28,7 +27,6 @@ import org.djlx.fusedops.internal.MatmulChain;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.QuantizeKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
-import org.djlx.fusedops.internal.WideChain;
 import org.djlx.fusedops.internal.WideMatmul;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
@@ -57,9 +55,10 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
  * the other sequences of the batch, bit for bit. Larger steps are multiplied by a {@link WideChain}
- * if it supports them, else by cuBLASLt, unless the decoder is batch-invariant or the weights are
- * INT4. cuBLASLt's algorithms depend on the number of rows, and so does attention in these steps.
- * Kernels sum in float32 and round their results to the element type.
+ * or {@link WideMatmul} if it supports them, else by cuBLASLt, unless the decoder is
+ * batch-invariant or the weights are INT4. cuBLASLt's algorithms depend on the number of rows, and
+ * so does attention in these steps. Kernels sum in float32 and round their results to the element
+ * type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -124,8 +123,7 @@ final class Decoder implements AutoCloseable {
     private final CudaEvent before;
     private final DecoderKernels kernels;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
-    private final WideLayers wideLayers; // null if no step uses a WideChain
-    private final WideMatmul wideMatmul; // null if no step uses it
+    private final WideMatmul wideMatmul; // null if it does not support the weights or the GPU
     private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
@@ -294,7 +292,6 @@ final class Decoder implements AutoCloseable {
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
             chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
-            wideLayers = wideLayers(attentionSize);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
@@ -319,29 +316,6 @@ final class Decoder implements AutoCloseable {
                 close();
             }
         }
-    }
-
-    /** Returns layers that use a wide chain; null if it does not support the model. */
-    private WideLayers wideLayers(int attentionSize) {
-        if (group.worldSize() > 1 || batchInvariant) {
-            return null;
-        }
-        int[] depths = {config.hiddenSize(), attentionSize, inner};
-        int[] stored = {(int) qkv.getShape().get(1), tokens};
-        WideChain wideChain =
-                kernels.wideChain(
-                        manager, currentStreams.get(), config.hiddenSize(), depths, stored);
-        return wideChain == null
-                ? null
-                : new WideLayers(
-                        wideChain,
-                        config,
-                        weights,
-                        residuals[0],
-                        residuals[1],
-                        qkv,
-                        attended,
-                        logits);
     }
 
     private <T extends AutoCloseable> T keep(T resource) {
@@ -477,8 +451,8 @@ final class Decoder implements AutoCloseable {
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             CudaGraph graph = graphs.get(key);
             if (graph == null) {
-                if (isWide(key.rows) && !isWideChained(key.rows)) {
-                    record(key); // cuBLASLt loads its kernels. The graph computes the same again.
+                if (isWide(key.rows)) {
+                    record(key); // cuBLASLt may load kernels. The graph computes the same again.
                 }
                 graph = CudaGraph.capture(stream, () -> record(key));
                 graphs.put(key, graph);
@@ -691,25 +665,31 @@ final class Decoder implements AutoCloseable {
                     tokens,
                     hidden);
         }
-        IntConsumer attend =
-                layer -> {
-                    gpu.normHeads(stream, weights.layer(layer), rows, qkv);
-                    kernels.attend(
-                            stream,
-                            attention(layer, positions, firstSplits, table),
-                            key.sharesSequences,
-                            !isWide(rows),
-                            isChained(rows),
-                            rows,
-                            kvHeads,
-                            key.splits,
-                            key.tableStride());
-                };
-        if (isWideChained(rows)) {
-            wideLayers.launch(stream, rows, firstLayer, attend);
-        } else {
-            recordLayers(rows, firstLayer, attend);
+        Residual residual = new Residual(rows);
+        int attentionSize = queryHeads * config.headSize();
+        int qkvSize = attentionSize + 2 * kvHeads * config.headSize();
+        for (int i = firstLayer; i < config.layers(); i++) {
+            ModelWeights.Layer layer = weights.layer(i);
+            residual.multiply(
+                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
+            launchChain(rows);
+            gpu.normHeads(stream, layer, rows, qkv);
+            kernels.attend(
+                    stream,
+                    attention(i, positions, firstSplits, table),
+                    key.sharesSequences,
+                    !isWide(rows),
+                    isChained(rows),
+                    rows,
+                    kvHeads,
+                    key.splits,
+                    key.tableStride());
+            multiplyToPartial(residual, attended, layer.attentionOut(), attentionSize);
+            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
+            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
         }
+        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
+        launchChain(rows);
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         kernels.top(
@@ -724,26 +704,6 @@ final class Decoder implements AutoCloseable {
                 allTokens,
                 group.rank(),
                 group.worldSize());
-    }
-
-    /** Launches the layers and the logits, except in steps that use {@link WideLayers}. */
-    private void recordLayers(int rows, int firstLayer, IntConsumer attend) {
-        Residual residual = new Residual(rows);
-        int headSize = config.headSize();
-        int width = (queryHeads + 2 * kvHeads) * headSize;
-        for (int i = firstLayer; i < config.layers(); i++) {
-            ModelWeights.Layer layer = weights.layer(i);
-            residual.multiply(
-                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), width);
-            launchChain(rows);
-            attend.accept(i);
-            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
-            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
-            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
-        }
-        int firstToken = tokens * group.rank();
-        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
-        launchChain(rows);
     }
 
     private DecoderKernels.Attention attention(
@@ -769,7 +729,8 @@ final class Decoder implements AutoCloseable {
         ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
         int rows = residual.rows;
         int hidden = config.hiddenSize();
-        if (own.quantized() == null || own.bias() != null || !isWide(rows)) {
+        boolean usesCublas = isWide(rows) && !hasWideMatmul(rows, hidden, hidden);
+        if (!usesCublas || own.quantized() == null || own.bias() != null) {
             residual.scales = null;
             multiply(false, rows, residual.partial, 0, x, own, hidden, depth, null);
             return;
@@ -783,11 +744,6 @@ final class Decoder implements AutoCloseable {
         return chain != null && !isWide(rows) && chain.isFor(rows);
     }
 
-    /** Returns whether a step of this number of rows uses {@link WideLayers}. */
-    private boolean isWideChained(int rows) {
-        return wideLayers != null && isWide(rows) && wideLayers.isFor(rows);
-    }
-
     /** Launches the chain's matmuls. No-op if these rows are not chained. */
     private void launchChain(int rows) {
         if (isChained(rows)) {
@@ -797,7 +753,7 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Returns whether a step of this number of rows is multiplied by {@link WideLayers} or cuBLASLt
+     * Returns whether a step of this number of rows is multiplied by {@link WideMatmul} or cuBLASLt
      * instead of the decoder's matmul kernels.
      */
     private boolean isWide(int rows) {
@@ -824,30 +780,65 @@ final class Decoder implements AutoCloseable {
             int width,
             int depth,
             MatmulChain.Norm norm) {
-        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
-        QuantizedMatrix quantized = linear.quantized();
-        long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
-        int stride = (int) out.getShape().get(1);
-        long from = Torch.dataPointer(x);
-        long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
-        if (!isWide(rows)) {
-            long scales = quantized == null ? 0 : quantized.scales();
-            if (isChained(rows)) {
-                links.add(
-                        new MatmulChain.Link(
-                                gated, to, from, weight, scales, bias, width, depth, stride, norm));
-                return;
-            }
-            kernels.matmul(
-                    stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
+        if (isWide(rows)) {
+            multiplyWide(gated, rows, out, column, x, linear, width, depth);
             return;
         }
-        if (wideMatmul != null && wideMatmul.isFor(rows, width, stride)) {
-            wideMatmul.launch(stream, gated, rows, to, from, weight, bias, width, depth, stride);
+        QuantizedMatrix quantized = linear.quantized();
+        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
+        long from = Torch.dataPointer(x);
+        long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
+        long scales = quantized == null ? 0 : quantized.scales();
+        long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+        int stride = (int) out.getShape().get(1);
+        if (isChained(rows)) {
+            links.add(
+                    new MatmulChain.Link(
+                            gated, to, from, weight, scales, bias, width, depth, stride, norm));
+            return;
+        }
+        kernels.matmul(stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
+    }
+
+    /** As {@link #multiply}, for steps that are {@linkplain #isWide wide}. */
+    private void multiplyWide(
+            boolean gated,
+            int rows,
+            NDArray out,
+            int column,
+            NDArray x,
+            ModelWeights.Linear linear,
+            int width,
+            int depth) {
+        QuantizedMatrix quantized = linear.quantized();
+        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
+        int stride = (int) out.getShape().get(1);
+        if (hasWideMatmul(rows, width, stride)) {
+            long outputs = gated ? 2L * width : width;
+            long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+            if (quantized == null) {
+                long weight = Torch.dataPointer(linear.weight());
+                wideMatmul.launch(
+                        stream,
+                        gated,
+                        new QuantizeKernels.Matrix(16, Torch.dataPointer(x), 0, rows, depth),
+                        new QuantizeKernels.Matrix(16, weight, 0, outputs, depth),
+                        bias,
+                        to,
+                        stride);
+                return;
+            }
+            QuantizeKernels.Matrix weight =
+                    new QuantizeKernels.Matrix(
+                            8, quantized.weights(), quantized.scales(), outputs, depth);
+            wideMatmul.launch(stream, gated, e4m3(x, rows, depth), weight, bias, to, stride);
+            if (gated) {
+                gpu.quantize().quantize(to, rounded(rows, width));
+            }
             return;
         }
         if (gated) {
-            multiply(false, rows, gateUp, 0, x, linear, 2 * width, depth, null);
+            multiplyWide(false, rows, gateUp, 0, x, linear, 2 * width, depth);
             if (quantized == null) {
                 kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
             } else {
@@ -857,7 +848,7 @@ final class Decoder implements AutoCloseable {
         }
         if (quantized == null) {
             gpu.product(config.type(), rows, width, depth, stride, false)
-                    .run(to, from, weight, null);
+                    .run(to, Torch.dataPointer(x), Torch.dataPointer(linear.weight()), null);
         } else {
             gpu.multiply(e4m3(x, rows, depth), quantized, to, stride, false);
         }
@@ -866,6 +857,10 @@ final class Decoder implements AutoCloseable {
                 product.addi(linear.bias());
             }
         }
+    }
+
+    private boolean hasWideMatmul(int rows, int width, int stride) {
+        return wideMatmul != null && wideMatmul.isFor(rows, width, stride);
     }
 
     /** Returns x in e4m3. Rounds it, unless the kernel before has. */

@@ -43,13 +43,13 @@ public enum Quantization {
     /**
      * {@return the largest number of rows of one matmul by the decode kernels of GPUs}
      *
-     * <p>With weights in 16 bits or e4m3, a wide chain or cuBLASLt multiplies more rows, unless the
+     * <p>With weights in 16 bits or e4m3, wide kernels or cuBLASLt multiply more rows, unless the
      * engine is batch-invariant; bits then depend on the number of rows. With INT4 the kernels run
      * repeatedly.
      */
     int gpuRows(boolean batchInvariant) {
         return switch (this) {
-            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
+            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 16;
             case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
             default -> DecoderKernels.QUANTIZED_ROWS;
         };

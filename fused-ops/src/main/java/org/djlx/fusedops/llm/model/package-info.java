@@ -19,7 +19,6 @@
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts
  * TensorPart     the parts of a layer's weights, their names and how ranks divide them
- * WideLayers     the layers of a decode step on a Hopper GPU as few persistent kernels, for fp8 weights
  */
 /**
  * One rank's part of a language model: configuration, weights, KV cache, and the forward pass on
