@@ -36,6 +36,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /**
  * Matmuls of few rows, and attention, compared with loops in float64. The bits do not depend on the
@@ -138,6 +139,40 @@ class DecoderKernelsGpuTest {
             assertFalse(wideMatmul.isFor(mostRows() + 1, 34, 36));
             assertFalse(wideMatmul.isFor(9, 33, 36));
             assertFalse(wideMatmul.isFor(9, 34, 35));
+        }
+    }
+
+    /** A NaN and an infinity in rows of x change no other row. */
+    @ParameterizedTest
+    @ValueSource(ints = {16, 8})
+    void wideProductsOfUnusualRowsStayInTheirRow(int weightBits) {
+        bits = weightBits;
+        ScalarType type = ScalarType.BFLOAT16;
+        int width = 300;
+        int depth = 272;
+        try (DecoderKernels kernels = kernels(type);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+            quantizer = quantize;
+            wideMatmul = kernels.wideMatmul();
+            assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
+            SplittableRandom random = new SplittableRandom(5);
+            try (NDArray x = random(random, mostRows(), depth, type);
+                    NDArray weight = random(random, 2 * width, depth, type);
+                    NDArray nan = manager.full(new Shape(1), Float.NaN);
+                    NDArray infinity = manager.full(new Shape(1), Float.POSITIVE_INFINITY)) {
+                float[] usual = multiply(kernels, true, 20, x, weight, null, width);
+                Torch.copy(x.get(new NDIndex("3, 70:71")), nan);
+                Torch.copy(x.get(new NDIndex("17, 0:1")), infinity);
+                float[] unusual = multiply(kernels, true, 20, x, weight, null, width);
+                int stride = width + GAP;
+                for (int i = 0; i < 20 * stride; i++) {
+                    if (i % stride < width && (i / stride == 3 || i / stride == 17)) {
+                        assertFalse(Float.isFinite(unusual[i]), "row " + i / stride);
+                    } else {
+                        assertEquals(usual[i], unusual[i], "row " + i / stride);
+                    }
+                }
+            }
         }
     }
 

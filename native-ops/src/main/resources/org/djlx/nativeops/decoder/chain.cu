@@ -29,11 +29,6 @@
 const int CONSUMERS = 16;  // warps that multiply. The warp that copies must not call barriers
 const u64 DEADLINE = 10000000000;  // ns; a wait for other thread blocks traps after it
 
-// A barrier of WARPS warps of a thread block. ID: the hardware barrier; 0 is __syncthreads.
-template <int ID, int WARPS>
-__device__ __forceinline__ void barrier() {
-  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(WARPS* WARP) : "memory");
-}
 __device__ __forceinline__ void consumers_barrier() { barrier<1, CONSUMERS>(); }
 
 // The barrier of the consumers of all thread blocks, with acquire and release. Together the blocks add UPPER to `arrivals`, so its upper

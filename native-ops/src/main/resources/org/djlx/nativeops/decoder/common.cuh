@@ -41,6 +41,12 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// A barrier of WARPS warps of a thread block. ID: the hardware barrier; 0 is __syncthreads.
+template <int ID, int WARPS>
+__device__ __forceinline__ void barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(WARPS* WARP) : "memory");
+}
+
 // sum += A B for a warp: m16n8k16, A row-major, B column-major.
 __device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (T::IS_BFLOAT16) {

@@ -112,13 +112,13 @@ __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring
 struct Sums {
   float values[2];
 
-  // Multiplies by the scales, and adds the bias. column: the row of the weight.
-  __device__ __forceinline__ void finish(const WideMatmul& args, float x_scale, u32 column) {
+  __device__ __forceinline__ void scale(float x_scale, float2 scales) {
+    values[0] *= x_scale * scales.x;
+    values[1] *= x_scale * scales.y;
+  }
+  __device__ __forceinline__ void add_bias(const Bits* bias, u32 column) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (NARROW) values[i] *= x_scale * args.weight_scales[column + i];
-      if (args.bias) values[i] += T::load(args.bias[column + i]);
-    }
+    for (int i = 0; i < 2; i++) values[i] += T::load(bias[column + i]);
   }
 };
 
@@ -129,9 +129,10 @@ __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 colum
   u32 width = args.width, odd_column = column + (gated ? width : COLUMNS / 4);  // row of the weight
   bool has_odd = gated || odd_column < width;
   if (row >= args.batch || column >= width) return;
-  float x_scale = NARROW ? args.x_scales[row] : 1;
-  even.finish(args, x_scale, column);
-  if (has_odd) odd.finish(args, x_scale, odd_column);
+  if (args.bias) {
+    even.add_bias(args.bias, column);
+    if (has_odd) odd.add_bias(args.bias, odd_column);
+  }
   Bits* to = args.output + row * args.stride;
   if (gated) {
     float first = silu_fast(even.values[0]) * odd.values[0], second = silu_fast(even.values[1]) * odd.values[1];
@@ -151,6 +152,7 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   static_assert(QUARTER_SUMS % (2 * CLUSTER) == 0, "the same block adds up adjacent columns");
   extern __shared__ __align__(1024) char memory[];
   __shared__ Barrier loaded[SLOTS], emptied[SLOTS];
+  __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // NARROW: of the rows of the weight, by pairs of quarters
   Ring<ROWS, COLUMNS> ring = {(Slot<ROWS, COLUMNS>*)memory, loaded, emptied};
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 tile = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
@@ -164,15 +166,15 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   }
   __syncthreads();
   launch_dependents();
-  if (NARROW && threadIdx.x < COLUMNS) {
-    u32 of = first_row_of<COLUMNS>(args, tile, threadIdx.x / (COLUMNS / 4)) + threadIdx.x % (COLUMNS / 4);
-    if (of < (args.gated ? 2 : 1) * args.width) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.weight_scales + of));
-  }
   if (warp == CONSUMERS) {
     if (lane == 0) copy_k_blocks(args, ring, tile, begin, end);
     return;
   }
 
+  if (NARROW && threadIdx.x < COLUMNS) {
+    u32 of = first_row_of<COLUMNS>(args, tile, threadIdx.x / (COLUMNS / 4)) + threadIdx.x % (COLUMNS / 4);
+    (&scales[0][0][0])[threadIdx.x] = of < (args.gated ? 2 : 1) * args.width ? args.weight_scales[of] : 0;
+  }
   // Step 1: multiply.
   u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_pass = PASSES == 1 ? group : 0;
   float sums[PASSES][2 * QUARTER_SUMS] = {};
@@ -203,10 +205,20 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
 
   // Step 2: store. The layout of a quarter's sums is that of wgmma: sums i and i + 1, for even i, are of adjacent columns.
   u32 first_row = x_row + warp % 4 * 16 + lane / 4, half = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // columns of two quarters
-  if (NARROW) wait_for_primary();  // it writes x_scales
+  float x_scales[2] = {1, 1};  // of the thread's rows
+  if (NARROW) {
+    wait_for_primary();  // it writes x_scales
+#pragma unroll
+    for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < args.batch ? args.x_scales[first_row + r * 8] : 0;
+    barrier<1, CONSUMERS>();  // `scales` are complete
+  }
   auto store_sums = [&](u32 pass, u32 i, Sums even, Sums odd) {
-    u32 column = (tile * 2 + first_pass + pass) * half + i / 4 * 8 + lane % 4 * 2;
-    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, column, even, odd);
+    u32 pair = first_pass + pass, in_quarter = i / 4 * 8 + lane % 4 * 2;
+    if (NARROW) {
+      even.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][0][in_quarter]);
+      odd.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][1][in_quarter]);
+    }
+    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, (tile * 2 + pair) * half + in_quarter, even, odd);
   };
   if (CLUSTER == 1) {
 #pragma unroll
