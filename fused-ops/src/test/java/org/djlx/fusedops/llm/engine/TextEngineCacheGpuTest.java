@@ -198,29 +198,33 @@ class TextEngineCacheGpuTest {
     /** Large steps use other kernels than single sequences, unless bits are to be the same. */
     @ParameterizedTest
     @CsvSource({
-        "1, false, AUTO, 0.05",
-        "2, false, AUTO, 0.05",
-        "1, false, FP8, 0.15",
-        "1, true, AUTO, 0",
-        "2, true, AUTO, 0",
-        "1, true, FP8, 0"
+        "1, 256, false, AUTO, 0.05",
+        "2, 256, false, AUTO, 0.05",
+        "1, 100, false, AUTO, 0.05",
+        "2, 100, false, AUTO, 0.05",
+        "1, 60, false, AUTO, 0.05",
+        "1, 256, false, FP8, 0.15",
+        "1, 256, true, AUTO, 0",
+        "2, 256, true, AUTO, 0",
+        "1, 256, true, FP8, 0"
     })
-    void runs256Sequences(int ranks, boolean batchInvariant, KvCache.Dtype dtype, double most)
+    void runsManySequences(
+            int ranks, int count, boolean batchInvariant, KvCache.Dtype dtype, double most)
             throws Exception {
         List<GenerationRequest> requests = new ArrayList<>();
-        for (int i = 0; i < 256; i++) {
+        for (int i = 0; i < count; i++) {
             requests.add(TextEngineTest.request(i % 200, i / 200).optMaxNewTokens(40).build());
         }
         UnaryOperator<TextEngine.Builder> options =
                 builder -> builder.optBatchInvariant(batchInvariant).optKvCacheDtype(dtype);
         try (TextGenerator generator = build(ranks, 1000, options)) {
             List<Generation> generations = generator.submitAll(requests);
-            while (generator.statistics().running() < 256) {
+            while (generator.statistics().running() < count) {
                 assertEquals(0, generator.statistics().finished());
                 Thread.onSpinWait();
             }
             int compared = 0;
-            for (int i = 0; i < 256; i += 17) {
+            for (int i = 0; i < count; i += 17) {
                 List<GeneratedPiece> together = generations.get(i).await(LONG);
                 List<GeneratedPiece> alone = generator.submit(requests.get(i)).await(LONG);
                 if (batchInvariant) {
@@ -239,7 +243,7 @@ class TextEngineCacheGpuTest {
                     }
                 }
             }
-            assertTrue(batchInvariant || compared > 32, compared + " tokens are the same");
+            assertTrue(batchInvariant || compared > count / 8, compared + " tokens are the same");
         }
     }
 }
