@@ -31,10 +31,10 @@ public final class DecoderKernels implements AutoCloseable {
     /** The largest number of rows of a step, which are the sequences of a batch. */
     public static final int MAX_ROWS = 256;
 
-    /** The largest number of rows of a matmul kernel for weights of 16 bits. */
+    /** The largest number of rows of {@link #matmul} at a time, for weights of 16 bits. */
     public static final int MATMUL_ROWS = 64;
 
-    /** The largest number of rows of a matmul kernel for weights of 8 or 4 bits. */
+    /** The largest number of rows of {@link #matmul} at a time, for weights of 8 or 4 bits. */
     public static final int QUANTIZED_ROWS = 32;
 
     /** The tokens of a sequence that one thread block of the attention reads. */
@@ -86,7 +86,7 @@ public final class DecoderKernels implements AutoCloseable {
     private static final KernelConstants ATTENTION = new KernelConstants(SOURCE);
     private static final int ATTENTION_THREADS = ATTENTION.value("ATTENTION_WARPS") * WARP;
     private static final int SPAN_THREADS = ATTENTION.value("SPAN_WARPS") * WARP;
-    private static final int MOST_SPAN = 16 * CHUNK; // a longer one would end after all others
+    private static final int MAX_SPAN = 16 * CHUNK; // a block of a longer one would end last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
 
@@ -135,8 +135,8 @@ public final class DecoderKernels implements AutoCloseable {
      * @param type float16 or bfloat16
      * @param weightBits the bits of the weights of matmuls: 16, or 8 or 4 in the layout of {@link
      *     QuantizeKernels}
-     * @param rows the largest number of rows of a matmul kernel: 8, 16, 32 or 64, up to {@value
-     *     #MATMUL_ROWS} with weights of 16 bits and {@value #QUANTIZED_ROWS} with others
+     * @param rows the largest number of rows of {@link #matmul} at a time: 8, 16, 32 or 64, up to
+     *     {@value #MATMUL_ROWS} with weights of 16 bits and {@value #QUANTIZED_ROWS} with others
      * @param headSize the elements of a head
      * @param groupSize the query heads that share a key and value head
      * @param blockTokens the tokens of a block of the KV cache
@@ -549,7 +549,7 @@ public final class DecoderKernels implements AutoCloseable {
         if (!sharesSequences && !keepsOrder) {
             // As few spans as give about two thread blocks for each SM.
             long parts = ceilDiv(2L * multiprocessors, (long) rows * heads);
-            long span = CHUNK * Math.min(ceilDiv(chunks, parts), MOST_SPAN / CHUNK);
+            long span = CHUNK * Math.min(ceilDiv(chunks, parts), MAX_SPAN / CHUNK);
             int spans = (int) ceilDiv((long) chunks * CHUNK, span);
             LaunchSize size = LaunchSize.of(heads, SPAN_THREADS).withGrid(rows, spans);
             attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));

@@ -84,7 +84,7 @@ public final class QuantizeKernels implements AutoCloseable {
      *
      * @param bits 8 for e4m3 with a scale for each row; 4 for groups of {@link #GROUP} with a scale
      *     each; 16 for one that is not quantized
-     * @param elements the rows: {@link #rowBytes} each
+     * @param elements the rows: {@link #rowBytes} each if quantized
      * @param scales float32, {@link #rowScales} for each row; not used with 16 bits
      * @param rows the number of rows
      * @param depth the elements of a row, a multiple of 8

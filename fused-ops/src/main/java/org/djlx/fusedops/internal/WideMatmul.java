@@ -27,15 +27,20 @@ public final class WideMatmul {
     static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "decoder/wide_matmul.cu");
 
-    /** The largest number of rows in 16 bits; in e4m3 half of it. */
+    /** The largest number of rows in 16 bits. */
     public static final int MAX_ROWS = 128;
+
+    /** The largest number of rows in e4m3: cuBLASLt is faster for more. */
+    public static final int MAX_E4M3_ROWS = 64;
 
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
     private static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
     private static final int THREADS = CONSTANTS.value("THREADS");
-    private static final int FEW_ROWS_BYTES = CONSTANTS.value("FEW_ROWS_BYTES");
-    private static final int RING_BYTES = CONSTANTS.value("RING_BYTES");
+    private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // of the smaller variants
+    private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
+    private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
+    private static final int QUARTERS = 4; // of a tile; a box is one of them
 
     private final ScalarType type; // of x and the weight
     private final int maxRows;
@@ -47,14 +52,14 @@ public final class WideMatmul {
     /**
      * A variant of the kernel.
      *
-     * @param rows the largest number of rows of x, {@value #MAX_ROWS} or half of it
+     * @param rows the largest number of rows of x, {@value #MAX_ROWS} or 64
      * @param columns the rows of the weight in a tile
      * @param cluster the thread blocks that share a tile
      */
     private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
 
         int sharedBytes() {
-            return rows == MAX_ROWS ? RING_BYTES : FEW_ROWS_BYTES;
+            return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
         }
 
         int blocks(long weightRows) {
@@ -62,9 +67,10 @@ public final class WideMatmul {
         }
 
         /**
-         * Returns the cost in rows that an SM reads: those of the weight, and up to 128 of x, which
-         * come from L2 and count half. An SM runs one thread block at a time. The number of rows
-         * does not count: for the same bits, the cluster must be the same for all numbers.
+         * Returns the rows that the busiest SM reads: rows of the weight, and half of the rows of
+         * x, which come from L2. An SM runs one thread block at a time. x counts as {@value
+         * #MAX_ROWS} rows whatever its number, so every number of rows gets the same cluster, hence
+         * the same bits.
          */
         double cost(long weightRows, int multiprocessors) {
             long waves = ceilDiv(blocks(weightRows), multiprocessors);
@@ -73,9 +79,9 @@ public final class WideMatmul {
     }
 
     WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {
-        boolean narrow = weightBits == 8;
-        this.type = narrow ? ScalarType.FLOAT8_E4M3FN : type;
-        maxRows = narrow ? MAX_ROWS / 2 : MAX_ROWS;
+        boolean e4m3 = weightBits == 8;
+        this.type = e4m3 ? ScalarType.FLOAT8_E4M3FN : type;
+        maxRows = e4m3 ? MAX_E4M3_ROWS : MAX_ROWS;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         variants =
                 CONSTANTS.calls("WIDE_MATMUL").stream()
@@ -102,7 +108,7 @@ public final class WideMatmul {
     }
 
     private Variant variant(int rows, long weightRows) {
-        int most = rows <= MAX_ROWS / 2 ? MAX_ROWS / 2 : MAX_ROWS;
+        int most = rows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
         return variants.stream()
                 .filter(variant -> variant.rows == most)
                 .min(Comparator.comparingDouble(of -> of.cost(weightRows, multiprocessors)))
@@ -111,8 +117,9 @@ public final class WideMatmul {
 
     /**
      * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
-     * biases of both. Programmatic dependent launch: the weight is read while the kernel before
-     * still runs. Arrays are given by address, aligned to 16 bytes.
+     * biases of both. Programmatic dependent launch: the weight and its scales are read while the
+     * kernel before still runs, so they must be complete before that kernel starts. Arrays are
+     * given by address: x and the weight are aligned to 16 bytes, the output to 4.
      *
      * @param gated whether the weight holds the rows of the gates, then as many of the values
      * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
@@ -129,7 +136,7 @@ public final class WideMatmul {
             long output,
             long stride) {
         Variant variant = variant(Math.toIntExact(x.rows()), weight.rows());
-        place("weight", weight, variant.columns / 4);
+        place("weight", weight, variant.columns / QUARTERS);
         place("x", x, variant.rows);
         put("weight_scales", weight.scales());
         put("x_scales", x.scales());

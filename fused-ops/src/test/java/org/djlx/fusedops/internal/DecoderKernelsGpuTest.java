@@ -740,6 +740,7 @@ class DecoderKernelsGpuTest {
                         rows,
                         depth);
         quantizer.quantize(Torch.dataPointer(weight), matrix);
+        streams.get().synchronize(); // Matmuls read weights before the kernel before has ended.
         return matrix;
     }
 

@@ -9,8 +9,8 @@
 // Consumer warps: two sets of 8 warps. A block multiplies a group of GROUP_TILES tiles at a time; the sets take the tiles of the group in
 // turn. The warps of a set divide k as those of matmul.cu do.
 //
-// Shared memory
-//   ring   `stages` stages, each with SEGMENT bytes of each row of a weight tile; with 4-bit weights, followed by their scales
+// Shared memory (a segment is SEGMENT bytes of a weight row)
+//   ring   `stages` stages, each with a segment of each row of a weight tile; with 4-bit weights, followed by their scales
 //   sums   for each consumer warp: 16 bytes per lane for each tile of its set in a group
 //   x      `window` segments of each row of x; a row takes window * X_BYTES + X_PAD
 //

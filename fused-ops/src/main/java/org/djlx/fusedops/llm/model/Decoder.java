@@ -54,11 +54,11 @@ import org.djlx.nativeops.torch.Torch;
  * layer of the last tokens of prefills, and samples the next tokens.
  *
  * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
- * the other sequences of the batch, bit for bit. Larger steps are multiplied by a {@link WideChain}
- * or {@link WideMatmul} if it supports them, else by cuBLASLt, unless the decoder is
- * batch-invariant or the weights are INT4. cuBLASLt's algorithms depend on the number of rows, and
- * so does attention in these steps. Kernels sum in float32 and round their results to the element
- * type.
+ * the other sequences of the batch, bit for bit. Steps of more rows are called large: {@link
+ * WideMatmul} runs their matmuls if it supports them, else cuBLASLt. Their bits depend on the
+ * number of rows, by which attention is divided and cuBLASLt chooses algorithms. No step is large
+ * if the decoder is batch-invariant or the weights are INT4. Kernels sum in float32, products of
+ * e4m3 in part in fewer bits, and round to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -104,8 +104,8 @@ final class Decoder implements AutoCloseable {
     private final NDArray attended;
     private final NDArray gateUp; // before activation; for cuBLASLt
     private final NDArray activated;
-    private final NDArray rounded; // rows of a product in e4m3; for cuBLASLt
-    private final NDArray roundedScales;
+    private final NDArray e4m3Rows; // the left operand of WideMatmul or cuBLASLt
+    private final NDArray e4m3Scales;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
     private final NDArray chainArrivals; // counter of the chain's barrier
@@ -282,8 +282,8 @@ final class Decoder implements AutoCloseable {
             gateUp = rows(2 * inner);
             activated = rows(inner);
             int deepest = Math.max(Math.max(config.hiddenSize(), inner), queryHeads * head);
-            rounded = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
-            roundedScales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
+            e4m3Rows = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
+            e4m3Scales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
             logits = rows(ranks * tokens);
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
@@ -451,7 +451,7 @@ final class Decoder implements AutoCloseable {
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             CudaGraph graph = graphs.get(key);
             if (graph == null) {
-                if (isWide(key.rows)) {
+                if (isLarge(key.rows)) {
                     record(key); // cuBLASLt may load kernels. The graph computes the same again.
                 }
                 graph = CudaGraph.capture(stream, () -> record(key));
@@ -678,7 +678,7 @@ final class Decoder implements AutoCloseable {
                     stream,
                     attention(i, positions, firstSplits, table),
                     key.sharesSequences,
-                    !isWide(rows),
+                    !isLarge(rows),
                     isChained(rows),
                     rows,
                     kvHeads,
@@ -722,14 +722,17 @@ final class Decoder implements AutoCloseable {
                 config.layer(layer).attention().window());
     }
 
-    /** Computes this rank's partial sum, which is added to the residual stream next. */
+    /**
+     * Computes this rank's partial sum, which is added to the residual stream next. An e4m3 product
+     * by cuBLASLt is left unscaled; {@code residual.scales} then has its scales.
+     */
     private void multiplyToPartial(
             Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
         // The bias is added once by all ranks together.
         ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
         int rows = residual.rows;
         int hidden = config.hiddenSize();
-        boolean usesCublas = isWide(rows) && !hasWideMatmul(rows, hidden, hidden);
+        boolean usesCublas = isLarge(rows) && !usesWideMatmul(rows, hidden, hidden);
         if (!usesCublas || own.quantized() == null || own.bias() != null) {
             residual.scales = null;
             multiply(false, rows, residual.partial, 0, x, own, hidden, depth, null);
@@ -741,7 +744,7 @@ final class Decoder implements AutoCloseable {
 
     /** Returns whether a step of this number of rows uses the {@link MatmulChain}. */
     private boolean isChained(int rows) {
-        return chain != null && !isWide(rows) && chain.isFor(rows);
+        return chain != null && !isLarge(rows) && chain.isFor(rows);
     }
 
     /** Launches the chain's matmuls. No-op if these rows are not chained. */
@@ -753,10 +756,10 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Returns whether a step of this number of rows is multiplied by {@link WideMatmul} or cuBLASLt
-     * instead of the decoder's matmul kernels.
+     * Returns whether {@link WideMatmul} or cuBLASLt multiplies in a step of this number of rows,
+     * instead of {@link DecoderKernels#matmul}.
      */
-    private boolean isWide(int rows) {
+    private boolean isLarge(int rows) {
         // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
         Quantization quantization = weights.quantization();
         boolean own = batchInvariant || quantization == Quantization.INT4;
@@ -765,8 +768,8 @@ final class Decoder implements AutoCloseable {
 
     /**
      * Multiplies rows by a weight and adds its bias; if the rows are chained, only adds the matmul
-     * to the chain. Results begin at a column of {@code out}; without a bias they may be fewer than
-     * its columns.
+     * to the chain. Writes {@code width} columns of {@code out} from {@code column} on; with a bias
+     * they must be all of its columns.
      *
      * @param norm how to normalise x first, in a chain; null for none
      */
@@ -780,8 +783,8 @@ final class Decoder implements AutoCloseable {
             int width,
             int depth,
             MatmulChain.Norm norm) {
-        if (isWide(rows)) {
-            multiplyWide(gated, rows, out, column, x, linear, width, depth);
+        if (isLarge(rows)) {
+            multiplyLarge(gated, rows, out, column, x, linear, width, depth);
             return;
         }
         QuantizedMatrix quantized = linear.quantized();
@@ -800,8 +803,8 @@ final class Decoder implements AutoCloseable {
         kernels.matmul(stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
     }
 
-    /** As {@link #multiply}, for steps that are {@linkplain #isWide wide}. */
-    private void multiplyWide(
+    /** As {@link #multiply}, for steps that are {@linkplain #isLarge large}. */
+    private void multiplyLarge(
             boolean gated,
             int rows,
             NDArray out,
@@ -813,7 +816,7 @@ final class Decoder implements AutoCloseable {
         QuantizedMatrix quantized = linear.quantized();
         long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
         int stride = (int) out.getShape().get(1);
-        if (hasWideMatmul(rows, width, stride)) {
+        if (usesWideMatmul(rows, width, stride)) {
             long outputs = gated ? 2L * width : width;
             long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
             if (quantized == null) {
@@ -833,16 +836,16 @@ final class Decoder implements AutoCloseable {
                             8, quantized.weights(), quantized.scales(), outputs, depth);
             wideMatmul.launch(stream, gated, e4m3(x, rows, depth), weight, bias, to, stride);
             if (gated) {
-                gpu.quantize().quantize(to, rounded(rows, width));
+                gpu.quantize().quantize(to, e4m3Rows(rows, width));
             }
             return;
         }
         if (gated) {
-            multiplyWide(false, rows, gateUp, 0, x, linear, 2 * width, depth);
+            multiplyLarge(false, rows, gateUp, 0, x, linear, 2 * width, depth);
             if (quantized == null) {
                 kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
             } else {
-                gpu.quantize().activate(Torch.dataPointer(gateUp), rounded(rows, width));
+                gpu.quantize().activate(Torch.dataPointer(gateUp), e4m3Rows(rows, width));
             }
             return;
         }
@@ -859,23 +862,25 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    private boolean hasWideMatmul(int rows, int width, int stride) {
+    private boolean usesWideMatmul(int rows, int width, int stride) {
         return wideMatmul != null && wideMatmul.isFor(rows, width, stride);
     }
 
-    /** Returns x in e4m3. Rounds it, unless the kernel before has. */
+    /**
+     * Returns x in e4m3. If x is {@code e4m3Rows} or {@code activated}, its rows are there already.
+     */
     private QuantizeKernels.Matrix e4m3(NDArray x, int rows, int depth) {
-        QuantizeKernels.Matrix to = rounded(rows, depth);
-        if (x != rounded && x != activated) {
+        QuantizeKernels.Matrix to = e4m3Rows(rows, depth);
+        if (x != e4m3Rows && x != activated) {
             gpu.quantize().quantize(Torch.dataPointer(x), to);
         }
         return to;
     }
 
     /** Returns the buffer for rows in e4m3. */
-    private QuantizeKernels.Matrix rounded(int rows, int depth) {
+    private QuantizeKernels.Matrix e4m3Rows(int rows, int depth) {
         return new QuantizeKernels.Matrix(
-                8, Torch.dataPointer(rounded), Torch.dataPointer(roundedScales), rows, depth);
+                8, Torch.dataPointer(e4m3Rows), Torch.dataPointer(e4m3Scales), rows, depth);
     }
 
     /** The residual stream, and the partial sum not yet added to it. */
@@ -906,30 +911,30 @@ final class Decoder implements AutoCloseable {
                 boolean gated,
                 NDArray out,
                 int column,
-                NDArray norm,
+                NDArray normWeight,
                 ModelWeights.Linear linear,
                 int width) {
-            MatmulChain.Norm normed = null;
-            NDArray x = Decoder.this.norm;
-            NDArray before = sum;
+            MatmulChain.Norm inChain = null;
+            NDArray x;
+            NDArray oldSum = sum;
             if (normsInChain) {
                 x = partial;
-                normed =
+                inChain =
                         new MatmulChain.Norm(
-                                Torch.dataPointer(norm),
+                                Torch.dataPointer(normWeight),
                                 Torch.dataPointer(sum),
                                 Torch.dataPointer(next),
                                 (float) config.epsilon());
                 sum = next;
             } else {
-                x = addAndNorm(norm);
+                x = addAndNorm(normWeight);
                 sum = partial;
                 partial = next;
             }
-            next = unused == null ? before : unused; // The first sum, zeros, is not overwritten.
+            next = unused == null ? oldSum : unused; // The first sum, zeros, is not overwritten.
             unused = null;
             Decoder.this.multiply(
-                    gated, rows, out, column, x, linear, width, config.hiddenSize(), normed);
+                    gated, rows, out, column, x, linear, width, config.hiddenSize(), inChain);
         }
 
         /**
@@ -956,12 +961,12 @@ final class Decoder implements AutoCloseable {
                             config.type(),
                             rows,
                             hidden);
-            if (weights.quantization() == Quantization.NONE || !isWide(rows)) {
+            if (weights.quantization() == Quantization.NONE || !isLarge(rows)) {
                 gpu.norms().add(of, epsilon);
                 return norm;
             }
-            gpu.quantize().norm(of, scales, epsilon, rounded(rows, hidden));
-            return rounded;
+            gpu.quantize().norm(of, scales, epsilon, e4m3Rows(rows, hidden));
+            return e4m3Rows;
         }
     }
 

@@ -12,9 +12,8 @@ import org.djlx.fusedops.internal.DecoderKernels;
  *
  * <ul>
  *   <li>on CPUs to 8 bits, in groups of 128, for each product; sums of a group are exact
- *   <li>on GPUs, with FP8, to e4m3: in prefills, and in decode steps of more than 8 rows unless the
- *       engine is batch-invariant. There is a scale for each token; on Hopper GPUs, in steps of up
- *       to 64 rows, for each 128 elements of a token
+ *   <li>on GPUs, with FP8, to e4m3 with a scale for each token: in prefills, and in decode steps of
+ *       more than 8 rows unless the engine is batch-invariant
  *   <li>on GPUs, with INT4: not
  * </ul>
  *
@@ -41,15 +40,15 @@ public enum Quantization {
     }
 
     /**
-     * {@return the largest number of rows of one matmul by the decode kernels of GPUs}
+     * {@return the largest number of rows that {@link DecoderKernels#matmul} multiplies at a time}
      *
-     * <p>With weights in 16 bits or e4m3, wide kernels or cuBLASLt multiply more rows, unless the
-     * engine is batch-invariant; bits then depend on the number of rows. With INT4 the kernels run
-     * repeatedly.
+     * <p>Steps of more rows use a {@code WideMatmul} or cuBLASLt, unless the engine is
+     * batch-invariant; their bits depend on the number of rows. With INT4 the kernel runs again for
+     * each further 32 rows.
      */
     int gpuRows(boolean batchInvariant) {
         return switch (this) {
-            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 16;
+            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
             case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
             default -> DecoderKernels.QUANTIZED_ROWS;
         };
