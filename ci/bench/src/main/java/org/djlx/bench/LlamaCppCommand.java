@@ -9,10 +9,12 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.TimeoutException;
+import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.engine.TextEngine;
@@ -28,14 +30,18 @@ import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
 
-/** {@code bench-llama-cpp}: measures text generation on CPUs beside llama.cpp. */
+/**
+ * {@code bench-llama-cpp}: measures text generation on CPUs beside llama.cpp and Jlama. All load
+ * the model, one after the other. Then they take turns, because the speed of a virtual machine's
+ * memory changes within a minute.
+ */
 @Command(
         name = "bench-llama-cpp",
         description = {
-            "Measures a random Llama on CPUs, and then llama.cpp with the same weights, prompts and"
-                + " number of threads: loading, decode steps, the time to the first token of a long"
-                + " prompt, resident memory; compares the greedy tokens. OMP_NUM_THREADS sets the"
-                + " threads of a rank."
+            "Measures a random Llama on CPUs, in turns with llama.cpp with the same weights,"
+                    + " prompts and number of threads: loading, decode steps, the time to the first"
+                    + " token of a long prompt, resident memory; compares the greedy tokens."
+                    + " OMP_NUM_THREADS sets the threads of a rank."
         })
 final class LlamaCppCommand extends ReportCommand {
 
@@ -44,7 +50,7 @@ final class LlamaCppCommand extends ReportCommand {
     private static final int PROMPT = 32;
     private static final int TOKENS = 32;
     private static final int LONG_PROMPT = 512;
-    private static final int FIRST_TOKEN_RUNS = 3;
+    private static final int TURNS = 3; // the uncounted first one not included
 
     @Parameters(
             paramLabel = "SCRIPT",
@@ -86,7 +92,7 @@ final class LlamaCppCommand extends ReportCommand {
      * @param seconds the time until the model was ready; llama.cpp maps its file, and reads it
      *     later
      * @param steps greedy decode steps of 1 and 4 sequences
-     * @param firstTokenMicros the time to the first token of 512
+     * @param firstTokenMicros the median time to the first token of 512
      * @param residentBytes the process's resident memory at the end
      * @param residentBefore that before the model was loaded: of this process, which has written
      *     the model; 0 for peers
@@ -111,6 +117,10 @@ final class LlamaCppCommand extends ReportCommand {
         }
     }
 
+    /** A program whose model is loaded. */
+    private record Loaded(
+            String name, double seconds, StepBench bench, long pid, long residentBefore) {}
+
     private int measure(Path directory) throws Exception {
         ModelConfig config = ModelConfig.read(directory);
         String weights =
@@ -120,54 +130,106 @@ final class LlamaCppCommand extends ReportCommand {
                     case INT4 -> "q4_0";
                 };
         weights = peerType == null ? weights : peerType;
-        List<Row> rows = new ArrayList<>();
-        List<Integer> tokens;
-        int threads;
-        int equalTokens;
         long before = residentBytes(ProcessHandle.current().pid());
         long start = System.nanoTime();
         try (TextEngine generator =
                 model.load(directory, builder -> builder.optPrefixCaching(false))) {
             double seconds = (System.nanoTime() - start) / 1e9;
-            threads = model.ranks().worldSize() * JniUtils.getNumThreads();
+            int threads = model.ranks().worldSize() * JniUtils.getNumThreads();
             StepBench bench = new StepBench(generator, config.vocabularySize());
-            rows.add(row("ours", seconds, bench, ProcessHandle.current().pid(), before));
-            tokens = tokens(bench);
-        }
-        List<String> arguments =
-                List.of(directory.toString(), weights, "" + threads, "" + BATCHES[1]);
-        try (TorchPeer peer = TorchPeer.start("node", script, arguments, PATIENCE)) {
-            if (peer.version().isEmpty()) {
-                progress("llama.cpp cannot be measured: %s", peer.cause());
-                return 1;
+            Loaded ours = new Loaded("ours", seconds, bench, ProcessHandle.current().pid(), before);
+            List<String> arguments =
+                    List.of(directory.toString(), weights, "" + threads, "" + BATCHES[1]);
+            try (TorchPeer llamaCpp = TorchPeer.start("node", script, arguments, PATIENCE);
+                    TorchPeer other = startJlama(arguments)) {
+                if (llamaCpp.version().isEmpty()) {
+                    progress("llama.cpp cannot be measured: %s", llamaCpp.cause());
+                    return 1;
+                }
+                List<Loaded> programs = new ArrayList<>();
+                programs.add(ours);
+                programs.add(loaded("llama.cpp", llamaCpp, config));
+                if (other != null && other.version().isEmpty()) {
+                    progress("Jlama is not measured: %s", other.cause());
+                } else if (other != null) {
+                    programs.add(loaded("Jlama", other, config));
+                }
+                int equalTokens = equalTokens(programs.get(0).bench, programs.get(1).bench);
+                report(config, weights, threads, measure(programs), equalTokens);
             }
-            StepBench bench = bench(peer, config);
-            rows.add(peerRow("llama.cpp", peer, bench));
-            List<Integer> theirs = tokens(bench);
-            equalTokens =
-                    (int)
-                            IntStream.range(0, TOKENS)
-                                    .takeWhile(i -> tokens.get(i).equals(theirs.get(i)))
-                                    .count();
         }
-        measureJlama(arguments, config, rows);
-        report(config, weights, threads, rows, equalTokens);
         return 0;
     }
 
-    /** Adds the row of Jlama, unless it is not asked for or cannot compute with this type. */
-    private void measureJlama(List<String> arguments, ModelConfig config, List<Row> rows)
+    /** Starts Jlama; null if it is not asked for. */
+    private TorchPeer startJlama(List<String> arguments) throws IOException {
+        return jlama == null ? null : TorchPeer.start("bash", jlama, arguments, PATIENCE);
+    }
+
+    /** Returns how many greedy tokens are equal, until the first one that is not. */
+    private static int equalTokens(StepBench first, StepBench second)
+            throws InterruptedException, TimeoutException {
+        List<Integer> tokens = tokens(first);
+        List<Integer> others = tokens(second);
+        return (int)
+                IntStream.range(0, TOKENS)
+                        .takeWhile(i -> tokens.get(i).equals(others.get(i)))
+                        .count();
+    }
+
+    /** Measures programs in turns. */
+    private List<Row> measure(List<Loaded> programs)
             throws IOException, InterruptedException, TimeoutException {
-        if (jlama == null) {
-            return;
+        // Until the JVM has compiled a step; of large models its own work is a small part.
+        int warmUp = size.compareTo(RandomLlama.Size.LLAMA_1B) < 0 ? 512 : 128;
+        for (Loaded program : programs) {
+            program.bench.run(1, PROMPT, warmUp, false);
         }
-        try (TorchPeer peer = TorchPeer.start("bash", jlama, arguments, PATIENCE)) {
-            if (peer.version().isEmpty()) {
-                progress("Jlama is not measured: %s", peer.cause());
-            } else {
-                rows.add(peerRow("Jlama", peer, bench(peer, config)));
+        List<List<StepBench.Steps>> steps = new ArrayList<>(); // of batches, then of programs
+        for (int batch : BATCHES) {
+            steps.add(
+                    inTurns(programs, bench -> bench.micros(batch, PROMPT, TOKENS, false)).stream()
+                            .map(micros -> StepBench.Steps.of(batch, micros))
+                            .toList());
+        }
+        List<double[]> first =
+                inTurns(programs, bench -> new double[] {bench.firstTokenMicros(LONG_PROMPT)});
+        List<Row> rows = new ArrayList<>();
+        for (int i = 0; i < programs.size(); i++) {
+            Loaded program = programs.get(i);
+            int index = i;
+            rows.add(
+                    new Row(
+                            program.name,
+                            program.seconds,
+                            steps.stream().map(ofAll -> ofAll.get(index)).toList(),
+                            Stats.median(first.get(i)),
+                            residentBytes(program.pid),
+                            program.residentBefore));
+        }
+        return rows;
+    }
+
+    /** A measurement of one turn, in microseconds. */
+    private interface Turn {
+
+        double[] measure(StepBench bench) throws InterruptedException, TimeoutException;
+    }
+
+    /** Returns all measurements of each program. */
+    private static List<double[]> inTurns(List<Loaded> programs, Turn turn)
+            throws InterruptedException, TimeoutException {
+        List<DoubleStream.Builder> all =
+                Stream.generate(DoubleStream::builder).limit(programs.size()).toList();
+        for (int i = -1; i < TURNS; i++) {
+            for (int program = 0; program < programs.size(); program++) {
+                double[] micros = turn.measure(programs.get(program).bench);
+                if (i >= 0) {
+                    Arrays.stream(micros).forEach(all.get(program)::add);
+                }
             }
         }
+        return all.stream().map(micros -> micros.build().toArray()).toList();
     }
 
     private static StepBench bench(TorchPeer peer, ModelConfig config) {
@@ -175,10 +237,9 @@ final class LlamaCppCommand extends ReportCommand {
                 (prompts, count, sampled) -> answer(peer, prompts, count), config.vocabularySize());
     }
 
-    private Row peerRow(String name, TorchPeer peer, StepBench bench)
-            throws IOException, InterruptedException, TimeoutException {
+    private static Loaded loaded(String name, TorchPeer peer, ModelConfig config) {
         double seconds = peer.ready().get("seconds").getAsDouble();
-        return row(name + " " + peer.version(), seconds, bench, peer.pid(), 0);
+        return new Loaded(name + " " + peer.version(), seconds, bench(peer, config), peer.pid(), 0);
     }
 
     private static List<Integer> tokens(StepBench bench)
@@ -194,19 +255,6 @@ final class LlamaCppCommand extends ReportCommand {
             throw new IllegalStateException("the peer does not answer: " + peer.cause());
         }
         return gson.fromJson(answer, StepBench.Answers.class);
-    }
-
-    private Row row(String program, double seconds, StepBench bench, long pid, long residentBefore)
-            throws IOException, InterruptedException, TimeoutException {
-        // Until the JVM has compiled a step; of large models its own work is a small part.
-        int warmUp = size.compareTo(RandomLlama.Size.LLAMA_1B) < 0 ? 512 : 128;
-        bench.run(1, PROMPT, warmUp, false);
-        List<StepBench.Steps> steps = new ArrayList<>();
-        for (int batch : BATCHES) {
-            steps.add(bench.steps(batch, PROMPT, TOKENS, false));
-        }
-        double first = bench.firstTokenMicros(LONG_PROMPT, FIRST_TOKEN_RUNS);
-        return new Row(program, seconds, steps, first, residentBytes(pid), residentBefore);
     }
 
     private static long residentBytes(long pid) throws IOException {

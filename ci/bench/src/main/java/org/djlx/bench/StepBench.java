@@ -62,7 +62,18 @@ record StepBench(Program program, int vocabulary) {
             double fastestMicros,
             double medianMicros,
             double p90Micros,
-            double tokensPerSecond) {}
+            double tokensPerSecond) {
+
+        /** Returns the statistics of steps, in microseconds, of a number of requests. */
+        static Steps of(int batch, double... micros) {
+            return new Steps(
+                    micros.length,
+                    Arrays.stream(micros).min().getAsDouble(),
+                    Stats.median(micros),
+                    Stats.quantile(micros, 0.9),
+                    1e6 * batch * micros.length / Arrays.stream(micros).sum());
+        }
+    }
 
     /** The arrival times of a generation's tokens. Also called by the generator's thread. */
     private static final class Times {
@@ -105,7 +116,7 @@ record StepBench(Program program, int vocabulary) {
     }
 
     /**
-     * Measures decode steps.
+     * Measures decode steps, after uncounted runs.
      *
      * @param batch the number of requests, submitted together
      * @param newTokens the tokens generated for each request
@@ -117,6 +128,16 @@ record StepBench(Program program, int vocabulary) {
         for (int i = 0; i < WARM_UP; i++) {
             run(batch, promptTokens, newTokens, sampled);
         }
+        return Steps.of(batch, micros(batch, promptTokens, newTokens, sampled));
+    }
+
+    /**
+     * Measures the decode steps of one run, in microseconds, as {@link #steps} does.
+     *
+     * @throws IllegalStateException if there was no step in which all requests got a token
+     */
+    double[] micros(int batch, int promptTokens, int newTokens, boolean sampled)
+            throws InterruptedException, TimeoutException {
         List<List<Long>> all = run(batch, promptTokens, newTokens, sampled).nanos;
         // From the last prefill on, all requests get tokens, until the first request ends.
         List<Long> last = all.stream().max(Comparator.comparing(nanos -> nanos.get(0))).get();
@@ -134,12 +155,7 @@ record StepBench(Program program, int vocabulary) {
         for (int i = 0; i < micros.length; i++) {
             micros[i] = (ends.get(i + 1) - ends.get(i)) / 1e3;
         }
-        return new Steps(
-                micros.length,
-                Arrays.stream(micros).min().getAsDouble(),
-                Stats.median(micros),
-                Stats.quantile(micros, 0.9),
-                1e6 * batch * micros.length / Arrays.stream(micros).sum());
+        return micros;
     }
 
     /**
@@ -150,14 +166,17 @@ record StepBench(Program program, int vocabulary) {
      */
     double firstTokenMicros(int promptTokens, int runs)
             throws InterruptedException, TimeoutException {
+        firstTokenMicros(promptTokens);
         double[] micros = new double[runs];
-        for (int i = -1; i < runs; i++) {
-            Answers answers = run(1, promptTokens, 1, false);
-            if (i >= 0) {
-                micros[i] = answers.nanos.get(0).get(0) / 1e3;
-            }
+        for (int i = 0; i < runs; i++) {
+            micros[i] = firstTokenMicros(promptTokens);
         }
         return Stats.median(micros);
+    }
+
+    /** Returns the microseconds to the first token of one run of a single prompt. */
+    double firstTokenMicros(int promptTokens) throws InterruptedException, TimeoutException {
+        return run(1, promptTokens, 1, false).nanos.get(0).get(0) / 1e3;
     }
 
     /** Answers random prompts once. */
