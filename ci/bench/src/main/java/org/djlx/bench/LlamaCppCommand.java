@@ -119,7 +119,15 @@ final class LlamaCppCommand extends ReportCommand {
 
     /** A program whose model is loaded. */
     private record Loaded(
-            String name, double seconds, StepBench bench, long pid, long residentBefore) {}
+            String name, double seconds, StepBench bench, long pid, long residentBefore) {
+
+        /** Stops or continues the program's process, unless it is this one. */
+        void signal(String signal) throws IOException, InterruptedException {
+            if (pid != ProcessHandle.current().pid()) {
+                new ProcessBuilder("kill", "-" + signal, "" + pid).inheritIO().start().waitFor();
+            }
+        }
+    }
 
     private int measure(Path directory) throws Exception {
         ModelConfig config = ModelConfig.read(directory);
@@ -155,7 +163,13 @@ final class LlamaCppCommand extends ReportCommand {
                     programs.add(loaded("Jlama", other, config));
                 }
                 int equalTokens = equalTokens(programs.get(0).bench, programs.get(1).bench);
-                report(config, weights, threads, measure(programs), equalTokens);
+                try {
+                    report(config, weights, threads, measure(programs), equalTokens);
+                } finally {
+                    for (Loaded program : programs) { // A stopped process would not end.
+                        program.signal("CONT");
+                    }
+                }
             }
         }
         return 0;
@@ -184,6 +198,7 @@ final class LlamaCppCommand extends ReportCommand {
         int warmUp = size.compareTo(RandomLlama.Size.LLAMA_1B) < 0 ? 512 : 128;
         for (Loaded program : programs) {
             program.bench.run(1, PROMPT, warmUp, false);
+            program.signal("STOP");
         }
         List<List<StepBench.Steps>> steps = new ArrayList<>(); // of batches, then of programs
         for (int batch : BATCHES) {
@@ -216,16 +231,19 @@ final class LlamaCppCommand extends ReportCommand {
         double[] measure(StepBench bench) throws InterruptedException, TimeoutException;
     }
 
-    /** Returns all measurements of each program. */
+    /** Returns all measurements of each program. Programs are stopped, but for their turns. */
     private static List<double[]> inTurns(List<Loaded> programs, Turn turn)
-            throws InterruptedException, TimeoutException {
+            throws IOException, InterruptedException, TimeoutException {
         List<DoubleStream.Builder> all =
                 Stream.generate(DoubleStream::builder).limit(programs.size()).toList();
         for (int i = -1; i < TURNS; i++) {
-            for (int program = 0; program < programs.size(); program++) {
-                double[] micros = turn.measure(programs.get(program).bench);
+            for (int k = 0; k < programs.size(); k++) {
+                Loaded program = programs.get(k);
+                program.signal("CONT");
+                double[] micros = turn.measure(program.bench);
+                program.signal("STOP");
                 if (i >= 0) {
-                    Arrays.stream(micros).forEach(all.get(program)::add);
+                    Arrays.stream(micros).forEach(all.get(k)::add);
                 }
             }
         }
