@@ -177,7 +177,10 @@ class DecoderKernelsGpuTest {
     }
 
     private int mostRows() {
-        return wideMatmul == null || bits == 8 ? DecoderKernels.MATMUL_ROWS : WideMatmul.MAX_ROWS;
+        if (wideMatmul == null) {
+            return DecoderKernels.MATMUL_ROWS;
+        }
+        return bits == 8 ? WideMatmul.MAX_E4M3_ROWS : WideMatmul.MAX_ROWS;
     }
 
     private DecoderKernels kernels(ScalarType type) {

@@ -787,12 +787,12 @@ final class Decoder implements AutoCloseable {
             multiplyLarge(gated, rows, out, column, x, linear, width, depth);
             return;
         }
-        QuantizedMatrix quantized = linear.quantized();
         long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
         long from = Torch.dataPointer(x);
-        long weight = quantized == null ? Torch.dataPointer(linear.weight()) : quantized.weights();
-        long scales = quantized == null ? 0 : quantized.scales();
-        long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+        QuantizeKernels.Matrix matrix = matrix(linear, width, depth);
+        long weight = matrix.elements();
+        long scales = matrix.scales();
+        long bias = bias(linear);
         int stride = (int) out.getShape().get(1);
         if (isChained(rows)) {
             links.add(
@@ -801,6 +801,25 @@ final class Decoder implements AutoCloseable {
             return;
         }
         kernels.matmul(stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
+    }
+
+    /** Returns {@code width} rows of a weight. */
+    private static QuantizeKernels.Matrix matrix(
+            ModelWeights.Linear linear, long width, long depth) {
+        QuantizedMatrix quantized = linear.quantized();
+        return quantized == null
+                ? new QuantizeKernels.Matrix(
+                        16, Torch.dataPointer(linear.weight()), 0, width, depth)
+                : new QuantizeKernels.Matrix(
+                        quantized.quantization().gpuBits(),
+                        quantized.weights(),
+                        quantized.scales(),
+                        width,
+                        depth);
+    }
+
+    private static long bias(ModelWeights.Linear linear) {
+        return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
     }
 
     /** As {@link #multiply}, for steps that are {@linkplain #isLarge large}. */
@@ -817,25 +836,13 @@ final class Decoder implements AutoCloseable {
         long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
         int stride = (int) out.getShape().get(1);
         if (usesWideMatmul(rows, width, stride)) {
-            long outputs = gated ? 2L * width : width;
-            long bias = linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
-            if (quantized == null) {
-                long weight = Torch.dataPointer(linear.weight());
-                wideMatmul.launch(
-                        stream,
-                        gated,
-                        new QuantizeKernels.Matrix(16, Torch.dataPointer(x), 0, rows, depth),
-                        new QuantizeKernels.Matrix(16, weight, 0, outputs, depth),
-                        bias,
-                        to,
-                        stride);
-                return;
-            }
-            QuantizeKernels.Matrix weight =
-                    new QuantizeKernels.Matrix(
-                            8, quantized.weights(), quantized.scales(), outputs, depth);
-            wideMatmul.launch(stream, gated, e4m3(x, rows, depth), weight, bias, to, stride);
-            if (gated) {
+            QuantizeKernels.Matrix left =
+                    quantized == null
+                            ? new QuantizeKernels.Matrix(16, Torch.dataPointer(x), 0, rows, depth)
+                            : e4m3(x, rows, depth);
+            QuantizeKernels.Matrix right = matrix(linear, gated ? 2L * width : width, depth);
+            wideMatmul.launch(stream, gated, left, right, bias(linear), to, stride);
+            if (gated && quantized != null) {
                 gpu.quantize().quantize(to, e4m3Rows(rows, width));
             }
             return;
