@@ -119,15 +119,7 @@ final class LlamaCppCommand extends ReportCommand {
 
     /** A program whose model is loaded. */
     private record Loaded(
-            String name, double seconds, StepBench bench, long pid, long residentBefore) {
-
-        /** Stops or continues the program's process, unless it is this one. */
-        void signal(String signal) throws IOException, InterruptedException {
-            if (pid != ProcessHandle.current().pid()) {
-                new ProcessBuilder("kill", "-" + signal, "" + pid).inheritIO().start().waitFor();
-            }
-        }
-    }
+            String name, double seconds, StepBench bench, long pid, long residentBefore) {}
 
     private int measure(Path directory) throws Exception {
         ModelConfig config = ModelConfig.read(directory);
@@ -149,7 +141,7 @@ final class LlamaCppCommand extends ReportCommand {
             List<String> arguments =
                     List.of(directory.toString(), weights, "" + threads, "" + BATCHES[1]);
             try (TorchPeer llamaCpp = TorchPeer.start("node", script, arguments, PATIENCE);
-                    TorchPeer other = startJlama(arguments)) {
+                    TorchPeer jlamaPeer = startJlama(arguments)) {
                 if (llamaCpp.version().isEmpty()) {
                     progress("llama.cpp cannot be measured: %s", llamaCpp.cause());
                     return 1;
@@ -157,19 +149,13 @@ final class LlamaCppCommand extends ReportCommand {
                 List<Loaded> programs = new ArrayList<>();
                 programs.add(ours);
                 programs.add(loaded("llama.cpp", llamaCpp, config));
-                if (other != null && other.version().isEmpty()) {
-                    progress("Jlama is not measured: %s", other.cause());
-                } else if (other != null) {
-                    programs.add(loaded("Jlama", other, config));
+                if (jlamaPeer != null && jlamaPeer.version().isEmpty()) {
+                    progress("Jlama is not measured: %s", jlamaPeer.cause());
+                } else if (jlamaPeer != null) {
+                    programs.add(loaded("Jlama", jlamaPeer, config));
                 }
                 int equalTokens = equalTokens(programs.get(0).bench, programs.get(1).bench);
-                try {
-                    report(config, weights, threads, measure(programs), equalTokens);
-                } finally {
-                    for (Loaded program : programs) { // A stopped process would not end.
-                        program.signal("CONT");
-                    }
-                }
+                report(config, weights, threads, measure(programs), equalTokens);
             }
         }
         return 0;
@@ -198,7 +184,6 @@ final class LlamaCppCommand extends ReportCommand {
         int warmUp = size.compareTo(RandomLlama.Size.LLAMA_1B) < 0 ? 512 : 128;
         for (Loaded program : programs) {
             program.bench.run(1, PROMPT, warmUp, false);
-            program.signal("STOP");
         }
         List<List<StepBench.Steps>> steps = new ArrayList<>(); // of batches, then of programs
         for (int batch : BATCHES) {
@@ -231,17 +216,14 @@ final class LlamaCppCommand extends ReportCommand {
         double[] measure(StepBench bench) throws InterruptedException, TimeoutException;
     }
 
-    /** Returns all measurements of each program. Programs are stopped, but for their turns. */
+    /** Returns the measurements of each program; the first turn is not counted. */
     private static List<double[]> inTurns(List<Loaded> programs, Turn turn)
-            throws IOException, InterruptedException, TimeoutException {
+            throws InterruptedException, TimeoutException {
         List<DoubleStream.Builder> all =
                 Stream.generate(DoubleStream::builder).limit(programs.size()).toList();
         for (int i = -1; i < TURNS; i++) {
             for (int k = 0; k < programs.size(); k++) {
-                Loaded program = programs.get(k);
-                program.signal("CONT");
-                double[] micros = turn.measure(program.bench);
-                program.signal("STOP");
+                double[] micros = turn.measure(programs.get(k).bench);
                 if (i >= 0) {
                     Arrays.stream(micros).forEach(all.get(k)::add);
                 }
