@@ -26,6 +26,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -429,9 +430,16 @@ class ActivationCheckpointTest {
     @Test
     void twelveLayersTakeTheMemoryOfOne() throws Exception {
         peak(true); // Loads classes and kernels.
-        long plain = peak(false);
-        long wrapped = peak(true);
-        assertTrue(wrapped < 0.3 * plain, wrapped + " of " + plain);
+        // The JVM's compilers take up to 20 MB meanwhile, but not each time.
+        List<Long> plain = new ArrayList<>();
+        List<Long> wrapped = new ArrayList<>();
+        do {
+            plain.add(peak(false));
+            wrapped.add(peak(true));
+        } while (plain.size() < 5 && Collections.min(wrapped) >= 0.3 * Collections.min(plain));
+        assertTrue(
+                Collections.min(wrapped) < 0.3 * Collections.min(plain),
+                () -> wrapped + " of " + plain);
     }
 
     @Test
