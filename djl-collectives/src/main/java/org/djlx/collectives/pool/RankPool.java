@@ -72,7 +72,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     private static final long GRACE_MILLIS = 10_000;
     // How long a rank with a GPU polls for the next request before it sleeps.
     private static final long SPIN_NANOS = 500_000;
-    // What a failure takes to be described and to reach all callers, with a margin.
+    // What a failure takes to be described and to reach all callers, with a margin. Each rank has
+    // its own: while one rank fails for want of memory, another may still fill the heap.
     private static final int RESERVE_BYTES = 256 << 10;
     // Between attempts to fail the calls while the heap is used up.
     private static final long RETRY_NANOS = 50_000_000;
@@ -87,7 +88,6 @@ public final class RankPool<R, T> implements AutoCloseable {
     // Guarded by this.
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
-    private byte[] reserve = new byte[RESERVE_BYTES]; // freed when the pool fails
     private int running; // ranks of this JVM whose thread has not ended
     private Thread breaking; // destroys the group after another process has failed
     private volatile Thread reporter; // the group's thread that reported that failure
@@ -252,6 +252,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         final ProcessGroup group;
         final Thread thread;
         final BlockingQueue<Runnable> queue = new LinkedBlockingQueue<>();
+        final CollectiveException outOfMemory; // made while there is memory for its text
+        volatile byte[] reserve = new byte[RESERVE_BYTES]; // freed when the rank fails
         RankWorker<R, T> worker; // confined to the thread
         boolean ended; // confined to the thread
 
@@ -259,6 +261,11 @@ public final class RankPool<R, T> implements AutoCloseable {
             this.group = group;
             thread = new Thread(() -> NoGradient.run(this::run), name + "-rank-" + group.rank());
             thread.setDaemon(true);
+            outOfMemory =
+                    failureOf(
+                            group.rank(),
+                            "java.lang.OutOfMemoryError, which left no memory to say more",
+                            null);
         }
 
         private void run() {
@@ -335,7 +342,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         private void leave(Throwable cause) {
-            fail(group.rank(), null, cause);
+            fail(this, group.rank(), null, cause);
             boolean left = false;
             while (!left) {
                 try {
@@ -410,15 +417,17 @@ public final class RankPool<R, T> implements AutoCloseable {
      * cause. Tries again for as long as the heap is used up, because callers wait without a
      * timeout.
      *
+     * @param own the rank of this JVM that found the failure
+     * @param rank the rank that failed
      * @param reason the reason, or null for that of the cause
      * @return false if the pool has already failed
      */
-    private boolean fail(int rank, String reason, Throwable cause) {
-        boolean first = false;
+    private boolean fail(Rank own, int rank, String reason, Throwable cause) {
+        own.reserve = null;
+        boolean first = setFailure(own, rank, reason, cause);
         boolean done = false;
         while (!done) {
             try {
-                first |= setFailure(rank, reason, cause);
                 failCalls();
                 done = true;
             } catch (OutOfMemoryError e) {
@@ -428,19 +437,23 @@ public final class RankPool<R, T> implements AutoCloseable {
         return first;
     }
 
-    private synchronized boolean setFailure(int rank, String reason, Throwable cause) {
-        reserve = null;
+    private synchronized boolean setFailure(Rank own, int rank, String reason, Throwable cause) {
         if (failure != null) {
             return false;
         }
-        failure =
-                new CollectiveException(
-                        String.format(
-                                "%s: rank %d of %d failed: %s",
-                                name, rank, worldSize, reason == null ? reason(cause) : reason),
-                        cause);
+        try {
+            failure = failureOf(rank, reason == null ? reason(cause) : reason, cause);
+        } catch (OutOfMemoryError e) {
+            failure = own.outOfMemory;
+        }
         notifyAll();
         return true;
+    }
+
+    private CollectiveException failureOf(int rank, String reason, Throwable cause) {
+        return new CollectiveException(
+                String.format("%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
+                cause);
     }
 
     /** Completes all pending calls with the failure. Idempotent. */
@@ -465,7 +478,7 @@ public final class RankPool<R, T> implements AutoCloseable {
      */
     private void lose(int rank, String reason) {
         reporter = Thread.currentThread();
-        if (fail(rank, reason, null)) {
+        if (fail(ranks.get(0), rank, reason, null)) {
             synchronized (this) {
                 // On a thread of its own, because this thread belongs to the group.
                 breaking = new Thread(ranks.get(0).group::destroy, name + "-failed");
