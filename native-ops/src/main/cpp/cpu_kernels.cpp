@@ -116,25 +116,27 @@ typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 static bool wide;          // whether the CPU has AVX-512
 static Parallel parallel;  // GOMP_parallel of the OpenMP that libtorch uses: one pool of threads for both
 
-// A loop that threads share, a few indices at a time.
+// A loop that threads share: each takes a part of what is left, so that all end together. Parts are multiples of step, but for the last.
 struct Loop {
   void (*body)(const void*, int64_t, int64_t);
   const void* arguments;
-  int64_t count, step, next;
+  int64_t threads, step, count, next;
 };
 
 static void work(void* shared) {
   Loop* loop = (Loop*)shared;
-  for (;;) {
-    int64_t from = __atomic_fetch_add(&loop->next, loop->step, __ATOMIC_RELAXED);
-    if (from >= loop->count) return;
-    int64_t to = from + loop->step;
+  int64_t from = __atomic_load_n(&loop->next, __ATOMIC_RELAXED);
+  while (from < loop->count) {
+    int64_t steps = (loop->count - from) / (3 * loop->threads * loop->step);
+    int64_t to = from + (steps > 1 ? steps : 1) * loop->step;
+    if (!__atomic_compare_exchange_n(&loop->next, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
     loop->body(loop->arguments, from, to < loop->count ? to : loop->count);
+    from = __atomic_load_n(&loop->next, __ATOMIC_RELAXED);
   }
 }
 
 static void run(int threads, int64_t step, int64_t count, void (*body)(const void*, int64_t, int64_t), const void* arguments) {
-  Loop loop = {body, arguments, count, step, 0};
+  Loop loop = {body, arguments, threads, step, count, 0};
   if (threads > 1 && count > step && parallel) parallel(work, &loop, threads, 0);
   else body(arguments, 0, count);
 }
@@ -163,8 +165,7 @@ void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64
     p.quantized = {(int8_t*)scratch, (float*)(scratch + count * GROUP), (int*)(scratch + count * (GROUP + 4))};
     run(rows < 32 ? 1 : threads, 64, count, wide ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
-  int64_t step = PANEL + outputs / (16 * threads) / PANEL * PANEL;
-  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
+  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, PANEL, outputs, wide ? avx512::products : avx2::products, &p);
   free(scratch);
 }
 

@@ -270,14 +270,17 @@ template <int TYPE, int COLUMNS, int N> INLINE void tiles(const Product& p, int6
   if constexpr (N > 1) tiles<TYPE, COLUMNS, N / 2>(p, row, to, column);
 }
 
-// For 1 to 3 rows of x, one output at a time is the fastest: weights are read from memory in the order of their addresses. For more rows,
-// several outputs at a time load x less often.
+// Weights are read the fastest in the order of their addresses: one output at a time, or two next to each other if one row of x has 16-bit
+// weights. From 4 rows of x on, more outputs at a time load x less often.
+template <int TYPE, int COLUMNS> int64_t columns(const Product& p, int64_t from, int64_t to) {
+  for (; from + COLUMNS <= to; from += COLUMNS) tiles<TYPE, COLUMNS, TILE>(p, 0, p.rows, from);
+  return from;
+}
+
 template <int TYPE> void multiply(const Product& p, int64_t from, int64_t to) {
-  const int columns = LANES / 4;
-  int64_t column = from;
-  if (p.rows >= 4)
-    for (; column + columns <= to; column += columns) tiles<TYPE, columns, TILE>(p, 0, p.rows, column);
-  for (; column < to; column++) tiles<TYPE, 1, TILE>(p, 0, p.rows, column);
+  if (p.rows >= 4) from = columns<TYPE, LANES / 4>(p, from, to);
+  else if (p.rows == 1 && TYPE != FLOAT32) from = columns<TYPE, 2>(p, from, to);
+  columns<TYPE, 1>(p, from, to);
 }
 
 // from is the first output of a panel.
