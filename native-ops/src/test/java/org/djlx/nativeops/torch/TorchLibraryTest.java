@@ -162,13 +162,13 @@ class TorchLibraryTest {
                 };
         long before = CHeap.bytesInUse();
         for (int i = 0; i < 400; i++) {
-            try (NDArray large = manager.ones(new Shape(25 << 10))) { // 100 KiB
+            try (NDArray large = manager.ones(new Shape(100 << 10))) { // 400 KiB
                 assertThrows(EngineException.class, () -> other(large, fails));
             }
         }
         long grown = CHeap.bytesInUse() - before;
-        // Compilers take and return some 10 MB meanwhile.
-        assertTrue(grown < 20 << 20, () -> "grown by " + grown);
+        // Compilers take and return up to 20 MB meanwhile.
+        assertTrue(grown < 80 << 20, () -> "grown by " + grown);
     }
 
     @Test
