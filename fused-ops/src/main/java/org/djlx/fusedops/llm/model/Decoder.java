@@ -21,13 +21,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
-import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.DecoderKernels;
-import org.djlx.fusedops.internal.MatmulChain;
-import org.djlx.fusedops.internal.Product;
-import org.djlx.fusedops.internal.QuantizeKernels;
-import org.djlx.fusedops.internal.RmsNormKernels;
-import org.djlx.fusedops.internal.WideMatmul;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -53,12 +47,10 @@ import org.djlx.nativeops.torch.Torch;
  * the next step can launch before the tokens reach the host. The decoder also computes the last
  * layer of the last tokens of prefills, and samples the next tokens.
  *
- * <p>In steps of up to {@link Quantization#gpuRows} rows, the logits of a sequence do not depend on
- * the other sequences of the batch, bit for bit. Steps of more rows are called large: {@link
- * WideMatmul} runs their matmuls if it supports them, else cuBLASLt. Their bits depend on the
- * number of rows, by which attention is divided and cuBLASLt chooses algorithms. No step is large
- * if the decoder is batch-invariant or the weights are INT4. Kernels sum in float32, products of
- * e4m3 in part in fewer bits, and round to the element type.
+ * <p>The logits of a sequence do not depend on the other sequences of the batch, bit for bit, but
+ * in {@linkplain DecoderMatmuls#isLarge large} steps on the number of rows, by which attention is
+ * divided and cuBLASLt chooses algorithms. Kernels sum in float32, products of e4m3 in part in
+ * fewer bits, and round to the element type.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -88,27 +80,17 @@ final class Decoder implements AutoCloseable {
     private final NDManager manager;
     private final int queryHeads;
     private final int kvHeads;
-    private final int inner;
     private final int tokens; // vocabulary tokens whose logits this rank computes
     private final int splitCapacity;
     private final int maxRows; // of a step
-    private final boolean batchInvariant;
     private final Attention attention;
     private final ModelKernels gpu;
 
     // Buffers for the maximum number of rows. A graph of fewer rows uses the first rows.
-    private final NDArray[] residuals = new NDArray[3];
-    private final NDArray zeros;
-    private final NDArray norm;
     private final NDArray qkv;
     private final NDArray attended;
-    private final NDArray gateUp; // before activation; for cuBLASLt
-    private final NDArray activated;
-    private final NDArray e4m3Rows; // the left operand of WideMatmul or cuBLASLt
-    private final NDArray e4m3Scales;
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
-    private final NDArray chainArrivals; // counter of the chain's barrier
     private final NDArray inputs;
     private final NDArray argMaxParts;
     private final NDArray logits;
@@ -122,9 +104,7 @@ final class Decoder implements AutoCloseable {
     private final CudaStream stream;
     private final CudaEvent before;
     private final DecoderKernels kernels;
-    private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
-    private final WideMatmul wideMatmul; // null if it does not support the weights or the GPU
-    private final List<MatmulChain.Link> links = new ArrayList<>(); // of the chain being recorded
+    private final DecoderMatmuls matmuls;
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
@@ -247,7 +227,6 @@ final class Decoder implements AutoCloseable {
             int maxLength,
             boolean batchInvariant) {
         kernels = gpu.kernels();
-        wideMatmul = kernels.wideMatmul();
         currentStreams = gpu.currentStreams();
         this.config = config;
         this.group = group;
@@ -255,7 +234,6 @@ final class Decoder implements AutoCloseable {
         this.cache = cache;
         this.attention = attention;
         this.gpu = gpu;
-        this.batchInvariant = batchInvariant;
         int ranks = group.worldSize();
         int most = DecoderKernels.MAX_ROWS;
         boolean fits =
@@ -263,27 +241,27 @@ final class Decoder implements AutoCloseable {
         maxRows = fits && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
-        inner = config.intermediateSize() / ranks;
-        int attentionSize = queryHeads * config.headSize();
-        chain = ranks > 1 ? null : kernels.chain(config.hiddenSize(), attentionSize, inner);
         tokens = ModelWeights.vocabularyPart(config, ranks);
         int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
+            CudaDevice device = gpu.device();
+            stream = keep(CudaStream.create(device));
             int head = config.headSize();
-            for (int i = 0; i < residuals.length; i++) {
-                residuals[i] = rows(config.hiddenSize());
-            }
-            zeros = rows(config.hiddenSize());
-            norm = rows(config.hiddenSize());
+            matmuls =
+                    new DecoderMatmuls(
+                            config,
+                            group,
+                            weights,
+                            gpu,
+                            manager,
+                            stream,
+                            maxRows,
+                            queryHeads * head,
+                            batchInvariant);
             qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
-            gateUp = rows(2 * inner);
-            activated = rows(inner);
-            int deepest = Math.max(Math.max(config.hiddenSize(), inner), queryHeads * head);
-            e4m3Rows = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
-            e4m3Scales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
             logits = rows(ranks * tokens);
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
@@ -291,7 +269,6 @@ final class Decoder implements AutoCloseable {
             splitCapacity = Math.max(maxSplits, cache.slots() / DecoderKernels.CHUNK + maxRows);
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
-            chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
@@ -301,9 +278,6 @@ final class Decoder implements AutoCloseable {
             argMaxes = manager.zeros(new Shape(ranks * maxRows, DecoderKernels.TOP_FLOATS));
             sampled =
                     manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
-            clear(zeros);
-            CudaDevice device = gpu.device();
-            stream = keep(CudaStream.create(device));
             before = keep(CudaEvent.create(device));
             hostBuffers[0] = new HostBuffers(device, largest.inputBytes());
             hostBuffers[1] = new HostBuffers(device, largest.inputBytes());
@@ -325,12 +299,6 @@ final class Decoder implements AutoCloseable {
 
     private NDArray rows(int size) {
         return Torch.empty(manager, new Shape(maxRows, size), config.type());
-    }
-
-    private void clear(NDArray array) {
-        try (NDArray zero = manager.create(0f)) {
-            Torch.copy(array, zero.broadcast(array.getShape()));
-        }
     }
 
     private static int splits(int length) {
@@ -410,7 +378,7 @@ final class Decoder implements AutoCloseable {
     /** Writes the residual stream before the last layer: zeros for rows of other ranks. */
     private void write(PrefillRows from, int rows) {
         long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
-        long to = Torch.dataPointer(residuals[0]);
+        long to = Torch.dataPointer(matmuls.firstPartial());
         stream.memsetAsync(to, (byte) 0, rows * rowBytes);
         for (int i = 0; i < from.rows.length; i++) {
             if (from.rows[i] >= 0) {
@@ -451,7 +419,7 @@ final class Decoder implements AutoCloseable {
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             CudaGraph graph = graphs.get(key);
             if (graph == null) {
-                if (isLarge(key.rows)) {
+                if (matmuls.isLarge(key.rows)) {
                     record(key); // cuBLASLt may load kernels. The graph computes the same again.
                 }
                 graph = CudaGraph.capture(stream, () -> record(key));
@@ -488,7 +456,7 @@ final class Decoder implements AutoCloseable {
 
     /** Gathers by all-reduce: each rank has zeros where other ranks have values. */
     private Work gather(NDArray array, int rows) {
-        try (NDArray first = first(array, rows)) {
+        try (NDArray first = array.get(new NDIndex().addSliceDim(0, rows))) {
             return group.allReduce(first, ReduceOp.SUM, false);
         }
     }
@@ -643,53 +611,49 @@ final class Decoder implements AutoCloseable {
 
     /** Launches the kernels of a step, mostly during graph capture. */
     private void record(Key key) {
-        links.clear(); // An earlier recording may have failed.
         int rows = key.rows;
-        int hidden = config.hiddenSize();
         long sampledIndices = sampledIndices(key);
         long positions = sampledIndices + (long) rows * Integer.BYTES;
         long firstSplits = positions + (long) rows * Integer.BYTES;
         long table = firstSplits + (long) rows * Integer.BYTES;
         int firstToken = tokens * group.rank();
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise step() writes the residual.
+        if (!key.lastLayer) { // Otherwise write() writes it before the launch.
             kernels.embed(
                     stream,
                     rows,
-                    Torch.dataPointer(residuals[0]),
+                    Torch.dataPointer(matmuls.firstPartial()),
                     Torch.dataPointer(inputs) + key.tokensOffset(),
                     sampledIndices,
                     Torch.dataPointer(sampled),
                     Torch.dataPointer(weights.embedding()),
                     firstToken,
                     tokens,
-                    hidden);
+                    config.hiddenSize());
         }
-        Residual residual = new Residual(rows);
+        DecoderMatmuls.Step step = matmuls.begin(rows);
         int attentionSize = queryHeads * config.headSize();
         int qkvSize = attentionSize + 2 * kvHeads * config.headSize();
         for (int i = firstLayer; i < config.layers(); i++) {
             ModelWeights.Layer layer = weights.layer(i);
-            residual.multiply(
-                    false, qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
-            launchChain(rows);
+            step.multiplyNormed(qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
+            step.launchChain();
             gpu.normHeads(stream, layer, rows, qkv);
             kernels.attend(
                     stream,
                     attention(i, positions, firstSplits, table),
                     key.sharesSequences,
-                    !isLarge(rows),
-                    isChained(rows),
+                    !step.isLarge(),
+                    step.isChained(),
                     rows,
                     kvHeads,
                     key.splits,
                     key.tableStride());
-            multiplyToPartial(residual, attended, layer.attentionOut(), attentionSize);
-            residual.multiply(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
-            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
+            step.multiplyToPartial(attended, layer.attentionOut(), attentionSize);
+            step.mlp(layer);
         }
-        residual.multiply(false, logits, firstToken, weights.norm(), weights.output(), tokens);
-        launchChain(rows);
+        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), tokens);
+        step.launchChain();
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         kernels.top(
@@ -720,265 +684,6 @@ final class Decoder implements AutoCloseable {
                 Torch.dataPointer(splits),
                 Torch.dataPointer(counters),
                 config.layer(layer).attention().window());
-    }
-
-    /**
-     * Computes this rank's partial sum, which is added to the residual stream next. An e4m3 product
-     * by cuBLASLt is left unscaled; {@code residual.scales} then has its scales.
-     */
-    private void multiplyToPartial(
-            Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
-        // The bias is added once by all ranks together.
-        ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
-        int rows = residual.rows;
-        int hidden = config.hiddenSize();
-        boolean usesCublas = isLarge(rows) && !usesWideMatmul(rows, hidden, hidden);
-        if (!usesCublas || own.quantized() == null || own.bias() != null) {
-            residual.scales = null;
-            multiply(false, rows, residual.partial, 0, x, own, hidden, depth, null);
-            return;
-        }
-        long to = Torch.dataPointer(residual.partial);
-        residual.scales = gpu.multiplyUnscaled(e4m3(x, rows, depth), own.quantized(), to, hidden);
-    }
-
-    /** Returns whether a step of this number of rows uses the {@link MatmulChain}. */
-    private boolean isChained(int rows) {
-        return chain != null && !isLarge(rows) && chain.isFor(rows);
-    }
-
-    /** Launches the chain's matmuls. No-op if these rows are not chained. */
-    private void launchChain(int rows) {
-        if (isChained(rows)) {
-            chain.launch(stream, rows, Torch.dataPointer(chainArrivals), links);
-            links.clear();
-        }
-    }
-
-    /**
-     * Returns whether {@link WideMatmul} or cuBLASLt multiplies in a step of this number of rows,
-     * instead of {@link DecoderKernels#matmul}.
-     */
-    private boolean isLarge(int rows) {
-        // Weights of 4 bits are read again for each 32 rows, which takes less time than to convert.
-        Quantization quantization = weights.quantization();
-        boolean own = batchInvariant || quantization == Quantization.INT4;
-        return !own && rows > quantization.gpuRows(false);
-    }
-
-    /**
-     * Multiplies rows by a weight and adds its bias; if the rows are chained, only adds the matmul
-     * to the chain. Writes {@code width} columns of {@code out} from {@code column} on; with a bias
-     * they must be all of its columns.
-     *
-     * @param norm how to normalise x first, in a chain; null for none
-     */
-    private void multiply(
-            boolean gated,
-            int rows,
-            NDArray out,
-            int column,
-            NDArray x,
-            ModelWeights.Linear linear,
-            int width,
-            int depth,
-            MatmulChain.Norm norm) {
-        if (isLarge(rows)) {
-            multiplyLarge(gated, rows, out, column, x, linear, width, depth);
-            return;
-        }
-        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
-        long from = Torch.dataPointer(x);
-        QuantizeKernels.Matrix matrix = matrix(linear, width, depth);
-        long weight = matrix.elements();
-        long scales = matrix.scales();
-        long bias = bias(linear);
-        int stride = (int) out.getShape().get(1);
-        if (isChained(rows)) {
-            links.add(
-                    new MatmulChain.Link(
-                            gated, to, from, weight, scales, bias, width, depth, stride, norm));
-            return;
-        }
-        kernels.matmul(stream, gated, rows, to, from, weight, scales, bias, width, depth, stride);
-    }
-
-    /** Returns {@code width} rows of a weight. */
-    private static QuantizeKernels.Matrix matrix(
-            ModelWeights.Linear linear, long width, long depth) {
-        QuantizedMatrix quantized = linear.quantized();
-        return quantized == null
-                ? new QuantizeKernels.Matrix(
-                        16, Torch.dataPointer(linear.weight()), 0, width, depth)
-                : new QuantizeKernels.Matrix(
-                        quantized.quantization().gpuBits(),
-                        quantized.weights(),
-                        quantized.scales(),
-                        width,
-                        depth);
-    }
-
-    private static long bias(ModelWeights.Linear linear) {
-        return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
-    }
-
-    /** As {@link #multiply}, for steps that are {@linkplain #isLarge large}. */
-    private void multiplyLarge(
-            boolean gated,
-            int rows,
-            NDArray out,
-            int column,
-            NDArray x,
-            ModelWeights.Linear linear,
-            int width,
-            int depth) {
-        QuantizedMatrix quantized = linear.quantized();
-        long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
-        int stride = (int) out.getShape().get(1);
-        if (usesWideMatmul(rows, width, stride)) {
-            QuantizeKernels.Matrix left =
-                    quantized == null
-                            ? new QuantizeKernels.Matrix(16, Torch.dataPointer(x), 0, rows, depth)
-                            : e4m3(x, rows, depth);
-            QuantizeKernels.Matrix right = matrix(linear, gated ? 2L * width : width, depth);
-            wideMatmul.launch(stream, gated, left, right, bias(linear), to, stride);
-            if (gated && quantized != null) {
-                gpu.quantize().quantize(to, e4m3Rows(rows, width));
-            }
-            return;
-        }
-        if (gated) {
-            multiplyLarge(false, rows, gateUp, 0, x, linear, 2 * width, depth);
-            if (quantized == null) {
-                kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
-            } else {
-                gpu.quantize().activate(Torch.dataPointer(gateUp), e4m3Rows(rows, width));
-            }
-            return;
-        }
-        if (quantized == null) {
-            gpu.product(config.type(), rows, width, depth, stride, false)
-                    .run(to, Torch.dataPointer(x), Torch.dataPointer(linear.weight()), null);
-        } else {
-            gpu.multiply(e4m3(x, rows, depth), quantized, to, stride, false);
-        }
-        if (linear.bias() != null) {
-            try (NDArray product = first(out, rows)) {
-                product.addi(linear.bias());
-            }
-        }
-    }
-
-    private boolean usesWideMatmul(int rows, int width, int stride) {
-        return wideMatmul != null && wideMatmul.isFor(rows, width, stride);
-    }
-
-    /**
-     * Returns x in e4m3. If x is {@code e4m3Rows} or {@code activated}, its rows are there already.
-     */
-    private QuantizeKernels.Matrix e4m3(NDArray x, int rows, int depth) {
-        QuantizeKernels.Matrix to = e4m3Rows(rows, depth);
-        if (x != e4m3Rows && x != activated) {
-            gpu.quantize().quantize(Torch.dataPointer(x), to);
-        }
-        return to;
-    }
-
-    /** Returns the buffer for rows in e4m3. */
-    private QuantizeKernels.Matrix e4m3Rows(int rows, int depth) {
-        return new QuantizeKernels.Matrix(
-                8, Torch.dataPointer(e4m3Rows), Torch.dataPointer(e4m3Scales), rows, depth);
-    }
-
-    /** The residual stream, and the partial sum not yet added to it. */
-    private final class Residual {
-
-        final int rows;
-        NDArray partial; // this rank's partial sum
-        Product.Scales scales; // of the partial's rows and columns, not yet applied; or null
-        private final boolean normsInChain;
-        private NDArray sum; // the residual stream; 0 at first
-        private NDArray next; // the buffer of the next result
-        private NDArray unused; // the third buffer, until it is used
-
-        Residual(int rows) {
-            this.rows = rows;
-            normsInChain = isChained(rows);
-            partial = first(residuals[0], rows);
-            sum = first(zeros, rows);
-            next = first(residuals[1], rows);
-            unused = first(residuals[2], rows);
-        }
-
-        /**
-         * Adds all ranks' partial sums to the residual stream, and multiplies the RMSNorm of the
-         * sum by a weight.
-         */
-        void multiply(
-                boolean gated,
-                NDArray out,
-                int column,
-                NDArray normWeight,
-                ModelWeights.Linear linear,
-                int width) {
-            MatmulChain.Norm inChain = null;
-            NDArray x;
-            NDArray oldSum = sum;
-            if (normsInChain) {
-                x = partial;
-                inChain =
-                        new MatmulChain.Norm(
-                                Torch.dataPointer(normWeight),
-                                Torch.dataPointer(sum),
-                                Torch.dataPointer(next),
-                                (float) config.epsilon());
-                sum = next;
-            } else {
-                x = addAndNorm(normWeight);
-                sum = partial;
-                partial = next;
-            }
-            next = unused == null ? oldSum : unused; // The first sum, zeros, is not overwritten.
-            unused = null;
-            Decoder.this.multiply(
-                    gated, rows, out, column, x, linear, width, config.hiddenSize(), inChain);
-        }
-
-        /**
-         * Writes the sum in place of the partial sum, and returns its norm, in e4m3 if a product of
-         * e4m3 matrices is next.
-         */
-        private NDArray addAndNorm(NDArray weight) {
-            NDArray norm = Decoder.this.norm;
-            int hidden = config.hiddenSize();
-            float epsilon = (float) config.epsilon();
-            if (group.worldSize() > 1) {
-                NormedResidual to = new NormedResidual(partial, first(norm, rows));
-                FusedOps.allReduceRmsNorm(to, partial, sum, weight, epsilon, group);
-                return norm;
-            }
-            long address = Torch.dataPointer(partial);
-            RmsNormKernels.Rows of =
-                    new RmsNormKernels.Rows(
-                            address,
-                            Torch.dataPointer(norm),
-                            address,
-                            Torch.dataPointer(sum),
-                            Torch.dataPointer(weight),
-                            config.type(),
-                            rows,
-                            hidden);
-            if (weights.quantization() == Quantization.NONE || !isLarge(rows)) {
-                gpu.norms().add(of, epsilon);
-                return norm;
-            }
-            gpu.quantize().norm(of, scales, epsilon, e4m3Rows(rows, hidden));
-            return e4m3Rows;
-        }
-    }
-
-    private static NDArray first(NDArray array, int rows) {
-        return array.get(new NDIndex().addSliceDim(0, rows));
     }
 
     private long sampledIndices(Key key) {

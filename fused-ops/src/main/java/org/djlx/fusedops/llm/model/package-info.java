@@ -5,6 +5,7 @@
  * CpuDecoder     decode steps on a CPU, with kernels that read weights at the speed of memory
  * ConfigEntries  checked entries of a JSON file
  * Decoder        decode steps on a GPU, recorded as CUDA graphs
+ * DecoderMatmuls  the matmuls of those steps, and the norms between them
  * ExpertRouter   chooses the experts of tokens
  * Float32Matmul  matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * Gemma2         Gemma 2
