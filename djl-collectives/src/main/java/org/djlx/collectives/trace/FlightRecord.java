@@ -82,8 +82,12 @@ final class FlightRecord implements OperationTrace {
         }
     }
 
-    /** Returns the entry as known now; null if the operation was withdrawn. */
-    FlightEntry entry(WallClock clock) {
+    /**
+     * Returns the entry as known now; null if the operation was withdrawn.
+     *
+     * @param shift what to add to {@link System#nanoTime} for nanoseconds since 1970
+     */
+    FlightEntry entry(long shift) {
         State now = state;
         if (now == null) {
             return null;
@@ -104,9 +108,9 @@ final class FlightRecord implements OperationTrace {
                 operation.byteSize(),
                 operation.timeout().toMillis(),
                 now,
-                clock.at(scheduledNanos),
-                started ? clock.at(startedNanos) : null,
-                ended ? clock.at(endedNanos) : null,
+                scheduledNanos + shift,
+                started ? startedNanos + shift : null,
+                ended ? endedNanos + shift : null,
                 started ? (startedNanos - scheduledNanos) / NANOS_PER_MILLI : null,
                 started && ended ? (endedNanos - startedNanos) / NANOS_PER_MILLI : null,
                 ended ? operation.algorithm() : null,

@@ -4,10 +4,14 @@ package org.djlx.collectives.trace;
 import java.io.IOException;
 import java.net.InetAddress;
 import java.net.UnknownHostException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
+import java.util.UUID;
 import java.util.concurrent.atomic.AtomicReferenceArray;
 import java.util.stream.IntStream;
 import org.djlx.collectives.spi.GroupContext;
@@ -48,6 +52,9 @@ public final class FlightRecorder {
 
     /** The environment variable that sets the directory, for processes started by a launcher. */
     public static final String DIRECTORY_VARIABLE = "DJLX_FLIGHT_RECORDER_DIRECTORY";
+
+    // File names have at most 255 bytes, so long group names are shortened.
+    private static final int MAX_NAME = 100;
 
     private final GroupContext context;
     private final String backend;
@@ -102,12 +109,14 @@ public final class FlightRecorder {
     }
 
     FlightDump dump(String reason, List<Integer> missing) {
-        WallClock clock = new WallClock();
+        // In one shift of System.nanoTime, times stay in order even if the wall clock is changed.
+        long now = ChronoUnit.NANOS.between(Instant.EPOCH, Instant.now());
+        long shift = now - System.nanoTime();
         List<FlightEntry> entries =
                 IntStream.range(0, ring.length())
                         .mapToObj(ring::getAcquire)
                         .filter(Objects::nonNull)
-                        .map(record -> record.entry(clock))
+                        .map(record -> record.entry(shift))
                         .filter(Objects::nonNull)
                         .sorted(Comparator.comparingLong(FlightEntry::recordId))
                         .toList();
@@ -120,10 +129,28 @@ public final class FlightRecorder {
                 backend,
                 host(),
                 ProcessHandle.current().pid(),
-                clock.now(),
+                now,
                 reason,
                 missing,
                 entries);
+    }
+
+    /** Returns the file of the flight record of a rank of a group. */
+    static Path file(String group, int rank) {
+        String directory = System.getProperty(DIRECTORY_PROPERTY);
+        if (directory == null) {
+            directory = System.getenv(DIRECTORY_VARIABLE);
+        }
+        if (directory == null) {
+            directory = System.getProperty("java.io.tmpdir");
+        }
+        String name = group.replaceAll("[^A-Za-z0-9._-]", "_");
+        if (!name.equals(group) || name.length() > MAX_NAME) {
+            UUID hash = UUID.nameUUIDFromBytes(group.getBytes(StandardCharsets.UTF_8));
+            name = name.substring(0, Math.min(name.length(), MAX_NAME)) + "-" + hash;
+        }
+        long pid = ProcessHandle.current().pid();
+        return Path.of(directory, "flight-" + name + "-rank" + rank + "-pid" + pid + ".json");
     }
 
     /** The host's name, looked up once: the lookup may go over the network. */

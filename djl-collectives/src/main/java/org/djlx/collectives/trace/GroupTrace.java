@@ -52,7 +52,7 @@ public final class GroupTrace {
      */
     public static GroupTrace open(GroupContext context, String backend, String job) {
         FlightRecorder recorder = new FlightRecorder(context, backend, job, size());
-        Path file = FlightFiles.file(recorder.group(), recorder.rank());
+        Path file = FlightRecorder.file(recorder.group(), recorder.rank());
         Sink sink =
                 dump -> {
                     dump.write(file);

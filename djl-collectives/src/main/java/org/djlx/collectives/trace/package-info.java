@@ -3,10 +3,8 @@
  * CollectiveEvent     JFR event of one operation
  * DumpWriter          the thread that writes flight records
  * FailureDumps        decides when a failure writes a flight record
- * FlightFiles         names and directory of flight records
  * FlightRecord        one operation in a flight recorder
  * FlightRecorderBean  the JMX bean of a flight recorder
- * WallClock           times since 1970
  */
 /**
  * The flight recorder: keeps the last operations of a rank, writes them to a file when a group

@@ -337,7 +337,7 @@ class FlightRecorderTest {
         Set<String> files = new HashSet<>();
         for (String group : groups) {
             for (int rank = 0; rank < 2; rank++) {
-                String file = FlightFiles.file(group, rank).getFileName().toString();
+                String file = FlightRecorder.file(group, rank).getFileName().toString();
                 assertTrue(file.length() <= 200, file);
                 assertTrue(
                         file.matches("flight-[A-Za-z0-9._-]+-rank" + rank + "-pid\\d+.json"), file);
