@@ -25,6 +25,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Consumer;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -468,27 +469,18 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    private interface OfReplica {
-        void run(Replica replica);
-    }
-
-    private void eachRank(OfReplica body) {
+    private void eachRank(Consumer<Replica> body) {
         run(replicas.size(), body);
     }
 
     /** Runs code on each rank that has gradients after they are reduced. */
-    private void eachReduced(OfReplica body) {
+    private void eachReduced(Consumer<Replica> body) {
         run(isOfOneMemory() ? 1 : replicas.size(), body);
     }
 
-    private void run(int ranks, OfReplica body) {
+    private void run(int ranks, Consumer<Replica> body) {
         try {
-            workers.run(
-                    ranks,
-                    rank -> {
-                        body.run(replicas.get(rank));
-                        return null;
-                    });
+            workers.run(ranks, rank -> body.accept(replicas.get(rank)));
         } catch (CollectiveMismatchException e) {
             failure = e;
             throw new CollectiveException(

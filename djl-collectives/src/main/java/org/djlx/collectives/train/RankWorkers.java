@@ -2,7 +2,6 @@
 package org.djlx.collectives.train;
 
 import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -11,9 +10,10 @@ import java.util.concurrent.FutureTask;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
-import java.util.function.IntFunction;
+import java.util.function.IntConsumer;
 import org.djlx.collectives.CollectiveException;
 
 /** One thread per rank of a trainer: the caller's for the first rank, and threads of its own. */
@@ -69,8 +69,8 @@ final class RankWorkers implements AutoCloseable {
      * ranks may wait for each other: the first failure is passed to {@code onFailure}, and thrown
      * at the end.
      */
-    <T> List<T> run(int ranks, IntFunction<T> body) {
-        return run(ranks, false, body);
+    void run(int ranks, IntConsumer body) {
+        run(ranks, false, body);
     }
 
     /**
@@ -78,61 +78,48 @@ final class RankWorkers implements AutoCloseable {
      *
      * @param apart whether no rank waits for another; then onFailure is not called
      */
-    <T> List<T> run(int ranks, boolean apart, IntFunction<T> body) {
+    void run(int ranks, boolean apart, IntConsumer body) {
         if (threads.isEmpty()) {
-            return Collections.singletonList(body.apply(0));
+            body.accept(0);
+            return;
         }
-        Throwable[] first = new Throwable[1];
-        int[] failed = new int[1]; // the rank, or INTERRUPTED
-        boolean[] interrupted = new boolean[1];
-        IntFunction<T> guarded =
+        AtomicReference<Throwable> first = new AtomicReference<>();
+        int[] failed = new int[1]; // the rank, or INTERRUPTED; read when all have ended
+        boolean[] interrupted = new boolean[1]; // the caller
+        IntConsumer guarded =
                 rank -> {
                     try {
-                        return body.apply(rank);
+                        body.accept(rank);
                     } catch (RuntimeException | Error e) {
-                        if (rank == 0) {
-                            interrupted[0] |= isInterrupt(e); // of the caller
-                        }
-                        synchronized (first) {
-                            if (first[0] != null) {
-                                throw e;
+                        boolean isInterrupt = rank == 0 && isInterrupt(e);
+                        interrupted[0] |= isInterrupt;
+                        if (first.compareAndSet(null, e)) {
+                            failed[0] = isInterrupt ? INTERRUPTED : rank;
+                            if (!apart) {
+                                onFailure.accept(e);
                             }
-                            first[0] = e;
-                            failed[0] = rank == 0 && interrupted[0] ? INTERRUPTED : rank;
                         }
-                        if (!apart) {
-                            onFailure.accept(e);
-                        }
-                        throw e;
                     }
                 };
-        FutureTask<T> own = new FutureTask<>(() -> guarded.apply(0));
-        List<Future<T>> futures = new ArrayList<>(List.of(own));
+        FutureTask<Void> own = new FutureTask<>(() -> guarded.accept(0), null);
+        List<Future<?>> futures = new ArrayList<>(List.of(own));
         for (int i = 1; i < ranks; i++) {
             int rank = i;
-            futures.add(threads.get(rank - 1).submit(() -> guarded.apply(rank)));
+            futures.add(threads.get(rank - 1).submit(() -> guarded.accept(rank)));
         }
         own.run();
-        List<T> results = new ArrayList<>();
-        for (Future<T> future : futures) {
+        for (Future<?> future : futures) {
             poll(future::isDone);
             while (true) {
                 try {
-                    results.add(future.get());
+                    future.get();
                     break;
                 } catch (ExecutionException e) {
-                    break; // Recorded above, if it is the first.
+                    break; // onFailure has thrown.
                 } catch (InterruptedException e) {
                     interrupted[0] = true;
-                    boolean isFirst = false;
-                    synchronized (first) {
-                        if (first[0] == null && !apart) {
-                            first[0] = e;
-                            failed[0] = INTERRUPTED;
-                            isFirst = true;
-                        }
-                    }
-                    if (isFirst) {
+                    if (!apart && first.compareAndSet(null, e)) {
+                        failed[0] = INTERRUPTED;
                         onFailure.accept(e); // Ends operations that wait for other ranks.
                     }
                 }
@@ -141,19 +128,15 @@ final class RankWorkers implements AutoCloseable {
         if (interrupted[0]) {
             Thread.currentThread().interrupt();
         }
-        synchronized (first) {
-            if (first[0] != null && failed[0] == INTERRUPTED) {
-                throw new CollectiveException(
-                        "the thread was interrupted while it waited for the trainer's ranks, so"
-                                + " their operations were aborted",
-                        first[0]);
-            }
-            if (first[0] != null) {
-                throw new CollectiveException(
-                        "rank " + failed[0] + " of the trainer failed: " + first[0], first[0]);
-            }
+        Throwable failure = first.get();
+        if (failure != null) {
+            throw new CollectiveException(
+                    failed[0] == INTERRUPTED
+                            ? "the thread was interrupted while it waited for the trainer's ranks,"
+                                    + " so their operations were aborted"
+                            : "rank " + failed[0] + " of the trainer failed: " + failure,
+                    failure);
         }
-        return results;
     }
 
     private static boolean isInterrupt(Throwable failure) {

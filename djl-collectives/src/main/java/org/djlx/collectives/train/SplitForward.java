@@ -122,7 +122,6 @@ final class SplitForward implements AutoCloseable {
                                     part.scope.within(
                                             () -> body.forward(rank, part.data, part.labels));
                         }
-                        return null;
                     });
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
@@ -315,7 +314,6 @@ final class SplitForward implements AutoCloseable {
                                 return null;
                             });
                     ended.accept(rank);
-                    return null;
                 });
     }
 
