@@ -80,7 +80,6 @@ public final class GradientScope implements GradientCollector {
 
     private static final ThreadLocal<GradientScope> CURRENT = new ThreadLocal<>();
 
-    private final Runnable zero; // zeroes the gradients; null if not given
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
     // By an operator's output: the boundary that recorded the call.
     private final Map<NDArray, Boundary> makers = new IdentityHashMap<>();
@@ -91,9 +90,7 @@ public final class GradientScope implements GradientCollector {
     private boolean gradMode; // of the opening thread, before it was opened
     private boolean closed;
 
-    private GradientScope(Runnable zero) {
-        this.zero = zero;
-    }
+    private GradientScope() {}
 
     /**
      * Opens a scope on this thread. Gradients are on until it is closed.
@@ -102,18 +99,7 @@ public final class GradientScope implements GradientCollector {
      * @throws IllegalStateException if one is open on this thread
      */
     public static GradientScope open() {
-        return open(null);
-    }
-
-    /**
-     * Opens a scope on this thread with an implementation of {@link #zeroGradients}.
-     *
-     * @param zero zeroes the gradients; null if {@code zeroGradients} is not supported
-     * @return the scope, to be closed by this thread
-     * @throws IllegalStateException if one is open on this thread
-     */
-    public static GradientScope open(Runnable zero) {
-        GradientScope scope = new GradientScope(zero);
+        GradientScope scope = new GradientScope();
         scope.enter();
         scope.opener = Thread.currentThread();
         scope.gradMode = JniUtils.isGradMode();
@@ -128,7 +114,7 @@ public final class GradientScope implements GradientCollector {
      * @return the scope, to be closed
      */
     public static GradientScope create() {
-        return new GradientScope(null);
+        return new GradientScope();
     }
 
     /**
@@ -389,18 +375,15 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Zeroes the gradients with the implementation given when the scope was opened.
+     * Not supported: a scope does not know the parameters.
      *
-     * @throws UnsupportedOperationException if none was given
+     * @throws UnsupportedOperationException always
      */
     @Override
     public void zeroGradients() {
-        if (zero == null) {
-            throw new UnsupportedOperationException(
-                    "zeroGradients: this GradientScope was opened without an implementation; use"
-                            + " GradientScope.open(zero) or trainer.newGradientCollector()");
-        }
-        zero.run();
+        throw new UnsupportedOperationException(
+                "zeroGradients: a GradientScope does not know the parameters; use the collector"
+                        + " of trainer.newGradientCollector()");
     }
 
     private void checkOpen() {

@@ -508,7 +508,7 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        recording = GradientScope.open(this::dropGradients);
+        recording = GradientScope.open();
         return new Collector(recording);
     }
 
@@ -545,7 +545,7 @@ public final class DataParallelTrainer extends Trainer {
 
         @Override
         public void zeroGradients() {
-            scope.zeroGradients();
+            dropGradients();
         }
 
         @Override
