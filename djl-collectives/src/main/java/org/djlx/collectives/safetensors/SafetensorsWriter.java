@@ -19,10 +19,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.Function;
+import org.djlx.collectives.internal.host.ArrayBytes;
 import org.djlx.collectives.internal.host.AtomicFile;
-import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -35,7 +34,6 @@ import org.djlx.nativeops.torch.Torch;
 public final class SafetensorsWriter {
 
     private static final Gson GSON = new Gson();
-    private static final int CHUNK = 1 << 26;
     private static final String OF_MODEL = "model(-\\d{5,}-of-\\d{5,})?\\.safetensors";
 
     private SafetensorsWriter() {}
@@ -179,21 +177,10 @@ public final class SafetensorsWriter {
                             "the values of %s have the shape %s",
                             spec, array == null ? null : array.getShape()));
         }
-        long byteSize = spec.byteSize();
-        if (byteSize == 0) {
-            return;
-        }
         try (NDManager manager = array.getManager().newSubManager(Device.cpu())) {
             NDArray stored = Torch.empty(manager, spec.shape(), spec.type());
             NoGradient.run(() -> Torch.copy(stored, array));
-            NativeMemory memory =
-                    new NativeMemory(Torch.dataPointer(stored), byteSize, Device.cpu(), () -> {});
-            for (long offset = 0; offset < byteSize; offset += CHUNK) {
-                Shape chunk = new Shape(Math.min(CHUNK, byteSize - offset));
-                try (NDArray bytes = Torch.view(manager, memory, offset, chunk, ScalarType.UINT8)) {
-                    out.write(bytes.toByteBuffer());
-                }
-            }
+            ArrayBytes.read(manager, stored, out::write);
         }
     }
 }
