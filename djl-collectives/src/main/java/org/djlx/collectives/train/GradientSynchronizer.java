@@ -9,11 +9,11 @@ import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import java.util.ArrayList;
-import java.util.IdentityHashMap;
 import java.util.List;
-import java.util.Map;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -46,12 +46,8 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
      * @param reduction sum or average
      */
     public GradientSynchronizer(ProcessGroup group, GradientReduction reduction) {
-        if (group == null || reduction == null) {
-            throw new IllegalArgumentException(
-                    "GradientSynchronizer: the group (" + group + ") or the reduction is null");
-        }
-        this.group = group;
-        this.reduction = reduction;
+        this.group = Required.argument("GradientSynchronizer: group", group);
+        this.reduction = Required.argument("GradientSynchronizer: reduction", reduction);
     }
 
     @Override
@@ -68,7 +64,7 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     public void synchronize(Block block) {
         List<NDArray> gradients = new ArrayList<>();
         try {
-            for (Parameter parameter : unique(block)) {
+            for (Parameter parameter : unique(block).toList()) {
                 if (parameter.requiresGradient()) {
                     NDArray array = parameter.getArray();
                     NDArray gradient = JniUtils.getGradient((PtNDArray) array);
@@ -95,26 +91,14 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
      * @param group the ranks
      */
     public static void broadcastParameters(Block block, ProcessGroup group) {
-        if (block == null || group == null) {
-            throw new IllegalArgumentException(
-                    "broadcastParameters: the " + (block == null ? "block" : "group") + " is null");
-        }
-        List<Work> works = new ArrayList<>();
-        for (Parameter parameter : unique(block)) {
-            works.add(group.broadcast(parameter.getArray(), 0));
-        }
+        Required.argument("broadcastParameters: block", block);
+        Required.argument("broadcastParameters: group", group);
+        List<Work> works = unique(block).map(each -> group.broadcast(each.getArray(), 0)).toList();
         works.forEach(Work::await);
     }
 
     /** Returns a block's parameters in the block's order, shared parameters once. */
-    private static List<Parameter> unique(Block block) {
-        Map<Parameter, Parameter> seen = new IdentityHashMap<>();
-        List<Parameter> unique = new ArrayList<>();
-        for (Parameter parameter : block.getParameters().values()) {
-            if (seen.put(parameter, parameter) == null) {
-                unique.add(parameter);
-            }
-        }
-        return unique;
+    private static Stream<Parameter> unique(Block block) {
+        return block.getParameters().values().stream().distinct();
     }
 }
