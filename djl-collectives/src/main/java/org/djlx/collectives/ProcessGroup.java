@@ -1003,10 +1003,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     time; missing ranks are named by their rank in this group
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
-        if (name == null) {
-            throw new IllegalArgumentException("newGroup: name is null");
-        }
-        return SubGroups.newGroup(this, ranks, name);
+        return SubGroups.newGroup(this, ranks, Required.argument("newGroup: name", name));
     }
 
     /**

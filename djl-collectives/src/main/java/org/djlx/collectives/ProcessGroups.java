@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
@@ -125,9 +126,7 @@ public final class ProcessGroups {
      */
     public static ProcessGroup init(
             String backend, LaunchEnvironment environment, BackendOptions options) {
-        if (environment == null) {
-            throw new IllegalArgumentException("init: the environment is null");
-        }
+        Required.argument("init: the environment", environment);
         Map<String, String> all = Backends.get(backend).environment(environment.given());
         return init(backend, options, all, INITS.getAndIncrement());
     }
@@ -344,9 +343,7 @@ public final class ProcessGroups {
             throw new IllegalArgumentException(
                     "run: groups must contain one handle per rank, without null, but is " + groups);
         }
-        if (body == null) {
-            throw new IllegalArgumentException("run: body is null");
-        }
+        Required.argument("run: body", body);
         return RankThreads.run(
                 groups.size(),
                 grace,

@@ -34,6 +34,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
@@ -163,10 +164,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      *     that cannot be saved
      */
     public void save(Trainer trainer, TrainingProgress progress) throws IOException {
-        if (progress == null) {
-            throw new IllegalArgumentException("save: progress is null");
-        }
-        saveAll(trainer, progress);
+        saveAll(trainer, Required.argument("save: progress", progress));
         setRandomState(own(trainer, "save"), saved);
     }
 

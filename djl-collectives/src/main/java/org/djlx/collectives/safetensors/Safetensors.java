@@ -19,6 +19,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.MappedFile;
 import org.djlx.nativeops.host.NativeMemory;
@@ -77,10 +78,7 @@ public final class Safetensors implements AutoCloseable {
      * @throws IOException if a file cannot be read or is not a safetensors file
      */
     public static Safetensors open(Path path) throws IOException {
-        if (path == null) {
-            throw new IllegalArgumentException("the path of the safetensors file is null");
-        }
-        Path file = path;
+        Path file = Required.argument("the path of the safetensors file", path);
         if (Files.isDirectory(path)) {
             file = path.resolve(INDEX);
             if (!Files.exists(file)) {

@@ -14,6 +14,7 @@ import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.djlx.collectives.internal.host.Required;
 
 /**
  * The header of a safetensors file, fully checked: tensors follow each other without gap or
@@ -57,9 +58,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
          * @throws IllegalArgumentException if spec is null
          */
         public Stored {
-            if (spec == null) {
-                throw new IllegalArgumentException("the description of a stored tensor is null");
-            }
+            Required.argument("the description of a stored tensor", spec);
         }
     }
 
@@ -123,9 +122,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      * @throws IllegalArgumentException if the header is null
      */
     public static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {
-        if (json == null) {
-            throw new IllegalArgumentException("the header is null");
-        }
+        Required.argument("the header", json);
         List<Entry> entries = new ArrayList<>();
         Map<String, String> metadata = new LinkedHashMap<>();
         StrictJson.read(

@@ -70,15 +70,12 @@ public final class GroupContext {
             List<RankProcess> processes,
             Supplier<Optional<Throwable>> obstacle,
             IntFunction<String> rankNames) {
-        checkNotNull("name", name);
-        checkNotNull("store", store);
-        checkNotNull("options", options);
         checkRank(rank, worldSize);
-        this.name = name;
+        this.name = Required.argument("the group's name", name);
         this.rank = rank;
         this.worldSize = worldSize;
-        this.store = store;
-        this.options = options;
+        this.store = Required.argument("the group's store", store);
+        this.options = Required.argument("the group's options", options);
         this.device = device;
         groupExchange =
                 new GroupExchange(name, rank, worldSize, store, processes, obstacle, rankNames);
@@ -114,12 +111,6 @@ public final class GroupContext {
                 members.stream().map(processes::get).collect(Collectors.toList()),
                 obstacle,
                 member -> "rank " + members.get(member) + " of group '" + name + "'");
-    }
-
-    private static void checkNotNull(String what, Object value) {
-        if (value == null) {
-            throw new IllegalArgumentException("the group's " + what + " is null");
-        }
     }
 
     /**

@@ -28,11 +28,8 @@ public final class PrefixStore implements Store {
      */
     public PrefixStore(String prefix, Store store) {
         StoreChecks.checkKey(prefix);
-        if (store == null) {
-            throw new IllegalArgumentException("PrefixStore: the underlying store is null");
-        }
         this.prefix = prefix + '/';
-        this.store = store;
+        this.store = Required.argument("PrefixStore: the underlying store", store);
     }
 
     @Override

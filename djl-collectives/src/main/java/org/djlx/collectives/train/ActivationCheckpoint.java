@@ -12,6 +12,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import java.util.Optional;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -46,10 +47,8 @@ public final class ActivationCheckpoint extends AbstractBlock {
      * @throws IllegalArgumentException if the block is null
      */
     public static ActivationCheckpoint wrap(Block block) {
-        if (block == null) {
-            throw new IllegalArgumentException("ActivationCheckpoint: the block is null");
-        }
-        return new ActivationCheckpoint(block);
+        return new ActivationCheckpoint(
+                Required.argument("ActivationCheckpoint: the block", block));
     }
 
     @Override

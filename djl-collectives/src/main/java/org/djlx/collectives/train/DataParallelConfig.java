@@ -8,6 +8,7 @@ import java.util.Arrays;
 import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
 
 /**
@@ -117,10 +118,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * @return this configuration
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
-        if (reduction == null) {
-            throw new IllegalArgumentException("optGradientReduction: reduction is null");
-        }
-        this.reduction = reduction;
+        this.reduction = Required.argument("optGradientReduction: reduction", reduction);
         return this;
     }
 
@@ -133,10 +131,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * @return this configuration
      */
     public DataParallelConfig optGradientCompression(GradientCompression compression) {
-        if (compression == null) {
-            throw new IllegalArgumentException("optGradientCompression: compression is null");
-        }
-        this.compression = compression;
+        this.compression = Required.argument("optGradientCompression: compression", compression);
         return this;
     }
 
@@ -237,10 +232,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * @return this configuration
      */
     public DataParallelConfig optShardingStrategy(ShardingStrategy strategy) {
-        if (strategy == null) {
-            throw new IllegalArgumentException("optShardingStrategy: strategy is null");
-        }
-        sharding = strategy;
+        sharding = Required.argument("optShardingStrategy: strategy", strategy);
         return this;
     }
 
@@ -256,10 +248,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * @return this configuration
      */
     public DataParallelConfig optMixedPrecision(MixedPrecisionPolicy policy) {
-        if (policy == null) {
-            throw new IllegalArgumentException("optMixedPrecision: policy is null");
-        }
-        precision = policy;
+        precision = Required.argument("optMixedPrecision: policy", policy);
         return this;
     }
 

@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Random;
 import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.launch.LaunchEnvironment;
 
 /**
@@ -190,10 +191,7 @@ public final class DistributedSampler implements Sampler {
          * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
-            if (group == null) {
-                throw new IllegalArgumentException("optGroup: group is null");
-            }
-            rank = group.rank();
+            rank = Required.argument("optGroup: group", group).rank();
             worldSize = group.worldSize();
             return this;
         }
