@@ -222,7 +222,7 @@ public final class TransformerModel implements AutoCloseable {
                         .filter(TokenBatch.Chunk::needsLogits)
                         .map(places::get)
                         .toList();
-        return Logits.concat(parts).inOrder(order);
+        return Logits.concat(parts, order);
     }
 
     /**
