@@ -242,15 +242,11 @@ public final class ProcessGroups {
         // identifier.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
-        boolean done = false;
         try {
-            ProcessGroup group = new ProcessGroup(context, made, job, ranks, onDestroy);
-            done = true;
-            return group;
-        } finally {
-            if (!done) {
-                made.close(); // Out of memory: no handle exists that could close it.
-            }
+            return new ProcessGroup(context, made, job, ranks, onDestroy);
+        } catch (Throwable e) {
+            made.close(); // Out of memory: no handle exists that could close it.
+            throw e;
         }
     }
 

@@ -12,8 +12,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
  * repeats the fit and compares. For another GPU, {@link #of} takes the measured rates of its
- * matmuls and memory, and everything else from an H200. {@link #scaled} uses no measurements of the
- * GPU.
+ * matmuls and memory, and everything else from an H200. {@link #withMultiprocessors} uses no
+ * measurements of the GPU.
  *
  * @param name the name, in lower case
  * @param multiprocessors the number of SMs
@@ -33,8 +33,6 @@ public record Machine(
         Exchange exchange,
         Nccl nccl,
         Host host) {
-
-    private static final double H200_MEGAHERTZ = 1980;
 
     /** The rate of an H200's memory in a local copy, as {@link GpuRates} measures it. */
     private static final double H200_MEMORY = 4100;
@@ -228,25 +226,19 @@ public record Machine(
     }
 
     /**
-     * {@return a machine that multiplies at another rate, with the same memory, links and host}
-     * Used for GPUs that were not measured, and for ranks that share a GPU.
+     * {@return this machine with another number of SMs, and the same memory, links and host} Used
+     * for GPUs that were not measured, and for ranks that share a GPU.
      *
      * @param count the number of SMs
-     * @param megahertz the highest clock of the SMs; 1980 for an H200
-     * @throws IllegalArgumentException unless both are greater than 0
+     * @throws IllegalArgumentException if it is less than 1
      */
-    public Machine scaled(int count, double megahertz) {
-        if (count < 1 || !(megahertz > 0)) {
-            throw new IllegalArgumentException(
-                    "a GPU needs 1 or more SMs and a clock greater than 0, not %d and %s MHz"
-                            .formatted(count, megahertz));
+    public Machine withMultiprocessors(int count) {
+        if (count < 1) {
+            throw new IllegalArgumentException("a GPU needs 1 or more SMs, not " + count);
         }
-        if (count == multiprocessors && megahertz == H200_MEGAHERTZ) {
-            return this;
-        }
-        String scaled =
-                String.format(Locale.ROOT, "%s scaled to %d SMs, %.0f MHz", name, count, megahertz);
-        return with(scaled, count, megahertz / H200_MEGAHERTZ, 1);
+        return count == multiprocessors
+                ? this
+                : with(name + " scaled to " + count + " SMs", count, 1, 1);
     }
 
     /**
@@ -314,15 +306,5 @@ public record Machine(
                 : "Matmuls and memory as measured on "
                         + name
                         + "; links, NCCL and host as on H200s.";
-    }
-
-    /**
-     * {@return this machine with another number of SMs, at the clock of an H200}
-     *
-     * @param count the number of SMs
-     * @throws IllegalArgumentException if it is less than 1
-     */
-    public Machine withMultiprocessors(int count) {
-        return scaled(count, H200_MEGAHERTZ);
     }
 }

@@ -173,7 +173,6 @@ public final class DecoderKernels implements AutoCloseable {
                         ? LaunchSize.of(SAMPLE_CLUSTER, CLUSTER_THREADS)
                         : LaunchSize.of(1, SAMPLE_THREADS);
         prepare(device, compiler, model); // compiles all parts at the same time
-        boolean done = false;
         try {
             List<Part> parts = parts(device, model);
             for (Part part : parts) {
@@ -205,11 +204,9 @@ public final class DecoderKernels implements AutoCloseable {
                     addMatmul(modules.get(part), matmul[0], matmul[1], matmul[2]);
                 }
             }
-            done = true;
-        } finally {
-            if (!done) {
-                close();
-            }
+        } catch (Throwable e) {
+            close();
+            throw e;
         }
     }
 

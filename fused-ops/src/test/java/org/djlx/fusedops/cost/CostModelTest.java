@@ -425,19 +425,13 @@ class CostModelTest {
         assertEquals(Machine.H200, Machine.H200.withMultiprocessors(132));
         Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, 8192, 8192, 8192);
         CostModel half = new CostModel(Machine.H200.withMultiprocessors(66));
-        CostModel slow = new CostModel(Machine.H200.scaled(132, 990));
         double start = Machine.H200.library().start();
         double twice = 2 * (H200.matmul(work) - start) + start;
         assertEquals(twice, half.matmul(work), 1e-6);
-        assertEquals(twice, slow.matmul(work), 1e-6);
-        for (CostModel other : List.of(half, slow)) {
-            double ratio =
-                    other.predict(work, Path.FUSED).device()
-                            / H200.predict(work, Path.FUSED).device();
-            assertEquals(2, ratio, 0.1);
-        }
+        double ratio =
+                half.predict(work, Path.FUSED).device() / H200.predict(work, Path.FUSED).device();
+        assertEquals(2, ratio, 0.1);
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.withMultiprocessors(0));
-        assertThrows(IllegalArgumentException.class, () -> Machine.H200.scaled(1, Double.NaN));
     }
 
     @Test
@@ -477,7 +471,7 @@ class CostModelTest {
         assertEquals("Fitted to measurements on H200s.", Machine.H200.basis());
         assertTrue(Machine.H100.basis().contains("as measured on h100;"));
         assertEquals(
-                "Not measured: h200 scaled to 66 SMs, 1980 MHz.",
+                "Not measured: h200 scaled to 66 SMs.",
                 Machine.H200.withMultiprocessors(66).basis());
     }
 

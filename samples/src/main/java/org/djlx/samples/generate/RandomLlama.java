@@ -38,38 +38,33 @@ public final class RandomLlama implements AutoCloseable {
         /** The defaults of {@code serve-model}, for CPUs. */
         TINY(
                 "tiny",
-                LlamaDirectory.config(
-                        512, 128, 256, 2, 8, 4, 8192, 10_000, false, ScalarType.FLOAT32)),
+                ScalarType.FLOAT32,
+                t -> LlamaDirectory.config(512, 128, 256, 2, 8, 4, 8192, 10_000, false, t)),
         /** The sizes of llama2.c's 110 M, for CPUs. */
         LLAMA_110M(
                 "110m",
-                LlamaDirectory.config(
-                        32_000, 768, 2048, 12, 12, 12, 8192, 10_000, true, ScalarType.FLOAT32)),
+                ScalarType.FLOAT32,
+                t -> LlamaDirectory.config(32_000, 768, 2048, 12, 12, 12, 8192, 10_000, true, t)),
         /** The sizes of TinyLlama, for CPUs. */
         LLAMA_1B(
                 "1b",
-                LlamaDirectory.config(
-                        32_000, 2048, 5632, 22, 32, 4, 8192, 10_000, false, ScalarType.BFLOAT16)),
+                ScalarType.BFLOAT16,
+                t -> LlamaDirectory.config(32_000, 2048, 5632, 22, 32, 4, 8192, 10_000, false, t)),
         /** The sizes of Llama 3 8B. */
         LLAMA_8B(
                 "8b",
-                LlamaDirectory.config(
-                        128_256,
-                        4096,
-                        14_336,
-                        32,
-                        32,
-                        8,
-                        8192,
-                        500_000,
-                        false,
-                        ScalarType.BFLOAT16));
+                ScalarType.BFLOAT16,
+                t ->
+                        LlamaDirectory.config(
+                                128_256, 4096, 14_336, 32, 32, 8, 8192, 500_000, false, t));
 
         private final String text;
-        private final ModelConfig config;
+        private final ScalarType type;
+        private final Function<ScalarType, ModelConfig> config;
 
-        Size(String text, ModelConfig config) {
+        Size(String text, ScalarType type, Function<ScalarType, ModelConfig> config) {
             this.text = text;
+            this.type = type;
             this.config = config;
         }
 
@@ -100,20 +95,7 @@ public final class RandomLlama implements AutoCloseable {
      *     remains
      */
     public static RandomLlama write(Size size, ScalarType type, Path parent) throws IOException {
-        ModelConfig sizes = size.config;
-        return write(
-                LlamaDirectory.config(
-                        sizes.vocabularySize(),
-                        sizes.hiddenSize(),
-                        sizes.intermediateSize(),
-                        sizes.layers(),
-                        sizes.heads(),
-                        sizes.kvHeads(),
-                        sizes.maxLength(),
-                        sizes.rope().theta(),
-                        sizes.tied(),
-                        type == null ? sizes.type() : type),
-                parent);
+        return write(size.config.apply(type == null ? size.type : type), parent);
     }
 
     static RandomLlama write(ModelConfig config, Path parent) throws IOException {

@@ -95,18 +95,6 @@ public final class PlanCommand extends CliCommand {
     private String machine = "h200";
 
     @Option(
-            names = "--multiprocessors",
-            paramLabel = "N",
-            description = "Scales to GPUs with this many SMs; an H200 has 132.")
-    private Integer multiprocessors;
-
-    @Option(
-            names = "--clock",
-            paramLabel = "MHZ",
-            description = "Scales to GPUs of this clock; an H200's is 1980.")
-    private double clock = 1980;
-
-    @Option(
             names = "--network-rate",
             paramLabel = "GB/S",
             description = "Rate between hosts for each GPU.")
@@ -138,8 +126,6 @@ public final class PlanCommand extends CliCommand {
 
     private List<Plan> plans() {
         Machine gpus = machine();
-        int count = multiprocessors == null ? gpus.multiprocessors() : multiprocessors;
-        Machine scaled = gpus.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
         ScalarType type = options.scalarType();
         List<Plan> plans = new ArrayList<>();
@@ -152,7 +138,7 @@ public final class PlanCommand extends CliCommand {
                                 "--hosts must be from 1 to %d, not %d".formatted(MAX_RANKS, all));
                         plans.add(
                                 new Plan(
-                                        scaled,
+                                        gpus,
                                         network,
                                         each.operator,
                                         MatmulShape.parse(shape),
@@ -173,9 +159,7 @@ public final class PlanCommand extends CliCommand {
             case "this" -> ofThisProcess();
             default ->
                     throw new IllegalArgumentException(
-                            "--machine must be h200, h100 or this, not "
-                                    + machine
-                                    + "; --multiprocessors and --clock scale to others");
+                            "--machine must be h200, h100 or this, not " + machine);
         };
     }
 

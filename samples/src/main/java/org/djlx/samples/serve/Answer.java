@@ -135,11 +135,11 @@ final class Answer {
             }
         } catch (CancellationException e) {
             // Cancelled by the server: a client that leaves ends this answer before.
-            fail(new ApiException(503, "server_error", null, e.getMessage()));
+            fail(new ApiException(503, null, e.getMessage()));
             return;
         } catch (RuntimeException e) {
             log(e);
-            fail(new ApiException(500, "server_error", null, FAILED));
+            fail(new ApiException(500, null, FAILED));
             return;
         }
         context.flush();

@@ -97,11 +97,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             send(
                             context,
                             Replies.error(
-                                    new ApiException(
-                                            503,
-                                            "server_error",
-                                            null,
-                                            "too many clients are connected")))
+                                    new ApiException(503, null, "too many clients are connected")))
                     .addListener(ChannelFutureListener.CLOSE);
             return;
         }
@@ -191,7 +187,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private void endAnswer() {
         if (timeIsUp && answer != null) {
-            answer.fail(new ApiException(503, "server_error", null, "the server is shutting down"));
+            answer.fail(new ApiException(503, null, "the server is shutting down"));
         }
     }
 
@@ -278,14 +274,10 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private static ApiException malformed(Throwable failure) {
-        boolean large =
-                failure instanceof TooLongHttpHeaderException
-                        || failure instanceof TooLongHttpLineException;
-        return new ApiException(
-                large ? 431 : 400,
-                "invalid_request_error",
-                null,
-                large ? "the request's head is too large" : "the request is not HTTP");
+        return failure instanceof TooLongHttpHeaderException
+                        || failure instanceof TooLongHttpLineException
+                ? new ApiException(431, null, "the request's head is too large")
+                : new ApiException(400, null, "the request is not HTTP");
     }
 
     private void timeOut(ChannelHandlerContext context) {
@@ -297,7 +289,6 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         answer.fail(
                 new ApiException(
                         504,
-                        "timeout_error",
                         null,
                         "the answer has taken longer than "
                                 + server.options().answerTimeout().toSeconds()
@@ -356,7 +347,6 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             return Replies.error(
                     new ApiException(
                             404,
-                            "not_found_error",
                             "model",
                             "there is no model '" + name + "', but '" + served + "'"));
         }
@@ -383,8 +373,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     static ApiException tooMany() {
-        return new ApiException(
-                429, "rate_limit_error", null, "too many requests wait; try again later");
+        return new ApiException(429, null, "too many requests wait; try again later");
     }
 
     /** Tokenizes and submits a request, on a reader thread because this may take long. */
@@ -414,16 +403,16 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (ApiException e) {
             failure = e;
         } catch (IllegalArgumentException e) {
-            failure = new ApiException(400, "invalid_request_error", null, e.getMessage());
+            failure = new ApiException(400, null, e.getMessage());
         } catch (RejectedExecutionException e) {
             failure = tooMany();
         } catch (IllegalStateException e) {
             logger.warn("A request could not be submitted: {}", e.getMessage());
-            failure = new ApiException(503, "server_error", null, GenerationServer.UNAVAILABLE);
+            failure = new ApiException(503, null, GenerationServer.UNAVAILABLE);
         } catch (RuntimeException
                 | Error e) { // Includes running out of memory: the client must get an answer.
             logger.warn("A request could not be submitted", e);
-            failure = new ApiException(500, "server_error", null, Answer.FAILED);
+            failure = new ApiException(500, null, Answer.FAILED);
         }
         onLoop(context, () -> refuse(context, failure));
     }

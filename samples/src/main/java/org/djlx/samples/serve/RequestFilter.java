@@ -100,17 +100,16 @@ final class RequestFilter extends ChannelDuplexHandler {
         if (encodings.size() > 1
                 || encodings.size() == 1 && !encodings.get(0).equalsIgnoreCase("chunked")) {
             HttpUtil.setKeepAlive(head, false); // A proxy may see another end of the request.
-            throw refusal(400, "the only transfer encoding allowed is chunked");
+            throw new ApiException(400, null, "the only transfer encoding allowed is chunked");
         }
         List<String> hosts = headers.getAll(HttpHeaderNames.HOST);
         if (hosts.size() > 1 || hosts.isEmpty() && !old) {
-            throw refusal(400, "a request must have one Host header");
+            throw new ApiException(400, null, "a request must have one Host header");
         }
         String host = hosts.isEmpty() ? "" : hosts.get(0);
         if (!server.access().allowsHost(host)) {
             throw new ApiException(
                     403,
-                    "permission_error",
                     null,
                     "the host name '"
                             + host
@@ -118,22 +117,20 @@ final class RequestFilter extends ChannelDuplexHandler {
         }
         Route route = Route.of(head.uri());
         if (route == Route.OTHER) {
-            throw new ApiException(404, "not_found_error", null, "there is nothing at this path");
+            throw new ApiException(404, null, "there is nothing at this path");
         }
         if (route.needsToken() && !server.access().allowsToken(headers)) {
             throw new ApiException(
-                    401,
-                    "authentication_error",
-                    null,
-                    "send the server's token as 'Authorization: Bearer TOKEN'");
+                    401, null, "send the server's token as 'Authorization: Bearer TOKEN'");
         }
         if (!route.allows(head.method())) {
-            throw refusal(405, "this path takes " + route.allowedMethods() + " only");
+            throw new ApiException(
+                    405, null, "this path takes " + route.allowedMethods() + " only");
         }
         if (!old
                 && headers.contains(HttpHeaderNames.EXPECT)
                 && !HttpUtil.is100ContinueExpected(head)) {
-            throw refusal(417, "the only expectation allowed is 100-continue");
+            throw new ApiException(417, null, "the only expectation allowed is 100-continue");
         }
         buffers = route.takesBody();
         if (buffers) {
@@ -145,7 +142,7 @@ final class RequestFilter extends ChannelDuplexHandler {
         String type = headers.get(HttpHeaderNames.CONTENT_TYPE, "").split(";")[0].trim();
         // Browsers let pages of other sites send other types without a preflight request.
         if (!HttpHeaderValues.APPLICATION_JSON.contentEqualsIgnoreCase(type)) {
-            throw refusal(415, "the content type must be application/json");
+            throw new ApiException(415, null, "the content type must be application/json");
         }
         String length = headers.get(HttpHeaderNames.CONTENT_LENGTH, "0");
         if (Long.parseLong(length) > server.options().maxBodyBytes()) {
@@ -154,17 +151,13 @@ final class RequestFilter extends ChannelDuplexHandler {
         server.unavailabilityCause()
                 .ifPresent(
                         cause -> {
-                            throw new ApiException(503, "server_error", null, cause);
+                            throw new ApiException(503, null, cause);
                         });
-    }
-
-    private static ApiException refusal(int status, String message) {
-        return new ApiException(status, "invalid_request_error", null, message);
     }
 
     private ApiException tooLarge() {
         int max = server.options().maxBodyBytes();
-        return refusal(413, "a request may have " + max + " bytes at most");
+        return new ApiException(413, null, "a request may have " + max + " bytes at most");
     }
 
     private void readPart(ChannelHandlerContext context, HttpContent part) {

@@ -17,7 +17,10 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Random;
+import java.util.Set;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.checkpoint.CheckpointManager;
@@ -25,7 +28,13 @@ import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.GradientReduction;
+import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.sampling.Constraint;
+import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.sampling.Logits;
+import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
@@ -53,7 +62,14 @@ final class TrainJob {
     private static final int FEWEST_STEPS_SAMPLED = 8;
     private static final int REPORTS = 10;
     private static final int HELD_OUT_PART = 10; // a tenth
-    private static final float TEMPERATURE = 0.7f;
+    private static final double TEMPERATURE = 0.7;
+    private static final Grammar TEXT = Grammar.regex("[^\\x00]*"); // valid UTF-8
+    private static final Vocabulary BYTES =
+            new Vocabulary(
+                    IntStream.range(0, TrainedLlama.BYTES)
+                            .mapToObj(value -> new byte[] {(byte) value})
+                            .toList(),
+                    TrainedLlama.BYTES);
 
     /**
      * Settings of a training.
@@ -192,8 +208,7 @@ final class TrainJob {
                 if (settings.llama != null && data.rank() == 0) {
                     TrainedLlama.write(settings.llama, llama, tensor.rank() == 0);
                 }
-                String written =
-                        data.rank() == 0 ? write(trainer, tensor, PROMPT + settings.sample) : "";
+                String written = data.rank() == 0 ? write(trainer, tensor, settings.sample) : "";
                 return new Result(curve, written);
             }
         }
@@ -254,7 +269,7 @@ final class TrainJob {
 
     private void sample(Trainer trainer, ProcessGroup data, ProcessGroup tensor, int percent) {
         if (data.rank() == 0) {
-            int bytes = PROMPT + Math.min(SHORT_SAMPLE, settings.sample);
+            int bytes = Math.min(SHORT_SAMPLE, settings.sample);
             listener.sampled(percent, write(trainer, tensor, bytes));
         }
     }
@@ -330,18 +345,16 @@ final class TrainJob {
 
     /**
      * Generates valid UTF-8 that continues the beginning of the text. All ranks of the model call
-     * this.
+     * this and sample the same.
      *
-     * @param length the number of bytes, with the beginning
+     * @param count the number of bytes after the beginning; a last character that they cut is left
+     *     out
      */
-    private String write(Trainer trainer, ProcessGroup tensor, int length) {
-        Random random = new Random(settings.seed);
-        byte[] written = Arrays.copyOf(text, length);
-        Utf8Bytes characters = new Utf8Bytes();
-        for (int i = 0; i < PROMPT; i++) {
-            characters.add(token(i));
-        }
-        for (int i = PROMPT; i < written.length; i++) {
+    private String write(Trainer trainer, ProcessGroup tensor, int count) {
+        Sampler sampler = sampler();
+        byte[] prompt = decode(text, PROMPT).getBytes(StandardCharsets.UTF_8);
+        byte[] written = Arrays.copyOf(prompt, prompt.length + count);
+        for (int i = prompt.length; i < written.length; i++) {
             // The padding after the last token does not affect the last token's prediction.
             long[] context = new long[settings.context];
             context[0] = TrainedLlama.BEGIN;
@@ -352,38 +365,34 @@ final class TrainJob {
             try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
                 NDList input = new NDList(manager.create(context));
                 NDArray part = trainer.evaluate(input).singletonOrThrow();
-                NDArray logits = DifferentiableCollectives.allGather(part, -1, tensor);
-                NDArray last = logits.get((i - begin) + ", :" + TrainedLlama.BYTES);
-                float[] values = Torch.cast(last, ScalarType.FLOAT32).toFloatArray();
-                int next = sample(values, characters, written.length - i, random);
-                characters.add(next);
-                written[i] = (byte) next;
+                NDArray all = DifferentiableCollectives.allGather(part, -1, tensor);
+                NDArray last = all.get((i - begin) + ", :" + TrainedLlama.BYTES).expandDims(0);
+                Logits logits = Logits.of(Torch.cast(last, ScalarType.FLOAT32));
+                Sampler.SampledToken next = Sampler.sample(logits, List.of(sampler.next())).get(0);
+                if (next == null) { // A logit is NaN: the training has diverged.
+                    return decode(written, i);
+                }
+                sampler.append(next.token());
+                written[i] = (byte) next.token();
             }
         }
-        return new String(written, StandardCharsets.UTF_8);
+        return decode(written, written.length);
     }
 
-    /** Samples among the bytes that may follow; all ranks sample the same. */
-    private static int sample(float[] logits, Utf8Bytes characters, int room, Random random) {
-        float largest = Float.NEGATIVE_INFINITY;
-        for (int i = 0; i < logits.length; i++) {
-            if (characters.allows(i, room)) {
-                largest = Math.max(largest, logits[i]);
-            }
-        }
-        double[] weights = new double[logits.length];
-        double sum = 0;
-        for (int i = 0; i < logits.length; i++) {
-            boolean allowed = characters.allows(i, room);
-            weights[i] = allowed ? Math.exp((logits[i] - largest) / TEMPERATURE) : 0;
-            sum += weights[i];
-        }
-        double left = random.nextDouble() * sum;
-        int last = 0;
-        for (int i = 0; i < weights.length && left >= 0; i++) {
-            left -= weights[i];
-            last = weights[i] > 0 ? i : last;
-        }
-        return last;
+    private Sampler sampler() {
+        GenerationRequest request =
+                GenerationRequest.builder()
+                        .setPromptTokens(TrainedLlama.BEGIN)
+                        .optTemperature(TEMPERATURE)
+                        .optSeed(settings.seed)
+                        .build();
+        Sampler sampler = new Sampler(request, new int[0], Set.of());
+        sampler.follow(new Constraint(TEXT, BYTES));
+        return sampler;
+    }
+
+    /** Decodes the first bytes of a text, without a last character that they cut. */
+    private static String decode(byte[] utf8, int length) {
+        return new String(utf8, 0, length, StandardCharsets.UTF_8).replaceFirst("\ufffd\\z", "");
     }
 }

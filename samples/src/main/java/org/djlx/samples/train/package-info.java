@@ -3,7 +3,6 @@
  * TrainJob - one rank of a training
  * LossCurve - losses over steps, saved and drawn
  * LicenceTexts - the default text
- * Utf8Bytes - computes which bytes may come next in UTF-8
  */
 /**
  * Trains a language model on the bytes of a text with DJL on several ranks.

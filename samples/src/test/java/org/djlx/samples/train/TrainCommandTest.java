@@ -103,6 +103,15 @@ class TrainCommandTest extends CommandTest {
         assertTrue(read(folder.resolve("wide/config.json")).contains("_embeddings\": 128,"));
     }
 
+    /** Neither the beginning of the text nor a sample ends within a character. */
+    @Test
+    void samplesAreText() throws IOException {
+        Files.writeString(text, "日本語の文章。".repeat(40));
+        String output = output(0, train(2));
+        assertTrue(output.contains("Untrained it writes:\n日本語の文"), output);
+        assertFalse(output.contains("\ufffd"), output);
+    }
+
     /** bfloat16 activations have three decimal digits. */
     @Test
     void learnsInBfloat16() {

@@ -523,16 +523,13 @@ final class RegionHandshake {
     private NativeMemory openThere(Descriptor descriptor) {
         CudaVirtualMemory mapped =
                 CudaVirtualMemory.open(device, descriptor, own.memory().byteSize());
-        boolean done = false;
         // Fails here, and not within an operation, if libtorch refuses the memory.
         try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
             Torch.view(manager, mapped.memory(), 0, new Shape(1), ScalarType.INT32);
-            done = true;
             return mapped.memory();
-        } finally {
-            if (!done) {
-                mapped.close();
-            }
+        } catch (Throwable e) {
+            mapped.close();
+            throw e;
         }
     }
 

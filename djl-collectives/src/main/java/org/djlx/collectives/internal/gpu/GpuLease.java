@@ -104,7 +104,6 @@ public final class GpuLease implements AutoCloseable {
             held = HELD.computeIfAbsent(lease.file, file -> new Held());
             held.leases++;
         }
-        boolean done = false;
         try {
             synchronized (held) {
                 if (!held.acquired) {
@@ -112,12 +111,10 @@ public final class GpuLease implements AutoCloseable {
                     held.acquired = true;
                 }
             }
-            done = true;
             return lease;
-        } finally {
-            if (!done) {
-                lease.close();
-            }
+        } catch (Throwable e) {
+            lease.close();
+            throw e;
         }
     }
 

@@ -4,17 +4,24 @@ package org.djlx.fusedops.llm.api;
 import static org.djlx.fusedops.llm.api.JsonOptions.object;
 
 import com.google.gson.JsonObject;
+import java.util.Map;
 
 /** An error for the client: a refused request or a failed answer. */
 public final class ApiException extends RuntimeException {
 
     private static final long serialVersionUID = 1;
 
+    /** OpenAI's error types, by status; see {@link #type} for other statuses. */
+    private static final Map<Integer, String> TYPES =
+            Map.of(
+                    401, "authentication_error",
+                    403, "permission_error",
+                    404, "not_found_error",
+                    429, "rate_limit_error",
+                    504, "timeout_error");
+
     /** The HTTP status. */
     private final int status;
-
-    /** The error type, as OpenAI names it. */
-    private final String type;
 
     /** The wrong entry of the request, or null. */
     private final String option;
@@ -26,20 +33,19 @@ public final class ApiException extends RuntimeException {
     private final boolean ofInvocation;
 
     /**
-     * Creates an error in OpenAI's schema.
+     * Creates an error in OpenAI's schema. The status decides the error's type, for example {@code
+     * invalid_request_error}.
      *
-     * @param status the HTTP status
-     * @param type the error type, as OpenAI names it, for example {@code invalid_request_error}
+     * @param status the HTTP status, 400 or more
      * @param option the wrong entry of the request; null if the error is not about an entry
      * @param message the message
      */
-    public ApiException(int status, String type, String option, String message) {
-        this(status, type, option, null, message, false, null);
+    public ApiException(int status, String option, String message) {
+        this(status, option, null, message, false, null);
     }
 
     private ApiException(
             int status,
-            String type,
             String option,
             String code,
             String message,
@@ -47,7 +53,6 @@ public final class ApiException extends RuntimeException {
             Throwable cause) {
         super(message, cause);
         this.status = status;
-        this.type = type;
         this.option = option;
         this.code = code;
         this.ofInvocation = ofInvocation;
@@ -55,12 +60,12 @@ public final class ApiException extends RuntimeException {
 
     /** {@return this error in DJL Serving's schema; this exception is its cause} */
     public ApiException forInvocation() {
-        return new ApiException(status, type, option, code, getMessage(), true, this);
+        return new ApiException(status, option, code, getMessage(), true, this);
     }
 
     /** Returns this error with a code that clients look for. */
     ApiException withCode(String code) {
-        return new ApiException(status, type, option, code, getMessage(), ofInvocation, this);
+        return new ApiException(status, option, code, getMessage(), ofInvocation, this);
     }
 
     /**
@@ -71,7 +76,7 @@ public final class ApiException extends RuntimeException {
      * @return the error
      */
     public static ApiException badRequest(String option, String message) {
-        return new ApiException(400, "invalid_request_error", option, message);
+        return new ApiException(400, option, message);
     }
 
     /** {@return the HTTP status, 400 or more} */
@@ -87,8 +92,12 @@ public final class ApiException extends RuntimeException {
         if (ofInvocation) {
             return JsonOptions.GSON.toJson(object("error", getMessage(), "code", status));
         }
-        JsonObject error = object("message", getMessage(), "type", type, "param", option);
+        JsonObject error = object("message", getMessage(), "type", type(), "param", option);
         error.add("code", JsonOptions.GSON.toJsonTree(code == null ? status : code));
         return JsonOptions.GSON.toJson(object("error", error));
+    }
+
+    private String type() {
+        return TYPES.getOrDefault(status, status < 500 ? "invalid_request_error" : "server_error");
     }
 }

@@ -281,11 +281,6 @@ final class JsonOptions {
     }
 
     /** Returns an array of whole numbers, 0 or more each; empty if the option is missing. */
-    int[] integers(String name) {
-        return integers(name, Integer.MAX_VALUE);
-    }
-
-    /** As {@link #integers(String)}, with a maximum length. */
     int[] integers(String name, int maxLength) {
         if (!has(name)) {
             return new int[0];
@@ -336,19 +331,7 @@ final class JsonOptions {
         return has(name) ? get(name).getAsJsonObject() : null;
     }
 
-    /** Returns a nested object of any values, as Java's maps, lists, numbers and strings. */
-    Map<String, Object> values(String name) {
-        JsonElement value = get(name);
-        if (value == null) {
-            return Map.of();
-        }
-        if (!value.isJsonObject()) {
-            throw wrong(name, "an object");
-        }
-        return new JsonOptions(value.getAsJsonObject(), path).values();
-    }
-
-    /** Returns these options, as {@link #values(String)} does. */
+    /** Returns all options, as Java's maps, lists, numbers and strings. */
     Map<String, Object> values() {
         return GSON.fromJson(json, new TypeToken<Map<String, Object>>() {}.getType());
     }

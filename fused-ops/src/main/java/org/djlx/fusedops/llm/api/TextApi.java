@@ -201,7 +201,7 @@ public final class TextApi {
     private int[] encode(
             JsonOptions json, String of, List<ChatTemplate.Message> messages, Tools tools) {
         boolean generation = json.flag("add_generation_prompt", true);
-        Map<String, Object> options = new HashMap<>(json.values("chat_template_kwargs"));
+        Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
         if (tools != null) {
             options.put("tools", tools.declarations());
         }
@@ -478,7 +478,7 @@ public final class TextApi {
         for (String prompt : prompts.names()) {
             String text;
             if (prompts.isArray(prompt)) {
-                int[] tokens = prompts.integers(prompt);
+                int[] tokens = prompts.integers(prompt, Integer.MAX_VALUE);
                 if (tokens.length == 0) {
                     throw prompts.wrong(prompt, "a non-empty text or array of tokens");
                 }
@@ -529,7 +529,6 @@ public final class TextApi {
         if (!names.contains(requested)) {
             throw new ApiException(
                     404,
-                    "not_found_error",
                     "model",
                     "unknown model '" + requested + "'; this server has '" + model + "'");
         }

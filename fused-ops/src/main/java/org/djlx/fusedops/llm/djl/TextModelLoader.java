@@ -244,15 +244,11 @@ public final class TextModelLoader implements ParallelModelLoader {
             builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
         }
         TextEngine generator = builder.build();
-        boolean done = false;
         try {
-            TextApi api = new TextApi(name, generator, template, tools);
-            done = true;
-            return new TextModelService(generator, api);
-        } finally {
-            if (!done) {
-                generator.close();
-            }
+            return new TextModelService(generator, new TextApi(name, generator, template, tools));
+        } catch (Throwable e) {
+            generator.close();
+            throw e;
         }
     }
 

@@ -54,17 +54,17 @@ final class TextModelService implements ParallelModel {
         } catch (ApiException e) {
             return refusal(e);
         } catch (IllegalArgumentException e) {
-            return refusal(call, 400, "invalid_request_error", e);
+            return refusal(call, 400, e);
         } catch (RejectedExecutionException e) {
-            return refusal(call, 429, "rate_limit_error", e);
+            return refusal(call, 429, e);
         } catch (IllegalStateException e) {
-            return refusal(call, 503, "server_error", e);
+            return refusal(call, 503, e);
         }
     }
 
     /** Refuses a request. The call is null if it was not parsed; the schema is then OpenAI's. */
-    private static Output refusal(TextCall call, int status, String type, RuntimeException e) {
-        ApiException failure = new ApiException(status, type, null, e.getMessage());
+    private static Output refusal(TextCall call, int status, RuntimeException e) {
+        ApiException failure = new ApiException(status, null, e.getMessage());
         return refusal(call == null ? failure : call.format().refusal(failure));
     }
 
@@ -131,7 +131,7 @@ final class TextModelService implements ParallelModel {
         }
 
         private void fail(int code, String message) {
-            ApiException failure = new ApiException(code, "server_error", null, message);
+            ApiException failure = new ApiException(code, null, message);
             if (begun) {
                 end(format.failure(failure));
             } else {

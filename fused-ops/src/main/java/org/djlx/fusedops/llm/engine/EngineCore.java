@@ -64,7 +64,6 @@ final class EngineCore {
         }
         ranks = load();
         scheduler = new Scheduler(settings, ranks.cacheBlocks());
-        boolean done = false;
         try {
             if (settings.group() != null) {
                 pool().whenFailed().thenRun(this::wake);
@@ -72,11 +71,9 @@ final class EngineCore {
             if (!settings.isFollower()) {
                 thread.start();
             }
-            done = true;
-        } finally {
-            if (!done) {
-                pool().close();
-            }
+        } catch (Throwable e) {
+            pool().close();
+            throw e;
         }
     }
 

@@ -62,15 +62,11 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
 
     private InFlight launch(StepRequest step) {
         NDManager manager = NDManager.newBaseManager(group.device());
-        boolean done = false;
         try {
-            Logits logits = model.forward(step.batch(), manager);
-            done = true;
-            return new InFlight(manager, logits, step.sampling());
-        } finally {
-            if (!done) {
-                manager.close();
-            }
+            return new InFlight(manager, model.forward(step.batch(), manager), step.sampling());
+        } catch (Throwable e) {
+            manager.close();
+            throw e;
         }
     }
 

@@ -101,17 +101,14 @@ record ModelRanks(
             } finally {
                 compiling.ifPresent(ModelKernels.Compilations::close);
             }
-            boolean done = false;
             try {
                 if (progress != null) {
                     progress.end();
                 }
-                done = true;
                 return new ModelRanks(pool, cacheBlocks.get(), samplesOnDevice.get());
-            } finally {
-                if (!done) {
-                    pool.close();
-                }
+            } catch (Throwable e) {
+                pool.close();
+                throw e;
             }
         }
     }

@@ -93,21 +93,18 @@ public final class TextEngine implements TextGenerator {
         settings = GeneratorSettings.of(builder, config);
         reader = new TokenizerReader(directory);
         EngineCore loaded = null;
-        boolean done = false;
         try {
             if (settings.group() != null) {
                 reader.tokenizer(); // Fails before the ranks meet: close() waits for rank 0.
             }
             loaded = new EngineCore(directory, config, settings);
             tokenizer = reader.tokenizer();
-            done = true;
-        } finally {
-            if (!done) {
-                if (loaded != null) {
-                    loaded.close();
-                }
-                reader.close();
+        } catch (Throwable e) {
+            if (loaded != null) {
+                loaded.close();
             }
+            reader.close();
+            throw e;
         }
         engine = loaded;
         inputs =
@@ -480,18 +477,16 @@ public final class TextEngine implements TextGenerator {
          *     runs out; everything allocated is freed
          */
         public TextEngine build() throws IOException {
-            boolean done = false;
             try {
                 if (directory == null) {
                     throw new IllegalArgumentException("set the model directory: setDirectory");
                 }
-                TextEngine generator = new TextEngine(this);
-                done = true;
-                return generator;
-            } finally {
-                if (!done && group != null) {
+                return new TextEngine(this);
+            } catch (Throwable e) {
+                if (group != null) {
                     group.destroy(); // Otherwise the other processes would wait for this process.
                 }
+                throw e;
             }
         }
     }

@@ -67,7 +67,6 @@ public final class KvCache implements AutoCloseable {
     public KvCache(ModelConfig config, int ranks, int slots, Device device) {
         this.slots = slots;
         manager = NDManager.newBaseManager(device);
-        boolean done = false;
         try {
             long bytes = byteSize(config, ranks, slots);
             if (device.isGpu()) {
@@ -86,11 +85,9 @@ public final class KvCache implements AutoCloseable {
                     scales.add(zeros(shape.slice(0, 2), ScalarType.FLOAT32));
                 }
             }
-            done = true;
-        } finally {
-            if (!done) {
-                close();
-            }
+        } catch (Throwable e) {
+            close();
+            throw e;
         }
     }
 

@@ -341,15 +341,12 @@ public final class ModelWeights implements AutoCloseable {
         ModelWeights weights =
                 new ModelWeights(
                         config, rank, ranks, device, quantization, files, inPlace, progress);
-        boolean done = false;
         try {
             weights.read();
-            done = true;
             return weights;
-        } finally {
-            if (!done) {
-                weights.close();
-            }
+        } catch (Throwable e) {
+            weights.close();
+            throw e;
         }
     }
 

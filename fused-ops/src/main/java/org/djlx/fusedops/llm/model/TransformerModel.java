@@ -78,7 +78,6 @@ public final class TransformerModel implements AutoCloseable {
         this.batchInvariant = batchInvariant;
         this.cache = cache;
         manager = NDManager.newBaseManager(group.device());
-        boolean done = false;
         ModelKernels kernels = null;
         try {
             kernels =
@@ -102,14 +101,12 @@ public final class TransformerModel implements AutoCloseable {
                     CpuDecoder.supports(group.device())
                             ? new CpuDecoder(config, group, weights, cache, attention, manager)
                             : null;
-            done = true;
-        } finally {
-            if (!done) {
-                manager.close();
-                if (kernels != null) {
-                    kernels.close();
-                }
+        } catch (Throwable e) {
+            manager.close();
+            if (kernels != null) {
+                kernels.close();
             }
+            throw e;
         }
     }
 
@@ -225,7 +222,7 @@ public final class TransformerModel implements AutoCloseable {
                         .filter(TokenBatch.Chunk::needsLogits)
                         .map(places::get)
                         .toList();
-        return Logits.concat(parts).inOrder(order);
+        return Logits.concat(parts, order);
     }
 
     /**

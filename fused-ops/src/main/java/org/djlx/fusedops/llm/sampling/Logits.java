@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.sampling;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.TokenLogProbability;
 
 /**
@@ -93,36 +94,6 @@ public interface Logits {
     }
 
     /**
-     * {@return a view of these logits in another order}
-     *
-     * @param order the indices of the sequences
-     */
-    default Logits inOrder(List<Integer> order) {
-        return new Logits() {
-            @Override
-            public void await() {
-                Logits.this.await();
-            }
-
-            @Override
-            public int count() {
-                return order.size();
-            }
-
-            @Override
-            public List<DeviceToken> deviceTokens() {
-                List<DeviceToken> all = Logits.this.deviceTokens();
-                return order.stream().map(all::get).toList();
-            }
-
-            @Override
-            public float[] toArray(int sequence) {
-                return Logits.this.toArray(order.get(sequence));
-            }
-        };
-    }
-
-    /**
      * Concatenates logits. Computes and copies nothing.
      *
      * @param parts the parts
@@ -132,6 +103,18 @@ public interface Logits {
         if (parts.size() == 1) {
             return parts.get(0);
         }
+        int count = parts.stream().mapToInt(Logits::count).sum();
+        return concat(parts, IntStream.range(0, count).boxed().toList());
+    }
+
+    /**
+     * Concatenates logits and reorders the sequences. Computes and copies nothing.
+     *
+     * @param parts the parts
+     * @param order the indices of sequences in the concatenation
+     * @return the logits of these sequences, in this order
+     */
+    static Logits concat(List<Logits> parts, List<Integer> order) {
         return new Logits() {
             @Override
             public void await() {
@@ -140,24 +123,26 @@ public interface Logits {
 
             @Override
             public List<DeviceToken> deviceTokens() {
-                return parts.stream().flatMap(part -> part.deviceTokens().stream()).toList();
+                List<DeviceToken> all =
+                        parts.stream().flatMap(part -> part.deviceTokens().stream()).toList();
+                return order.stream().map(all::get).toList();
             }
 
             @Override
             public float[] toArray(int sequence) {
-                int index = sequence;
+                int index = order.get(sequence);
                 for (Logits part : parts) {
                     if (index < part.count()) {
                         return part.toArray(index);
                     }
                     index -= part.count();
                 }
-                throw new IndexOutOfBoundsException(sequence);
+                throw new IndexOutOfBoundsException(order.get(sequence));
             }
 
             @Override
             public int count() {
-                return parts.stream().mapToInt(Logits::count).sum();
+                return order.size();
             }
         };
     }

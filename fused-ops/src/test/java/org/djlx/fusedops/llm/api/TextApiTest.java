@@ -464,6 +464,23 @@ class TextApiTest {
         }
     }
 
+    @ParameterizedTest
+    @CsvSource({
+        "400,invalid_request_error",
+        "401,authentication_error",
+        "403,permission_error",
+        "404,not_found_error",
+        "413,invalid_request_error",
+        "429,rate_limit_error",
+        "500,server_error",
+        "503,server_error",
+        "504,timeout_error"
+    })
+    void theStatusDecidesTheErrorType(int status, String type) {
+        JsonObject json = json(new ApiException(status, null, "failed").toJson());
+        assertEquals(type, json.getAsJsonObject("error").get("type").getAsString());
+    }
+
     @Test
     void invocationsMayAskForNothingSpecial() {
         GenerationRequest request =
@@ -586,7 +603,7 @@ class TextApiTest {
 
     @Test
     void failuresOnTheWayAreToldInTheFormat() {
-        ApiException failure = new ApiException(500, "server_error", null, "rank 1 failed");
+        ApiException failure = new ApiException(500, null, "rank 1 failed");
         String event = read("{'prompt':'x','stream':true}").format().failure(failure);
         assertTrue(event.startsWith("data: {\"error\":{\"message\":\"rank 1 failed\""), event);
         String line = read("{'inputs':'x','stream':true}").format().failure(failure);
@@ -886,7 +903,7 @@ class TextApiTest {
                                 api.response(bytes("{'input':'Hi','stream':true}")).format(),
                                 FinishReason.LENGTH)
                         .contains("event: response.incomplete\n"));
-        ApiException failure = new ApiException(500, "server_error", null, "rank 1 failed");
+        ApiException failure = new ApiException(500, null, "rank 1 failed");
         assertTrue(format.failure(failure).startsWith("event: error\ndata: {\"type\":\"error\""));
     }
 

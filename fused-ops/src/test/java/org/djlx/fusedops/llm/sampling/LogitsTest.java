@@ -50,7 +50,7 @@ class LogitsTest {
         Logits joined = Logits.concat(List.of(first, second));
         assertEquals(3, joined.count());
         assertThrows(IndexOutOfBoundsException.class, () -> joined.toArray(3));
-        Logits ordered = joined.inOrder(List.of(2, 0, 1));
+        Logits ordered = Logits.concat(List.of(first, second), List.of(2, 0, 1));
         assertArrayEquals(new float[] {5, 6}, ordered.toArray(0));
         assertArrayEquals(new float[] {1, 2}, ordered.toArray(1));
         assertArrayEquals(new float[] {4, 3}, ordered.toArray(2));
