@@ -9,7 +9,6 @@
  * MessageDriver    decides which thread makes progress on messages
  * MessagePump      moves messages between two ranks
  * MessageMatcher   matches messages with receives
- * TagQueues        FIFO queues by tag
  */
 /**
  * What backends on CPUs share, whatever their transport: tensors, reductions, the order of
