@@ -15,11 +15,11 @@ public interface MessageChannel {
     /** Takes the next letter from the peer; returns null if there is none. */
     Letter take();
 
-    /** Starts to send the data of a message that the peer has accepted. */
-    void send(Transfer send);
-
-    /** Starts to receive the data of a message, before its acceptance is posted. */
-    void receive(Transfer receive);
+    /**
+     * Starts to move the data of a message: a send after the peer has accepted it, a receive before
+     * its acceptance is posted.
+     */
+    void start(Transfer transfer);
 
     /**
      * Moves data; returns whether any moved.

@@ -79,7 +79,7 @@ final class MessagePump {
             unposted.add(receive.letter(Kind.ACCEPT));
             onEnd.accept(receive, null);
         } else {
-            channel.receive(receive);
+            channel.start(receive);
             unposted.add(receive.letter(Kind.ACCEPT));
         }
     }
@@ -132,7 +132,7 @@ final class MessagePump {
                 if (send != null && send.isMoved()) {
                     onEnd.accept(send, null);
                 } else if (send != null) {
-                    channel.send(send);
+                    channel.start(send);
                 }
             }
             case REJECT -> {

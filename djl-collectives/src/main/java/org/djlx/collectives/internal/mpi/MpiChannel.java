@@ -49,25 +49,13 @@ final class MpiChannel implements MessageChannel {
     }
 
     @Override
-    public void send(Transfer send) {
-        start(send);
-    }
-
-    @Override
-    public void receive(Transfer receive) {
-        start(receive);
-    }
-
-    private void start(Transfer transfer) {
+    public void start(Transfer transfer) {
         MpiRequests requests = idle.isEmpty() ? new MpiRequests() : idle.pop();
         flights.add(new Flight(transfer, requests));
         int tags = MpiCommunicator.MAX_TAG + 1 - MpiGroup.MESSAGES;
         int tag = MpiGroup.MESSAGES + (int) (transfer.message() % tags);
-        if (transfer.sends()) {
-            group.send(requests, transfer.address(), transfer.remaining(), peer, tag);
-        } else {
-            group.receive(requests, transfer.address(), transfer.remaining(), peer, tag);
-        }
+        boolean sends = transfer.sends();
+        group.transfer(sends, requests, transfer.address(), transfer.remaining(), peer, tag);
     }
 
     @Override

@@ -208,23 +208,21 @@ final class MpiCollectives implements HostCollectives {
         private final MpiRequests requests = new MpiRequests();
         private int[] peers = new int[16]; // by request
 
-        private void notePeer(int firstRequest, int peer) {
-            if (requests.count() > peers.length) {
-                peers = Arrays.copyOf(peers, 2 * requests.count());
-            }
-            Arrays.fill(peers, firstRequest, requests.count(), peer);
-        }
-
         void receive(int peer, long address, long size) {
-            int before = requests.count();
-            group.receive(requests, address, size, peer, MpiGroup.DATA);
-            notePeer(before, peer);
+            start(false, peer, address, size);
         }
 
         void send(int peer, long address, long size) {
+            start(true, peer, address, size);
+        }
+
+        private void start(boolean sends, int peer, long address, long size) {
             int before = requests.count();
-            group.send(requests, address, size, peer, MpiGroup.DATA);
-            notePeer(before, peer);
+            group.transfer(sends, requests, address, size, peer, MpiGroup.DATA);
+            if (requests.count() > peers.length) {
+                peers = Arrays.copyOf(peers, 2 * requests.count());
+            }
+            Arrays.fill(peers, before, requests.count(), peer);
         }
 
         void complete(Operation operation) {

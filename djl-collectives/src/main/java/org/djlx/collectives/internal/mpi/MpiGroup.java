@@ -174,28 +174,18 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
-    /** Starts to send data, in as many messages as it takes. */
-    void send(MpiRequests requests, long address, long size, int peer, int tag) {
+    /** Starts to send or receive data, in as many messages as it takes. */
+    void transfer(boolean sends, MpiRequests requests, long address, long size, int peer, int tag) {
         lock.lock();
         try {
             requireCalls();
             for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
                 int bytes = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-                comm.send(requests, address + offset, bytes, peer, tag);
-            }
-        } finally {
-            lock.unlock();
-        }
-    }
-
-    /** Starts to receive data, in as many messages as it takes. */
-    void receive(MpiRequests requests, long address, long size, int peer, int tag) {
-        lock.lock();
-        try {
-            requireCalls();
-            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-                int bytes = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-                comm.receive(requests, address + offset, bytes, peer, tag);
+                if (sends) {
+                    comm.send(requests, address + offset, bytes, peer, tag);
+                } else {
+                    comm.receive(requests, address + offset, bytes, peer, tag);
+                }
             }
         } finally {
             lock.unlock();

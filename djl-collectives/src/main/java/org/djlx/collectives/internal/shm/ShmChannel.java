@@ -34,13 +34,12 @@ final class ShmChannel implements MessageChannel {
     }
 
     @Override
-    public void send(Transfer send) {
-        sending.add(send);
-    }
-
-    @Override
-    public void receive(Transfer receive) {
-        receiving.put(receive.message(), receive);
+    public void start(Transfer transfer) {
+        if (transfer.sends()) {
+            sending.add(transfer);
+        } else {
+            receiving.put(transfer.message(), transfer);
+        }
     }
 
     @Override
