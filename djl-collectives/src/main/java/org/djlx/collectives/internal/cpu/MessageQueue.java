@@ -20,7 +20,6 @@ import org.djlx.collectives.internal.host.PeerStates;
  */
 public final class MessageQueue implements MessageDriver.Engine {
 
-    private final Doorbell doorbell;
     private final PeerStates peers;
     private final int rank;
     private final int worldSize;
@@ -48,13 +47,11 @@ public final class MessageQueue implements MessageDriver.Engine {
     public MessageQueue(
             String name,
             PeerStates peers,
-            Doorbell doorbell,
             int rank,
             int worldSize,
             IntFunction<MessageChannel> channels) {
         this.name = name;
         this.peers = peers;
-        this.doorbell = doorbell;
         this.rank = rank;
         this.worldSize = worldSize;
         failures = new MessageFailures(peers, rank, worldSize);
@@ -122,7 +119,7 @@ public final class MessageQueue implements MessageDriver.Engine {
             }
             MessagePump pump = pumps.get(peer);
             if (pump.pass()) {
-                doorbell.ring(peer);
+                peers.ring(peer);
                 moved = true;
             }
             letters += pump.unposted();
@@ -201,15 +198,15 @@ public final class MessageQueue implements MessageDriver.Engine {
 
     @Override
     public void sleep() {
-        int value = doorbell.prepareSleep();
+        int value = peers.prepareSleep();
         try {
             if (!pass() && !closed) {
-                doorbell.sleep(value, nanosLeft());
+                peers.sleep(value, nanosLeft());
             }
         } finally {
             // A dependent action of a message that ended in the pass may have destroyed the group.
             if (!closed) {
-                doorbell.endSleep();
+                peers.endSleep();
             }
         }
     }
@@ -297,7 +294,7 @@ public final class MessageQueue implements MessageDriver.Engine {
      * report that this rank is destroying the group.
      */
     public void close() {
-        driver.close(() -> doorbell.ring(rank));
+        driver.close(() -> peers.ring(rank));
         locked(
                 () -> {
                     passAll(); // Posts letters of messages that have ended here.

@@ -30,7 +30,6 @@
  *   <li>{@link org.djlx.collectives.internal.cpu.Transfer} - one message at one of its ends
  *   <li>{@link org.djlx.collectives.internal.cpu.Letter} - what two ranks write each other about a
  *       message
- *   <li>{@link org.djlx.collectives.internal.cpu.Doorbell} - wakes sleeping ranks
  *   <li>{@link org.djlx.collectives.internal.cpu.PendingWork} - completion of operations and
  *       messages
  * </ul>

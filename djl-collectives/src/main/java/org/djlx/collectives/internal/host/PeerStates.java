@@ -3,7 +3,10 @@ package org.djlx.collectives.internal.host;
 
 import org.djlx.collectives.CollectiveException;
 
-/** Whether a group of ranks on CPUs can run operations, as one rank knows it. Thread-safe. */
+/**
+ * What one rank knows about its group: whether operations can run, and which ranks have left or
+ * died. Also wakes ranks that sleep until a peer has changed something. Thread-safe.
+ */
 public interface PeerStates {
 
     /**
@@ -26,4 +29,16 @@ public interface PeerStates {
 
     /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
     int spins();
+
+    /** Wakes a rank, this one included. */
+    void ring(int peer);
+
+    /** Returns a value that the next {@link #ring} for this rank changes. */
+    int prepareSleep();
+
+    /** Sleeps while the value is unchanged, for at most a time in ns. */
+    void sleep(int value, long nanos);
+
+    /** Ends what {@link #prepareSleep} began. */
+    void endSleep();
 }

@@ -358,6 +358,26 @@ public final class Rendezvous implements PeerStates {
         return spins;
     }
 
+    @Override
+    public void ring(int peer) {
+        control.ring(peer);
+    }
+
+    @Override
+    public int prepareSleep() {
+        return control.prepareSleep(rank);
+    }
+
+    @Override
+    public void sleep(int value, long nanos) {
+        control.sleep(rank, value, nanos);
+    }
+
+    @Override
+    public void endSleep() {
+        control.endSleep(rank);
+    }
+
     /**
      * Waits until a condition holds for every rank.
      *
@@ -419,14 +439,14 @@ public final class Rendezvous implements PeerStates {
                         waited,
                         operation.timeout());
             }
-            int doorbell = control.prepareSleep(rank);
+            int doorbell = prepareSleep();
             try {
                 if (firstMissing(0, arrived) < worldSize && !closing) {
-                    control.sleep(rank, doorbell, Math.min(left, check));
+                    sleep(doorbell, Math.min(left, check));
                     check = Math.min(2 * check, MAX_CHECK_NANOS);
                 }
             } finally {
-                control.endSleep(rank);
+                endSleep();
             }
         }
     }

@@ -39,7 +39,6 @@ final class MpiBackend extends CpuBackend {
                 new MessageQueue(
                         thread + "-p2p",
                         group,
-                        group,
                         rank,
                         context.worldSize(),
                         peer -> new MpiChannel(group, peer, peer == first));

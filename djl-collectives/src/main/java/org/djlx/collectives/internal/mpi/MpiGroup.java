@@ -11,7 +11,6 @@ import java.util.concurrent.atomic.AtomicReferenceArray;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.cpu.Doorbell;
 import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.PeerStates;
@@ -28,7 +27,7 @@ import org.djlx.nativeops.mpi.MpiRequests;
  * <p>Each rank ends with a letter {@link LetterBuffer#LEFT}. After those of all ranks nothing
  * arrives any more, and the communicator is freed.
  */
-final class MpiGroup implements PeerStates, Doorbell {
+final class MpiGroup implements PeerStates {
 
     /** The tag of letters. */
     static final int LETTERS = 0;

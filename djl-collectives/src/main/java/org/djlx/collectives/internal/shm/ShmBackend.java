@@ -10,7 +10,6 @@ import org.djlx.collectives.internal.cpu.HostCollectives;
 import org.djlx.collectives.internal.cpu.MessageQueue;
 import org.djlx.collectives.internal.cpu.OpQueue;
 import org.djlx.collectives.internal.cpu.Reducer;
-import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.BackendOptions;
@@ -38,11 +37,10 @@ final class ShmBackend extends CpuBackend {
         int rank = context.rank();
         int worldSize = context.worldSize();
         this.segment = segment;
-        ControlBlock control = segment.control();
-        rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
+        rendezvous = new Rendezvous(segment.control(), context.name(), rank, worldSize);
         reducer = new Reducer(manager);
         Steps steps = new Steps(segment, rendezvous, rank, worldSize);
-        messages = messages(segment, control, rendezvous, context.name(), rank);
+        messages = messages(segment, rendezvous, context.name(), rank);
         buffers = new ShmP2pBuffers(segment, rendezvous, rank);
         queue =
                 new OpQueue(
@@ -85,16 +83,11 @@ final class ShmBackend extends CpuBackend {
 
     /** Creates the messages of one rank. */
     static MessageQueue messages(
-            ShmSegment segment,
-            ControlBlock control,
-            Rendezvous rendezvous,
-            String group,
-            int rank) {
+            ShmSegment segment, Rendezvous rendezvous, String group, int rank) {
         Copies copies = new Copies();
         return new MessageQueue(
                 "shm-" + group + "-rank-" + rank + "-p2p",
                 rendezvous,
-                new ShmDoorbell(control, rank),
                 rank,
                 segment.worldSize(),
                 peer ->

@@ -11,7 +11,6 @@
  * Package-private, messages:
  * ShmChannel       letters and data to and from one peer
  * Mailbox          letters and data from one rank to another, in shared memory
- * ShmDoorbell      wakes sleeping ranks
  */
 /**
  * Backend {@code shm}: collectives and messages over shared memory, for ranks that are threads or

@@ -8,14 +8,17 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.lang.reflect.Proxy;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.TestOperations;
 import org.djlx.collectives.internal.cpu.HostTensor;
+import org.djlx.collectives.internal.cpu.MessageChannel;
 import org.djlx.collectives.internal.cpu.MessageFailures;
 import org.djlx.collectives.internal.cpu.MessageQueue;
 import org.djlx.collectives.internal.cpu.Transfer;
@@ -64,6 +67,23 @@ class MessageQueueTest {
         return new Transfer(queue, operation, host, sends, 1 - context.rank(), 0, List.of(tensor));
     }
 
+    /** Returns a channel of rank 1, which throws once after the flag is set. */
+    private static MessageChannel channelToRank0(ShmSegment segment, AtomicBoolean outOfMemory) {
+        Copies copies = new Copies();
+        MessageChannel channel =
+                new ShmChannel(segment.mailbox(0, 1, copies), segment.mailbox(1, 0, copies));
+        return (MessageChannel)
+                Proxy.newProxyInstance(
+                        MessageChannel.class.getClassLoader(),
+                        new Class<?>[] {MessageChannel.class},
+                        (proxy, method, arguments) -> {
+                            if (outOfMemory.getAndSet(false)) {
+                                throw new OutOfMemoryError("on purpose");
+                            }
+                            return method.invoke(channel, arguments);
+                        });
+    }
+
     /**
      * Memory runs out on a receiver that drives messages: all of them fail, and their tensors are
      * freed. The sender has not noticed yet and continues; its data must not reach the freed
@@ -91,15 +111,14 @@ class MessageQueueTest {
             ControlBlock silent = new ControlBlock(apart.memory(), 2);
             Rendezvous sending = new Rendezvous(control, "m", 0, 2);
             Rendezvous receiving = new Rendezvous(silent, "m", 1, 2);
-            MessageQueue sender =
-                    ShmBackend.messages(segments.get(0).join(), control, sending, "m", 0);
-            MessageQueue receiver =
-                    ShmBackend.messages(segments.get(1).join(), control, receiving, "m", 1);
+            MessageQueue sender = ShmBackend.messages(segments.get(0).join(), sending, "m", 0);
+            AtomicBoolean outOfMemory = new AtomicBoolean();
+            MessageChannel channel = channelToRank0(segments.get(1).join(), outOfMemory);
+            MessageQueue receiver = new MessageQueue("receiver", receiving, 1, 2, peer -> channel);
             NDArray received = manager.zeros(new Shape(1000));
             Transfer receive = transfer(contexts.get(1), receiver, manager, received);
             receiver.submit(receive);
-            receiver.fail(new OutOfMemoryError("on purpose"));
-            // The receiver's thread may have ended the message, and completes it next.
+            outOfMemory.set(true);
             assertThrows(CollectiveException.class, receive::await);
             NDArray sent = manager.ones(new Shape(1000));
             Transfer send = transfer(contexts.get(0), sender, manager, sent);
