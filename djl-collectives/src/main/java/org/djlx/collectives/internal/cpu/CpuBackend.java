@@ -84,14 +84,12 @@ public abstract class CpuBackend extends Backend {
 
     /** Sets this rank and its transport, before the first operation. */
     protected final void start(
-            int self,
-            int ranks,
             PeerStates states,
             HostCollectives transport,
             OpQueue operations,
             MessageQueue messageQueue) {
-        rank = self;
-        worldSize = ranks;
+        rank = states.rank();
+        worldSize = states.worldSize();
         peers = states;
         collectives = transport;
         queue = operations;

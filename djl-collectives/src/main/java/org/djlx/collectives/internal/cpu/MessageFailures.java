@@ -23,10 +23,10 @@ public final class MessageFailures {
     private final int worldSize;
     private long lastCheck; // for dead processes; confined to the driving thread
 
-    public MessageFailures(PeerStates peers, int rank, int worldSize) {
+    public MessageFailures(PeerStates peers) {
         this.peers = peers;
-        this.rank = rank;
-        this.worldSize = worldSize;
+        rank = peers.rank();
+        worldSize = peers.worldSize();
     }
 
     /**
@@ -70,13 +70,7 @@ public final class MessageFailures {
         }
         if (transfer.nanosLeft() > 0) {
             long waited = operation.timeout().toNanos() - transfer.nanosLeft();
-            if (operation.takeWarning(waited)) {
-                LongWaits.warn(
-                        operation + " on rank " + rank,
-                        GroupErrors.ranks(left),
-                        waited,
-                        operation.timeout());
-            }
+            LongWaits.warnOnce(operation, rank, left, waited);
             return null;
         }
         return GroupErrors.timedOut(

@@ -44,17 +44,12 @@ public final class MessageQueue implements MessageDriver.Engine {
      * @param name the name of its thread
      * @param channels returns the channel to a peer; called once for each
      */
-    public MessageQueue(
-            String name,
-            PeerStates peers,
-            int rank,
-            int worldSize,
-            IntFunction<MessageChannel> channels) {
+    public MessageQueue(String name, PeerStates peers, IntFunction<MessageChannel> channels) {
         this.name = name;
         this.peers = peers;
-        this.rank = rank;
-        this.worldSize = worldSize;
-        failures = new MessageFailures(peers, rank, worldSize);
+        rank = peers.rank();
+        worldSize = peers.worldSize();
+        failures = new MessageFailures(peers);
         matcher = new MessageMatcher(worldSize);
         for (int peer = 0; peer < worldSize; peer++) {
             pumps.add(

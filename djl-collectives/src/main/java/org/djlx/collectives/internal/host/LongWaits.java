@@ -2,6 +2,8 @@
 package org.djlx.collectives.internal.host;
 
 import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.Durations;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -12,6 +14,21 @@ public final class LongWaits {
     private static final Logger logger = LoggerFactory.getLogger(LongWaits.class);
 
     private LongWaits() {}
+
+    /**
+     * Logs a wait, once for each operation and only if it {@linkplain Operation#takeWarning is
+     * long}.
+     *
+     * @param rank the waiting rank
+     * @param missing the missing ranks
+     */
+    public static void warnOnce(
+            Operation operation, int rank, List<Integer> missing, long waitedNanos) {
+        if (operation.takeWarning(waitedNanos)) {
+            String call = operation + " on rank " + rank;
+            warn(call, GroupErrors.ranks(missing), waitedNanos, operation.timeout());
+        }
+    }
 
     /**
      * Logs a wait.

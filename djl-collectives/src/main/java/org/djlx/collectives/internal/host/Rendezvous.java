@@ -2,7 +2,6 @@
 package org.djlx.collectives.internal.host;
 
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.BitSet;
 import java.util.List;
@@ -136,6 +135,16 @@ public final class Rendezvous implements PeerStates {
     public static int ranksPerCore(int worldSize) {
         int cores = Runtime.getRuntime().availableProcessors();
         return (worldSize + cores - 1) / cores;
+    }
+
+    @Override
+    public int rank() {
+        return rank;
+    }
+
+    @Override
+    public int worldSize() {
+        return worldSize;
     }
 
     /** Publishes this rank's next operation, and arrives at it. */
@@ -428,58 +437,17 @@ public final class Rendezvous implements PeerStates {
         long check = CHECK_NANOS;
         while (firstMissing(0, arrived) < worldSize) {
             long waited = System.nanoTime() - start;
-            long left = timeout - waited;
-            // Reading process states from files is slow: not before every short sleep.
-            List<Integer> missing =
-                    missing(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
-            if (!missing.isEmpty() && operation.takeWarning(waited)) {
-                LongWaits.warn(
-                        operation + " on rank " + rank,
-                        GroupErrors.ranks(missing),
-                        waited,
-                        operation.timeout());
-            }
+            checkWait(operation, arrived.negate(), "did not arrive", true, waited);
             int doorbell = prepareSleep();
             try {
                 if (firstMissing(0, arrived) < worldSize && !closing) {
-                    sleep(doorbell, Math.min(left, check));
+                    sleep(doorbell, Math.min(timeout - waited, check));
                     check = Math.min(2 * check, MAX_CHECK_NANOS);
                 }
             } finally {
                 endSleep();
             }
         }
-    }
-
-    /** Returns the ranks still missing; throws if waiting cannot succeed. */
-    private List<Integer> missing(
-            Operation operation, IntPredicate arrived, long left, boolean processes) {
-        CollectiveException obstacle = obstacle(operation);
-        if (obstacle != null) {
-            throw obstacle;
-        }
-        if (Thread.currentThread().isInterrupted()) {
-            throw GroupErrors.interrupted(operation, null);
-        }
-        List<Integer> missing = new ArrayList<>();
-        for (int peer = 0; peer < worldSize; peer++) {
-            // Read the state before the condition: a rank may arrive and then leave.
-            String end = announcedEndOf(peer);
-            if (end == null && processes) {
-                end = deathOf(peer);
-            }
-            if (arrived.test(peer)) {
-                continue;
-            }
-            if (end != null) {
-                throw GroupErrors.gone(operation, rank, causeOf(end));
-            }
-            missing.add(peer);
-        }
-        if (left <= 0 && !missing.isEmpty()) {
-            throw GroupErrors.timedOut(operation, rank, missing, "did not arrive");
-        }
-        return missing;
     }
 
     /**

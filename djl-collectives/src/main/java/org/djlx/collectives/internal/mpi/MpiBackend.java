@@ -37,13 +37,9 @@ final class MpiBackend extends CpuBackend {
         int first = rank == 0 ? 1 : 0;
         messages =
                 new MessageQueue(
-                        thread + "-p2p",
-                        group,
-                        rank,
-                        context.worldSize(),
-                        peer -> new MpiChannel(group, peer, peer == first));
+                        thread + "-p2p", group, peer -> new MpiChannel(group, peer, peer == first));
         queue = new OpQueue(thread, group, 1);
-        start(rank, context.worldSize(), group, collectives, queue, messages);
+        start(group, collectives, queue, messages);
         try {
             // Afterwards no peer needs the store, so this rank may close the store's server.
             collectives.begin(context.joining());

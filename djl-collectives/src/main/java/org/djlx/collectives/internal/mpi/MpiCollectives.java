@@ -11,14 +11,12 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.function.BooleanSupplier;
 import java.util.function.IntPredicate;
 import java.util.stream.IntStream;
-import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cpu.HostCollectives;
 import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.internal.host.CallWords;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 import org.djlx.nativeops.mpi.MpiRequests;
@@ -154,48 +152,8 @@ final class MpiCollectives implements HostCollectives {
             begin = begin == 0 ? System.nanoTime() : begin;
             long waited = System.nanoTime() - begin;
             long left = operation.timeout().toNanos() - waited;
-            checkWait(operation, missing, omission, ordered, waited, left);
+            group.checkWait(operation, missing, omission, ordered, waited);
             backoff.pause(Math.max(left, 1));
-        }
-    }
-
-    private void checkWait(
-            Operation operation,
-            IntPredicate isMissing,
-            String omission,
-            boolean ordered,
-            long waited,
-            long left) {
-        CollectiveException obstacle = group.obstacle(operation);
-        if (obstacle != null) {
-            throw obstacle;
-        }
-        if (Thread.currentThread().isInterrupted()) {
-            throw GroupErrors.interrupted(operation, null);
-        }
-        List<Integer> missing = new ArrayList<>();
-        for (int peer = 0; peer < worldSize; peer++) {
-            String end = group.announcedEndOf(peer); // Before the condition: it arrives later.
-            if (!isMissing.test(peer)) {
-                continue;
-            }
-            if (end != null && (ordered || !end.equals(GroupErrors.left(peer)))) {
-                throw GroupErrors.gone(operation, rank, end);
-            }
-            missing.add(peer);
-        }
-        if (missing.isEmpty()) {
-            return;
-        }
-        if (left <= 0) {
-            throw GroupErrors.timedOut(operation, rank, missing, omission);
-        }
-        if (operation.takeWarning(waited)) {
-            LongWaits.warn(
-                    operation + " on rank " + rank,
-                    GroupErrors.ranks(missing),
-                    waited,
-                    operation.timeout());
         }
     }
 

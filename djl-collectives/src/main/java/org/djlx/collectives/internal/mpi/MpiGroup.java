@@ -118,11 +118,13 @@ final class MpiGroup implements PeerStates {
         return name;
     }
 
-    int rank() {
+    @Override
+    public int rank() {
         return rank;
     }
 
-    int worldSize() {
+    @Override
+    public int worldSize() {
         return worldSize;
     }
 

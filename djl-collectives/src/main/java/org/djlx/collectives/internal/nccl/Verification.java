@@ -99,13 +99,8 @@ final class Verification {
             try {
                 return context.store().multiGet(keys, warnAfter);
             } catch (StoreTimeoutException e) {
-                if (operation.takeWarning(warnAfter.toNanos())) {
-                    LongWaits.warn(
-                            operation + " on rank " + context.rank(),
-                            GroupErrors.ranks(missing(key, ranks, e)),
-                            warnAfter.toNanos(),
-                            operation.timeout());
-                }
+                List<Integer> missing = missing(key, ranks, e);
+                LongWaits.warnOnce(operation, context.rank(), missing, warnAfter.toNanos());
             }
         }
         return context.store().multiGet(keys, Duration.ofNanos(deadline.remainingNanos()));

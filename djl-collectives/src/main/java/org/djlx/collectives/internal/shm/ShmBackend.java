@@ -48,7 +48,7 @@ final class ShmBackend extends CpuBackend {
                         rendezvous,
                         Rendezvous.ranksPerCore(worldSize));
         HostCollectives collectives = new ShmCollectives(steps, reducer, copies, rank, worldSize);
-        start(rank, worldSize, rendezvous, collectives, queue, messages);
+        start(rendezvous, collectives, queue, messages);
     }
 
     static ShmBackend create(GroupContext context) {
@@ -88,8 +88,6 @@ final class ShmBackend extends CpuBackend {
         return new MessageQueue(
                 "shm-" + group + "-rank-" + rank + "-p2p",
                 rendezvous,
-                rank,
-                segment.worldSize(),
                 peer ->
                         new ShmChannel(
                                 segment.mailbox(peer, rank, copies),

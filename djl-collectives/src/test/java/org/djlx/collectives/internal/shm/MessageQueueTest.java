@@ -114,7 +114,7 @@ class MessageQueueTest {
             MessageQueue sender = ShmBackend.messages(segments.get(0).join(), sending, "m", 0);
             AtomicBoolean outOfMemory = new AtomicBoolean();
             MessageChannel channel = channelToRank0(segments.get(1).join(), outOfMemory);
-            MessageQueue receiver = new MessageQueue("receiver", receiving, 1, 2, peer -> channel);
+            MessageQueue receiver = new MessageQueue("receiver", receiving, peer -> channel);
             NDArray received = manager.zeros(new Shape(1000));
             Transfer receive = transfer(contexts.get(1), receiver, manager, received);
             receiver.submit(receive);
@@ -155,8 +155,7 @@ class MessageQueueTest {
             GroupContext context =
                     new GroupContext("m", 0, 3, store, new BackendOptions(TIMEOUT), null);
             Transfer receive = transfer(context, null, manager, manager.zeros(new Shape(1)));
-            String message =
-                    new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
+            String message = new MessageFailures(rendezvous).withdrawn(receive, 1).getMessage();
             String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
             assertTrue(message.contains(end), message);
             assertTrue(message.contains("rank 1 has withdrawn the message"), message);
