@@ -6,7 +6,6 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
@@ -158,20 +157,22 @@ public final class MessageQueue implements MessageDriver.Engine {
     @Override
     public void fail(Throwable cause) {
         peers.fail(GroupErrors.failed(name, cause));
-        locked(
-                () -> {
-                    // Before the tensors are freed: peers still send data of accepted messages.
-                    for (MessagePump pump : pumps) {
-                        if (pump != null) {
-                            pump.forgetAll();
-                        }
-                    }
-                    matcher.forgetAll();
-                    unpostedCount = 0;
-                    while (!pending.isEmpty()) {
-                        end(pending.iterator().next());
-                    }
-                });
+        locked(this::endAll);
+    }
+
+    /** Ends all messages, because the group is broken or being destroyed. */
+    private void endAll() {
+        // Before the tensors are freed: peers still send data of accepted messages.
+        for (MessagePump pump : pumps) {
+            if (pump != null) {
+                pump.forgetAll();
+            }
+        }
+        matcher.forgetAll();
+        unpostedCount = 0;
+        while (!pending.isEmpty()) {
+            end(pending.iterator().next());
+        }
     }
 
     /** Ends a message because the group is broken or being destroyed. */
@@ -271,11 +272,7 @@ public final class MessageQueue implements MessageDriver.Engine {
     void await(Transfer transfer) {
         while (!transfer.isCompleted()) {
             if (!driver.driveUntil(transfer) || Thread.currentThread().isInterrupted()) {
-                try {
-                    transfer.awaitFuture(TimeUnit.SECONDS.toNanos(1));
-                } catch (TimeoutException e) {
-                    continue;
-                }
+                transfer.awaitFuture(TimeUnit.SECONDS.toNanos(1)); // Then tries to drive again.
             }
         }
     }
@@ -294,14 +291,7 @@ public final class MessageQueue implements MessageDriver.Engine {
                 () -> {
                     passAll(); // Posts letters of messages that have ended here.
                     closed = true;
-                    for (MessagePump pump : pumps) {
-                        if (pump != null) {
-                            pump.forgetAll();
-                        }
-                    }
-                    while (!pending.isEmpty()) {
-                        end(pending.iterator().next());
-                    }
+                    endAll();
                 });
     }
 }

@@ -56,7 +56,7 @@ final class OpWork extends PendingWork {
     @Override
     public void await() {
         if (!isCompleted() && !queue.runUntil(this)) {
-            awaitFuture();
+            awaitFuture(Long.MAX_VALUE);
         }
         rethrow();
     }

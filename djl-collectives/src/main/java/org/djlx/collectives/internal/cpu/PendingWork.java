@@ -87,17 +87,6 @@ public abstract class PendingWork implements Work {
         return isCompleted() ? Optional.ofNullable(failure) : Optional.empty();
     }
 
-    /** Waits without taking part in the operation. */
-    final void awaitFuture() {
-        try {
-            future.get();
-        } catch (InterruptedException e) {
-            throw GroupErrors.interrupted(operation, e);
-        } catch (ExecutionException e) {
-            // Reported by rethrow().
-        }
-    }
-
     /** Makes a background thread run the operation immediately. */
     abstract void expedite();
 
@@ -105,22 +94,28 @@ public abstract class PendingWork implements Work {
     public final void await(Duration timeout) {
         // A background thread runs the operation: the calling thread could not stop in the middle.
         expedite();
-        try {
-            awaitFuture(Deadline.after(timeout).remainingNanos());
-        } catch (TimeoutException e) {
+        if (!awaitFuture(Deadline.after(timeout).remainingNanos())) {
             throw GroupErrors.stillUnderWay(operation, timeout);
         }
         rethrow();
     }
 
-    /** Waits without taking part in the operation. */
-    final void awaitFuture(long nanos) throws TimeoutException {
+    /**
+     * Waits without taking part in the operation.
+     *
+     * @param nanos the maximum time in ns
+     * @return whether the operation has ended, also with a failure; false at the timeout
+     */
+    final boolean awaitFuture(long nanos) {
         try {
             future.get(nanos, TimeUnit.NANOSECONDS);
+            return true;
         } catch (InterruptedException e) {
             throw GroupErrors.interrupted(operation, e);
         } catch (ExecutionException e) {
-            // Reported by rethrow().
+            return true; // The failure is reported by rethrow().
+        } catch (TimeoutException e) {
+            return false;
         }
     }
 
