@@ -2,8 +2,6 @@
 package org.djlx.collectives.launch;
 
 import static org.djlx.collectives.launch.Nodes.UNSET;
-import static org.djlx.collectives.launch.Nodes.bytes;
-import static org.djlx.collectives.launch.Nodes.text;
 
 import java.io.PrintStream;
 import java.util.ArrayList;
@@ -90,7 +88,8 @@ final class Coordinator implements AutoCloseable {
 
     private void admitNew() {
         while (store.check(List.of(Nodes.NODE + next))) {
-            admit(new Member(next, Request.of(text(store.get(Nodes.NODE + next))), 0));
+            Request request = Nodes.read(store.get(Nodes.NODE + next), Request.class);
+            admit(new Member(next, request, 0));
             next++;
         }
     }
@@ -111,7 +110,7 @@ final class Coordinator implements AutoCloseable {
 
     private void refuse(Member member, String reason) {
         waiting.remove(member);
-        store.set(Nodes.ANSWER + member.number(), bytes("refused: " + reason));
+        store.set(Nodes.ANSWER + member.number(), Nodes.bytes(Nodes.REFUSED + reason));
         List<Integer> here =
                 List.of(waiting, running).stream()
                         .flatMap(List::stream)
@@ -160,7 +159,7 @@ final class Coordinator implements AutoCloseable {
         if (running.isEmpty() || !store.check(List.of(Nodes.OUTCOME + attempt.generation()))) {
             return;
         }
-        Result result = Result.of(text(store.get(Nodes.OUTCOME + attempt.generation())));
+        Result result = Nodes.read(store.get(Nodes.OUTCOME + attempt.generation()), Result.class);
         if (result.code() == 0) {
             end = "the job has ended";
         } else if (!launcher.restarts(attempt, result)) {
@@ -191,7 +190,7 @@ final class Coordinator implements AutoCloseable {
     }
 
     private void fail(Result result) {
-        store.compareSet(Nodes.OUTCOME + attempt.generation(), UNSET, bytes(result.toString()));
+        store.compareSet(Nodes.OUTCOME + attempt.generation(), UNSET, Nodes.json(result));
     }
 
     private void begin() {
@@ -220,7 +219,7 @@ final class Coordinator implements AutoCloseable {
         for (int node = 0; node < running.size(); node++) {
             Attempt part = new Attempt(generation, failures, node, running.size());
             attempt = part;
-            store.set(Nodes.ANSWER + running.get(node).number(), bytes(part.toString()));
+            store.set(Nodes.ANSWER + running.get(node).number(), Nodes.json(part));
         }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.launch;
 
+import com.google.gson.Gson;
 import java.io.PrintStream;
 import java.net.InetAddress;
 import java.net.NetworkInterface;
@@ -29,15 +30,16 @@ import org.djlx.nativeops.host.Durations;
  *
  * <pre>
  *   nodeN         {@link Request} of the Nth launcher that comes; it comes again for each attempt
- *   answerN       its {@link Attempt}, or why it is refused
+ *   answerN       its {@link Attempt}, or "refused: " and the reason
  *   beatN         its heartbeat
  *   goneN         set if it leaves
  *   outcomeG      the first {@link Result} of generation G; set once
  *   endedG        number of launchers whose ranks have ended well
  * </pre>
  *
- * <p>A launcher that loses the store looks for it again: the launcher that serves it may have been
- * started anew, with an empty store. The launchers themselves carry generation and failures.
+ * <p>The records are JSON. A launcher that loses the store looks for it again: the launcher that
+ * serves it may have been started anew, with an empty store. The launchers themselves carry
+ * generation and failures.
  */
 final class Nodes implements AutoCloseable {
 
@@ -52,6 +54,7 @@ final class Nodes implements AutoCloseable {
     static final String BEAT = "beat";
     static final String GONE = "gone";
     static final String OUTCOME = "outcome";
+    static final String REFUSED = "refused: ";
     static final byte[] UNSET = new byte[0];
 
     private static final Duration SLICE = Duration.ofMillis(500);
@@ -60,23 +63,11 @@ final class Nodes implements AutoCloseable {
     private static final Duration LEAVE_TIMEOUT = Duration.ofSeconds(2);
     private static final Duration FOREVER = Duration.ofDays(3650);
     private static final AtomicInteger TOKENS = new AtomicInteger();
-    private static final String REFUSED = "refused: ";
+    private static final Gson GSON = new Gson();
     private static final String ELSEWHERE = "another node has failed or come: ";
 
     /** A launcher that asks to take part; {@code node} is its node rank, or -1 for any. */
-    record Request(int node, int generation, int failures, String host, String job) {
-
-        static Request of(String text) {
-            String[] parts = text.split(" ", 5);
-            return new Request(
-                    number(parts[0]), number(parts[1]), number(parts[2]), parts[3], parts[4]);
-        }
-
-        @Override
-        public String toString() {
-            return node + " " + generation + " " + failures + " " + host + " " + job;
-        }
-    }
+    record Request(int node, int generation, int failures, String host, String job) {}
 
     /**
      * A start of all ranks.
@@ -86,19 +77,7 @@ final class Nodes implements AutoCloseable {
      * @param node the rank of this node
      * @param nodes the number of nodes
      */
-    record Attempt(int generation, int failures, int node, int nodes) {
-
-        static Attempt of(String text) {
-            String[] parts = text.split(" ");
-            return new Attempt(
-                    number(parts[0]), number(parts[1]), number(parts[2]), number(parts[3]));
-        }
-
-        @Override
-        public String toString() {
-            return generation + " " + failures + " " + node + " " + nodes;
-        }
-    }
+    record Attempt(int generation, int failures, int node, int nodes) {}
 
     /** How an attempt ended: 0, the exit code, or {@link #NODE_COME}; and why. */
     record Result(int code, String reason) {
@@ -112,16 +91,6 @@ final class Nodes implements AutoCloseable {
 
         boolean isFinal() {
             return reason.equals(STOPPED);
-        }
-
-        static Result of(String text) {
-            String[] parts = text.split(" ", 2);
-            return new Result(number(parts[0]), parts[1]);
-        }
-
-        @Override
-        public String toString() {
-            return code + " " + reason;
         }
     }
 
@@ -148,16 +117,18 @@ final class Nodes implements AutoCloseable {
         }
     }
 
-    private static int number(String text) {
-        return Integer.parseInt(text);
-    }
-
     static byte[] bytes(String text) {
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
-    static String text(byte[] bytes) {
-        return new String(bytes, StandardCharsets.UTF_8);
+    /** Encodes a record as JSON. */
+    static byte[] json(Object value) {
+        return bytes(GSON.toJson(value));
+    }
+
+    /** Decodes a record. */
+    static <T> T read(byte[] json, Class<T> type) {
+        return GSON.fromJson(new String(json, StandardCharsets.UTF_8), type);
     }
 
     /**
@@ -178,7 +149,8 @@ final class Nodes implements AutoCloseable {
                 register();
                 heartbeat = new Heartbeat("node-heartbeat", store, BEAT + number, beat -> {});
                 start("node-store-watch", this::watchStore);
-                String answer = text(store.get(ANSWER + number, left(deadline)));
+                byte[] bytes = store.get(ANSWER + number, left(deadline));
+                String answer = new String(bytes, StandardCharsets.UTF_8);
                 if (answer.startsWith(REFUSED)) {
                     throw new IllegalArgumentException(
                             "this launcher was refused by the job at "
@@ -186,7 +158,7 @@ final class Nodes implements AutoCloseable {
                                     + ": "
                                     + answer.substring(REFUSED.length()));
                 }
-                last = Attempt.of(answer);
+                last = read(bytes, Attempt.class);
                 outcome = new CompletableFuture<>();
                 return last;
             } catch (StoreTimeoutException e) {
@@ -225,9 +197,7 @@ final class Nodes implements AutoCloseable {
         int generation = last == null ? 0 : last.generation() + 1;
         String host = Liveness.HOST_NAME + ":" + ProcessHandle.current().pid() + ":" + token;
         byte[] own =
-                bytes(
-                        new Request(launcher.nodeRank, generation, failures, host, launcher.job())
-                                .toString());
+                json(new Request(launcher.nodeRank, generation, failures, host, launcher.job()));
         // The shutdown hook may run at any time, so number must never be that of another launcher.
         int next = number;
         do {
@@ -322,7 +292,7 @@ final class Nodes implements AutoCloseable {
                 "other-nodes",
                 () -> {
                     try {
-                        result.complete(Result.of(text(store.get(key, FOREVER))));
+                        result.complete(read(store.get(key, FOREVER), Result.class));
                     } catch (CollectiveException e) {
                         String lost = "the launcher that serves the store is gone";
                         result.complete(new Result(NODE_GONE, lost));
@@ -376,7 +346,7 @@ final class Nodes implements AutoCloseable {
 
     private Result put(Result result) {
         String key = OUTCOME + last.generation();
-        return Result.of(text(store.compareSet(key, UNSET, bytes(result.toString()))));
+        return read(store.compareSet(key, UNSET, json(result)), Result.class);
     }
 
     /** Returns how the attempt ended; the given result if only this launcher is being stopped. */
