@@ -44,7 +44,10 @@ public final class RankPoolMain {
                 Thread.sleep(Long.MAX_VALUE);
             }
             if (request.equals("heap") && group.rank() == 1) {
-                fillHeap();
+                throw fillHeap();
+            }
+            if (request.equals("heap twice")) {
+                failWhileTheHeapFills(group.rank());
             }
             try (NDManager manager = NDManager.newBaseManager(group.device())) {
                 NDArray own =
@@ -85,9 +88,31 @@ public final class RankPoolMain {
     }
 
     private static volatile Object[] heap; // keeps the heap full
+    private static final OutOfMemoryError FIRST = new OutOfMemoryError("first");
+    private static volatile boolean isFull;
+    private static volatile boolean hasFailed;
 
-    /** Throws an OutOfMemoryError after which not even a small object fits into the heap. */
-    private static void fillHeap() {
+    /** Rank 1 takes all memory that rank 0 frees in the second after it has failed. */
+    private static void failWhileTheHeapFills(int rank) {
+        if (rank == 0) {
+            while (!isFull) {
+                Thread.onSpinWait();
+            }
+            hasFailed = true;
+            throw FIRST;
+        }
+        OutOfMemoryError last = null;
+        long end = Long.MAX_VALUE;
+        while (System.nanoTime() < end) {
+            last = fillHeap();
+            isFull = true;
+            end = hasFailed && end == Long.MAX_VALUE ? System.nanoTime() + 1_000_000_000 : end;
+        }
+        throw last;
+    }
+
+    /** Returns an OutOfMemoryError after which not even a small object fits into the heap. */
+    private static OutOfMemoryError fillHeap() {
         OutOfMemoryError full = null;
         for (int length : new int[] {1 << 16, 1 << 10, 1 << 5, 1}) {
             try {
@@ -100,15 +125,15 @@ public final class RankPoolMain {
                 full = e;
             }
         }
-        throw full;
+        return full;
     }
 
     /** Fails a pool of threads for want of memory, and frees the heap when the caller knows. */
-    private static void useUpHeap() throws InterruptedException {
+    private static void useUpHeap(String request) throws InterruptedException {
         try (RankPool<String, Float> pool =
                 RankPool.start("pool", ProcessGroups.local(2), Worker::new)) {
             check(pool, "first");
-            CompletableFuture<Float> failing = pool.submit("heap");
+            CompletableFuture<Float> failing = pool.submit(request);
             try {
                 failing.get();
             } catch (ExecutionException | OutOfMemoryError e) {
@@ -121,8 +146,8 @@ public final class RankPoolMain {
 
     /** Runs this rank. */
     public static void main(String[] args) throws Exception {
-        if (args[0].equals("heap")) {
-            useUpHeap();
+        if (args[0].startsWith("heap")) {
+            useUpHeap(args[0]);
             return;
         }
         ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);

@@ -18,6 +18,8 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Pools of three processes, which a {@link RankPoolMain} each runs. */
 @Timeout(120)
@@ -104,12 +106,13 @@ class RankPoolProcessTest {
     }
 
     /** Of a JVM whose ranks are threads: the caller would wait for ever. */
-    @Test
-    void failsPendingRequestsWhenTheHeapIsUsedUp() throws Exception {
+    @ParameterizedTest
+    @ValueSource(strings = {"heap", "heap twice"})
+    void failsPendingRequestsWhenTheHeapIsUsedUp(String scenario) throws Exception {
         // A small heap, because the JVM collects garbage again and again while the heap is full.
         Map<String, String> environment = Map.of("_JAVA_OPTIONS", "-Xmx96m");
         try (RankProcesses ranks =
-                new RankProcesses(1, rank -> environment, RankPoolMain.class, "heap")) {
+                new RankProcesses(1, rank -> environment, RankPoolMain.class, scenario)) {
             ranks.awaitSuccess();
             // Rank 1 fills the heap. Rank 0, a thread of the same JVM, may fail first, and the heap
             // may be too full to copy the error's text.
