@@ -232,23 +232,28 @@ final class RegionHandshake {
                                             GpuTurns.PROCESS.join(
                                                     infos.get(0).token, context.name(), rank, gpus),
                                             lease);
-                            String bus = infos.get(rank).bus;
-                            long elsewhere =
-                                    infos.stream()
-                                            .filter(info -> info.bus.equals(bus) && !isHere(info))
-                                            .count();
-                            checkStreams(
-                                    place.turn.ranksOnGpu() - (int) elsewhere,
-                                    System.getenv(CONNECTIONS));
+                            if (options.isSharedGpus()) {
+                                checkStreams(ranksHere(), System.getenv(CONNECTIONS));
+                            }
                         });
         if (refusal != null) {
             throw new EngineException("cannot create group '" + context.name() + "': " + refusal);
         }
     }
 
+    /** Returns the ranks of this process on the GPU, of all groups. */
+    private int ranksHere() {
+        String bus = infos.get(rank).bus;
+        long elsewhere =
+                infos.stream().filter(info -> info.bus.equals(bus) && !isHere(info)).count();
+        return place.turn.ranksOnGpu() - (int) elsewhere;
+    }
+
     /**
      * Refuses more ranks on a GPU than the GPU has queues for. Streams that share a queue run in
-     * the order of their calls: a kernel that waits for a peer would block the peer's kernel.
+     * the order of their calls: a kernel that waits for a peer would block the peer's kernel. Not
+     * for ranks with a GPU each, however many groups they have: if they call the groups in one
+     * order, no kernel is queued before the one that it waits for.
      *
      * @param ranks the ranks of this process on the GPU, of all groups
      * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set

@@ -55,6 +55,8 @@ class NcclProcessesTest {
                 run(
                         rank -> {
                             Map<String, String> environment = new HashMap<>();
+                            // CUDA's default: ranks with a GPU each need no more for sub-groups.
+                            environment.put("CUDA_DEVICE_MAX_CONNECTIONS", "8");
                             environment.put("NCCL_HOSTID", "host-" + rank / half);
                             environment.put("NCCL_SOCKET_IFNAME", "lo");
                             environment.put("NCCL_IB_DISABLE", "1");
