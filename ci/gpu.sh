@@ -78,10 +78,14 @@ else
   use_java || command -v java >/dev/null || die "no Java $MIN_JAVA or newer found"
 fi
 
-# Ranks that share a GPU need a hardware queue for each stream: with the default of 8 queues, one rank waits behind another.
-# Kernels must be loaded before the first launch: lazy loading may wait for kernels of other ranks, which wait for this rank.
+# Ranks share GPUs: with one GPU in most tests, with less than 8 in some. Each stream then needs a hardware queue of its own, or one
+# rank waits behind another; there are 8 unless set.
+if ((${#gpus[@]} < 8)); then
+  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+fi
+# Lazy loading of a kernel may wait for kernels of other ranks, which wait for this rank.
 if ((${#gpus[@]} == 1)); then
-  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
+  export CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"

@@ -25,7 +25,8 @@ class GpuScriptTest {
             [[ $ids =~ ^[0-3](,[0-3])*$ ]] || { echo "No devices were found"; exit 6; }
             for id in ${ids//,/ }; do echo "NVIDIA H100 80GB HBM3"; done
             """;
-    private static final String JAVA = "echo \"$CUDA_MODULE_LOADING $*\"";
+    private static final String JAVA =
+            "echo \"$CUDA_MODULE_LOADING $CUDA_DEVICE_MAX_CONNECTIONS $*\"";
 
     @TempDir private Path folder;
 
@@ -52,6 +53,7 @@ class GpuScriptTest {
         script.environment().put("JAVA_HOME", folder.resolve("jdk").toString());
         script.environment().put("DJLX_FLIGHT_RECORDER_DIRECTORY", folder.toString());
         script.environment().remove("CUDA_MODULE_LOADING");
+        script.environment().remove("CUDA_DEVICE_MAX_CONNECTIONS");
         script.environment().remove("CUDA_VISIBLE_DEVICES");
         if (visible != null) {
             script.environment().put("CUDA_VISIBLE_DEVICES", visible);
@@ -75,7 +77,7 @@ class GpuScriptTest {
     void takesAllGpus() throws Exception {
         String printed = run(null);
         assertTrue(printed.contains("/ci/results/gpu-tests-4xh100.json"), printed);
-        assertTrue(printed.startsWith(" "), printed); // Ranks share no GPU.
+        assertTrue(printed.startsWith(" 32 "), printed); // In few tests ranks share GPUs.
     }
 
     @Test
@@ -83,7 +85,7 @@ class GpuScriptTest {
         assertTrue(run("1,3").contains("/ci/results/gpu-tests-2xh100.json"));
         String one = run("2");
         assertTrue(one.contains("/ci/results/gpu-tests-1xh100.json"), one);
-        assertTrue(one.startsWith("EAGER "), one);
+        assertTrue(one.startsWith("EAGER 32 "), one);
     }
 
     @Test
