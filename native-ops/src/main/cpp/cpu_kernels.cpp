@@ -53,20 +53,26 @@ struct Quantized {
   int* offsets;
 };
 
-// out = x weights^T + bias, or out += factor (x weights^T + bias) if factor is not 0.
-// x: (rows, inputs), contiguous; weights: (outputs, inputs), rows stride elements apart; out: (rows, outputs), rows width apart.
-struct Product {
-  int type;
-  int64_t rows, inputs, outputs, stride, width;
-  const float* x;
+// Some columns of a product: weights of shape (outputs, inputs), rows stride elements apart, or quantized; bias may be null.
+struct Part {
+  int64_t type, outputs, stride;
   const void* weights;
   const float* bias;
+};
+
+// out = x weights^T + bias, or out += factor (x weights^T + bias) if factor is not 0, with the columns of all parts next to each other.
+// x: (rows, inputs), contiguous; out: (rows, outputs), rows width apart.
+struct Product {
+  int64_t rows, inputs, width;
+  const float* x;
   float factor;
-  float* out;
   Quantized quantized;
+  const Part* parts;
+  float* out;
+  Part part;  // the part that is multiplied; out is its first column
 
   inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
-    float value = sum + (bias ? bias[column] : 0);
+    float value = sum + (part.bias ? part.bias[column] : 0);
     float* to = out + row * width + column;
     *to = factor == 0 ? value : *to + factor * value;
   }
@@ -155,18 +161,29 @@ int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
   return wide ? 16 : 8;
 }
 
+// See Product. Quantized parts have one type, and all but the last a multiple of PANEL outputs.
+void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count, const Part* parts, int64_t width, const float* x,
+                       float factor, float* out) {
+  Product p = {rows, inputs, width, x, factor, {}, parts, out, *parts};
+  char* scratch = 0;
+  bool quantized = parts->type == INT8 || parts->type == INT4;
+  if (quantized) {
+    int64_t x_groups = rows * groups(inputs);
+    scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 8) + 63) / 64 * 64);
+    p.quantized = {(int8_t*)scratch, (float*)(scratch + x_groups * GROUP), (int*)(scratch + x_groups * (GROUP + 4))};
+    run(rows < 32 ? 1 : threads, 64, x_groups, wide ? avx512::quantize_rows : avx2::quantize_rows, &p);
+  }
+  int64_t outputs = 0;
+  for (int64_t i = 0; i < count; i++) outputs += parts[i].outputs;
+  int64_t step = quantized ? PANEL : 4;  // as many as `columns` multiplies at a time
+  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
+  free(scratch);
+}
+
 void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64_t outputs, int64_t stride, int64_t width,
                       const float* x, const void* weights, const float* bias, float factor, float* out) {
-  Product p = {type, rows, inputs, outputs, stride, width, x, weights, bias, factor, out, {}};
-  char* scratch = 0;
-  if (type == INT8 || type == INT4) {
-    int64_t count = rows * groups(inputs);
-    scratch = (char*)aligned_alloc(64, (count * (GROUP + 8) + 63) / 64 * 64);
-    p.quantized = {(int8_t*)scratch, (float*)(scratch + count * GROUP), (int*)(scratch + count * (GROUP + 4))};
-    run(rows < 32 ? 1 : threads, 64, count, wide ? avx512::quantize_rows : avx2::quantize_rows, &p);
-  }
-  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, PANEL, outputs, wide ? avx512::products : avx2::products, &p);
-  free(scratch);
+  Part part = {type, outputs, stride, weights, bias};
+  djlx_cpu_products(threads, rows, inputs, 1, &part, width, x, factor, out);
 }
 
 // Quantizes weights; see Conversion.

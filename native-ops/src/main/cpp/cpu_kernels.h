@@ -147,7 +147,7 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
     float x[GROUP];
     copy_group(p.x + i / count * p.inputs, p.inputs, i % count, x);
     float most = fabsf(largest(x));
-    p.quantized.offsets[i] = (p.type == INT8 ? -128 : -8) * round8(x, 127 / most, 127, p.quantized.numbers + i * GROUP);
+    p.quantized.offsets[i] = (p.part.type == INT8 ? -128 : -8) * round8(x, 127 / most, 127, p.quantized.numbers + i * GROUP);
     p.quantized.scales[i] = most / 127;
   }
 }
@@ -156,7 +156,7 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
 template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
   const int vectors = PANEL / LANES;
   int64_t count = groups(p.inputs);
-  const char* w = (const char*)p.weights + column / PANEL * count * group_bytes(TYPE);
+  const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
   Floats acc[N][vectors] = {};
   for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
     Ints s[N][2][vectors];
@@ -189,7 +189,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
                      (p.quantized.scales[(row + r) * count + g] * load((const float*)w + v * LANES));
   }
   for (int r = 0; r < N; r++)
-    for (int i = 0; i < PANEL && column + i < p.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
+    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
 }
 
 // Quantizes group g of an output of a panel; w is null after the last output.
@@ -230,11 +230,11 @@ void quantize(const void* conversion, int64_t from, int64_t to) {
 template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
   Floats acc[N][COLUMNS][2] = {};
   const float* x = p.x + row * p.inputs;
-  const T* w = (const T*)p.weights + column * p.stride;
+  const T* w = (const T*)p.part.weights + column * p.part.stride;
   int64_t k = 0;
   for (; k + 2 * LANES <= p.inputs; k += 2 * LANES)
     for (int c = 0; c < COLUMNS; c++) {
-      const T* at = w + c * p.stride + k;
+      const T* at = w + c * p.part.stride + k;
       Floats first = load(at), second = load(at + LANES);
       const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 || sizeof(T) == 2 ? FAR_AHEAD : ahead);
       if (row == 0) __builtin_prefetch(next, 0, 2);
@@ -247,7 +247,7 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
   for (; k < p.inputs; k += LANES) {
     int64_t n = p.inputs - k < LANES ? p.inputs - k : LANES;
     for (int c = 0; c < COLUMNS; c++) {
-      Floats rest = head(w + c * p.stride + k, n);
+      Floats rest = head(w + c * p.part.stride + k, n);
 #pragma GCC unroll 8
       for (int r = 0; r < N; r++) acc[r][c][0] += head(x + r * p.inputs + k, n) * rest;
     }
@@ -288,14 +288,22 @@ template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int6
   for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, 2 * TILE>(p, 0, p.rows, column);
 }
 
-void products(const void* product, int64_t from, int64_t to) {
-  const Product& p = *(const Product*)product;
-  switch (p.type) {
+void multiply_part(const Product& p, int64_t from, int64_t to) {
+  switch (p.part.type) {
     case INT8: return multiply_quantized<INT8>(p, from, to);
     case INT4: return multiply_quantized<INT4>(p, from, to);
     case FLOAT32: return multiply<FLOAT32>(p, from, to);
     case FLOAT16: return multiply<FLOAT16>(p, from, to);
     default: return multiply<BFLOAT16>(p, from, to);
+  }
+}
+
+// Computes some of the outputs of all parts.
+void products(const void* product, int64_t from, int64_t to) {
+  Product p = *(const Product*)product;
+  for (; to > 0; from -= p.part.outputs, to -= p.part.outputs, p.out += p.part.outputs, p.parts++) {
+    p.part = *p.parts;
+    if (from < p.part.outputs) multiply_part(p, from > 0 ? from : 0, to < p.part.outputs ? to : p.part.outputs);
   }
 }
 

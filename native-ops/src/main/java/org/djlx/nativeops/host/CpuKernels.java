@@ -26,6 +26,9 @@ public final class CpuKernels {
     /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
     public static final int INT4 = 16;
 
+    /** The longs of a part of a product: type, outputs, stride, weights, bias. */
+    public static final int PART = 5;
+
     private static final int LANES;
 
     static {
@@ -105,6 +108,25 @@ public final class CpuKernels {
             long x,
             long weights,
             long bias,
+            float factor,
+            long out);
+
+    /**
+     * As {@link #djlx_cpu_product} of each part, with the columns of {@code out} next to each
+     * other. Threads share one loop, so they wait for each other once.
+     *
+     * @param count the number of parts, at least 1
+     * @param parts {@link #PART} longs for each. Quantized parts have one type, and all but the
+     *     last a multiple of 16 outputs
+     */
+    public static native void djlx_cpu_products(
+            int threads,
+            long rows,
+            long inputs,
+            long count,
+            long parts,
+            long width,
+            long x,
             float factor,
             long out);
 

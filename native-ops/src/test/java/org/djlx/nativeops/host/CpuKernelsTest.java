@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.lang.ref.Reference;
 import java.util.Arrays;
 import java.util.Random;
 import java.util.stream.IntStream;
@@ -251,6 +252,97 @@ class CpuKernelsTest {
                 }
             }
         }
+    }
+
+    /** Also of parts without columns, and so small that a thread computes several. */
+    @ParameterizedTest
+    @CsvSource({"true, 1, 2000", "false, 3, 2000", "true, 6, 40", "false, 1, 40"})
+    void productsOfPartsHaveTheBitsOfEach(boolean avx512, int rows, int inputs) {
+        CpuKernels.useAvx512(avx512);
+        int[] outputs = {70, 0, 3, 129, 1};
+        int width = IntStream.of(outputs).sum();
+        Memory x = floats(numbers(rows * inputs));
+        Memory expected = floats(numbers(rows * width));
+        Memory actual = floats(expected.getFloatArray(0, rows * width));
+        Memory parts = new Memory((long) outputs.length * CpuKernels.PART * Long.BYTES);
+        Memory[] kept = new Memory[2 * outputs.length];
+        int column = 0;
+        for (int i = 0; i < outputs.length; i++) {
+            ScalarType type = i % 2 == 0 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32;
+            Memory weights = typed(type, numbers(Math.max(1, outputs[i]) * inputs));
+            Memory bias = floats(numbers(Math.max(1, outputs[i])));
+            kept[2 * i] = weights;
+            kept[2 * i + 1] = bias;
+            long biasOrNone = i == 2 ? 0 : address(bias);
+            long to = address(expected) + (long) column * Float.BYTES;
+            CpuKernels.djlx_cpu_product(
+                    1,
+                    type.code(),
+                    rows,
+                    inputs,
+                    outputs[i],
+                    inputs,
+                    width,
+                    address(x),
+                    address(weights),
+                    biasOrNone,
+                    0.5f,
+                    to);
+            long[] part = {type.code(), outputs[i], inputs, address(weights), biasOrNone};
+            parts.write((long) i * CpuKernels.PART * Long.BYTES, part, 0, part.length);
+            column += outputs[i];
+        }
+        CpuKernels.djlx_cpu_products(
+                2,
+                rows,
+                inputs,
+                outputs.length,
+                address(parts),
+                width,
+                address(x),
+                0.5f,
+                address(actual));
+        assertArrayEquals(
+                expected.getFloatArray(0, rows * width), actual.getFloatArray(0, rows * width));
+        Reference.reachabilityFence(kept);
+    }
+
+    /** Panels of several parts, as of one. */
+    @ParameterizedTest
+    @CsvSource({"1", "16"})
+    void quantizedProductsOfPartsHaveTheBitsOfOne(int type) {
+        int inputs = 300;
+        int first = 160;
+        int outputs = 219;
+        Memory x = floats(numbers(2 * inputs));
+        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        int from = ScalarType.FLOAT32.code();
+        float[] w = numbers(outputs * inputs);
+        CpuKernels.djlx_cpu_quantize(
+                1, type, from, outputs, inputs, address(floats(w)), address(quantized));
+        long second = address(quantized) + CpuKernels.quantizedBytes(type, first, inputs);
+        long[] parts = {type, first, 0, address(quantized), 0, type, outputs - first, 0, second, 0};
+        Memory table = new Memory((long) parts.length * Long.BYTES);
+        table.write(0, parts, 0, parts.length);
+        Memory expected = new Memory(8L * outputs);
+        Memory actual = new Memory(8L * outputs);
+        CpuKernels.djlx_cpu_product(
+                1,
+                type,
+                2,
+                inputs,
+                outputs,
+                0,
+                outputs,
+                address(x),
+                address(quantized),
+                0,
+                0,
+                address(expected));
+        CpuKernels.djlx_cpu_products(
+                2, 2, inputs, 2, address(table), outputs, address(x), 0, address(actual));
+        assertArrayEquals(
+                expected.getFloatArray(0, 2 * outputs), actual.getFloatArray(0, 2 * outputs));
     }
 
     @ParameterizedTest

@@ -9,6 +9,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
@@ -29,7 +30,6 @@ final class CpuDecoder implements AutoCloseable {
 
     private final ModelConfig config;
     private final ProcessGroup group;
-    private final KvCache cache;
     private final Attention attention;
     private final HostCopier copier = new HostCopier();
     private final NDManager constants; // norms and biases in float32
@@ -52,44 +52,27 @@ final class CpuDecoder implements AutoCloseable {
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
 
-    /** Weights of shape (outputs, inputs), and the address of their bias or 0. */
-    private record Weights(
-            int type, long inputs, long outputs, long stride, long address, long bias) {}
+    /**
+     * A projection.
+     *
+     * @param parts the address of its weights, as {@link CpuKernels#djlx_cpu_products} reads them
+     */
+    private record Matrix(long inputs, long outputs, long count, long parts) {
 
-    /** A projection: weights of some outputs each. */
-    private record Matrix(List<Weights> parts) {
-
-        long outputs() {
-            return parts.stream().mapToLong(Weights::outputs).sum();
-        }
-
-        /** Multiplies rows at {@code x}; see {@link CpuKernels#djlx_cpu_product}. */
         void multiply(int threads, long rows, long x, float factor, long out) {
-            long width = outputs();
-            long to = out;
-            for (Weights part : parts) {
-                CpuKernels.djlx_cpu_product(
-                        threads,
-                        part.type,
-                        rows,
-                        part.inputs,
-                        part.outputs,
-                        part.stride,
-                        width,
-                        x,
-                        part.address,
-                        part.bias,
-                        factor,
-                        to);
-                to += part.outputs * Float.BYTES;
-            }
+            CpuKernels.djlx_cpu_products(
+                    threads, rows, inputs, count, parts, outputs, x, factor, out);
         }
     }
 
-    /** A layer. Norms are addresses, 0 if there is none. */
+    /** A layer. Vectors, tables and caches are addresses; a norm is 0 if there is none. */
     private record Layer(
             long attentionNorm,
             Matrix queriesKeysValues,
+            long cosines,
+            long sines,
+            long keys,
+            long values,
             long queryNorm,
             long keyNorm,
             Matrix attentionOut,
@@ -114,7 +97,6 @@ final class CpuDecoder implements AutoCloseable {
             NDManager manager) {
         this.config = config;
         this.group = group;
-        this.cache = cache;
         this.attention = attention;
         constants = manager.newSubManager();
         hidden = config.hiddenSize();
@@ -126,11 +108,12 @@ final class CpuDecoder implements AutoCloseable {
         norm = constant(weights.norm());
         head = matrix(weights.output());
         for (int i = 0; i < config.layers(); i++) {
-            layers.add(layer(weights.layer(i)));
+            layers.add(layer(i, weights.layer(i), cache));
         }
     }
 
-    private Layer layer(ModelWeights.Layer of) {
+    private Layer layer(int index, ModelWeights.Layer of, KvCache cache) {
+        Attention.Tables tables = attention.tables(index);
         List<Matrix> gateUps = new ArrayList<>();
         List<Matrix> downs = new ArrayList<>();
         for (ModelWeights.Mlp mlp : of.mlps()) {
@@ -140,6 +123,10 @@ final class CpuDecoder implements AutoCloseable {
         return new Layer(
                 constant(of.attentionNorm()),
                 matrix(of.queriesKeysValues()),
+                Torch.dataPointer(tables.cosines()),
+                Torch.dataPointer(tables.sines()),
+                Torch.dataPointer(cache.keys(index)),
+                Torch.dataPointer(cache.values(index)),
                 constant(of.queryNorm()),
                 constant(of.keyNorm()),
                 rowParallel(of.attentionOut()),
@@ -160,30 +147,34 @@ final class CpuDecoder implements AutoCloseable {
         long bias = constant(linear.bias());
         QuantizedMatrix quantized = linear.quantized();
         if (quantized != null) {
-            return new Matrix(
-                    List.of(
-                            new Weights(
-                                    quantized.type(),
-                                    quantized.inputs(),
-                                    quantized.outputs(),
-                                    0,
-                                    quantized.weights(),
-                                    bias)));
+            long outputs = quantized.outputs();
+            return matrix(
+                    quantized.inputs(),
+                    outputs,
+                    quantized.type(),
+                    outputs,
+                    0,
+                    quantized.weights(),
+                    bias);
         }
-        List<Weights> parts = new ArrayList<>();
+        LongStream.Builder parts = LongStream.builder();
+        long inputs = 0;
+        long outputs = 0;
         for (NDArray weight : linear.weights()) { // transposed views: (inputs, outputs)
-            long outputs = weight.getShape().get(1);
-            parts.add(
-                    new Weights(
-                            Torch.scalarType(weight).code(),
-                            weight.getShape().get(0),
-                            outputs,
-                            Torch.info(weight).strides()[1],
-                            Torch.dataPointer(weight),
-                            bias));
-            bias += bias == 0 ? 0 : outputs * Float.BYTES;
+            inputs = weight.getShape().get(0);
+            parts.add(Torch.scalarType(weight).code())
+                    .add(weight.getShape().get(1))
+                    .add(Torch.info(weight).strides()[1])
+                    .add(Torch.dataPointer(weight))
+                    .add(bias == 0 ? 0 : bias + outputs * Float.BYTES);
+            outputs += weight.getShape().get(1);
         }
-        return new Matrix(parts);
+        return matrix(inputs, outputs, parts.build().toArray());
+    }
+
+    private Matrix matrix(long inputs, long outputs, long... parts) {
+        long address = Torch.dataPointer(constants.create(parts));
+        return new Matrix(inputs, outputs, parts.length / CpuKernels.PART, address);
     }
 
     /** Returns the address of a vector in float32; 0 for null. */
@@ -326,7 +317,7 @@ final class CpuDecoder implements AutoCloseable {
 
     private void attend(int index, int rows, int length) {
         LayerConfig.Attention of = config.layer(index).attention();
-        Attention.Tables tables = attention.tables(index);
+        Layer layer = layers.get(index);
         CpuKernels.djlx_cpu_attention(
                 threads,
                 config.type().code(),
@@ -340,14 +331,14 @@ final class CpuDecoder implements AutoCloseable {
                 (float) of.cap(),
                 epsilon,
                 wide,
-                layers.get(index).queryNorm,
-                layers.get(index).keyNorm,
-                Torch.dataPointer(tables.cosines()),
-                Torch.dataPointer(tables.sines()),
+                layer.queryNorm,
+                layer.keyNorm,
+                layer.cosines,
+                layer.sines,
                 positions,
                 slots,
-                Torch.dataPointer(cache.keys(index)),
-                Torch.dataPointer(cache.values(index)),
+                layer.keys,
+                layer.values,
                 narrow);
     }
 
