@@ -23,7 +23,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * The matmuls of a {@link Decoder}'s steps, the RMSNorms of their residual stream, and the buffers
- * between them. What runs a matmul depends on the step:
+ * between them. The kernel of a matmul depends on the step:
  *
  * <ul>
  *   <li>{@linkplain #isLarge large} steps: {@link WideMatmul} if it supports the matmul, else
@@ -54,7 +54,7 @@ final class DecoderMatmuls {
     private final NDArray zeros;
     private final NDArray norm;
     private final NDArray gateUp; // before activation; for cuBLASLt
-    private final NDArray activated; // in large steps with fp8 weights e4m3Rows holds it instead
+    private final NDArray activated; // large steps with fp8 weights read e4m3Rows instead
     private final NDArray e4m3Rows; // left operands in large steps with fp8 weights
     private final NDArray e4m3Scales;
     private final NDArray chainArrivals; // counter of the chain's barrier
@@ -125,7 +125,7 @@ final class DecoderMatmuls {
      * No step is large if the decoder is batch-invariant or the weights are INT4.
      */
     boolean isLarge(int rows) {
-        // With INT4, reading the weights again for each 32 rows is faster than to convert them.
+        // With INT4, reading the weights again for each 32 rows is faster than converting them.
         Quantization quantization = weights.quantization();
         boolean neverLarge = batchInvariant || quantization == Quantization.INT4;
         return !neverLarge && rows > quantization.gpuRows(false);
@@ -140,7 +140,7 @@ final class DecoderMatmuls {
         return array.get(new NDIndex().addSliceDim(0, rows));
     }
 
-    /** Returns {@code width} rows of a weight. */
+    /** Returns the first {@code width} rows of a weight. */
     private static QuantizeKernels.Matrix matrix(
             ModelWeights.Linear linear, long width, long depth) {
         QuantizedMatrix quantized = linear.quantized();
@@ -169,8 +169,8 @@ final class DecoderMatmuls {
         private NDArray partial; // this rank's addend of the residual stream
         private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
         private NDArray sum; // the residual stream; 0 at first
-        private NDArray next; // the free buffer: for the next partial, or in a chain the next sum
-        private NDArray unused; // the third buffer, until the first norm
+        private NDArray free; // for the next partial sum, or in a chain for the next sum
+        private NDArray spare; // becomes free at the first norm, in place of zeros; then null
 
         private Step(int rows) {
             this.rows = rows;
@@ -178,8 +178,8 @@ final class DecoderMatmuls {
             chained = chain != null && !large && chain.isFor(rows);
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
-            next = first(residuals[1], rows);
-            unused = first(residuals[2], rows);
+            free = first(residuals[1], rows);
+            spare = first(residuals[2], rows);
         }
 
         /** Returns whether {@link WideMatmul} or cuBLASLt multiplies. */
@@ -215,12 +215,6 @@ final class DecoderMatmuls {
             multiplyNormed(false, out, column, normWeight, linear, width);
         }
 
-        /** Computes an MLP as {@link #multiplyNormed} and {@link #multiplyToPartial}. */
-        void mlp(ModelWeights.Layer layer) {
-            multiplyNormed(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
-            multiplyToPartial(activated, layer.mlp().down(), inner);
-        }
-
         /**
          * Computes this rank's partial sum, which is added to the residual stream next. An e4m3
          * product by cuBLASLt without a bias is left unscaled; {@link #scales} then has its scales.
@@ -230,13 +224,19 @@ final class DecoderMatmuls {
             ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
             int hidden = config.hiddenSize();
             boolean usesCublas = large && !usesWideMatmul(hidden, hidden);
-            if (!usesCublas || own.quantized() == null || own.bias() != null) {
+            if (usesCublas && own.quantized() != null && own.bias() == null) {
+                long to = Torch.dataPointer(partial);
+                scales = gpu.multiplyUnscaled(e4m3(x, depth), own.quantized(), to, hidden);
+            } else {
                 scales = null;
                 multiply(false, partial, 0, x, own, hidden, depth, null);
-                return;
             }
-            long to = Torch.dataPointer(partial);
-            scales = gpu.multiplyUnscaled(e4m3(x, depth), own.quantized(), to, hidden);
+        }
+
+        /** Computes an MLP as {@link #multiplyNormed} and {@link #multiplyToPartial}. */
+        void mlp(ModelWeights.Layer layer) {
+            multiplyNormed(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
+            multiplyToPartial(activated, layer.mlp().down(), inner);
         }
 
         private void multiplyNormed(
@@ -246,27 +246,26 @@ final class DecoderMatmuls {
                 NDArray normWeight,
                 ModelWeights.Linear linear,
                 int width) {
-            MatmulChain.Norm inChain = null;
+            MatmulChain.Norm chainNorm = null;
             NDArray x;
             NDArray oldSum = sum;
             if (chained) {
                 x = partial;
-                inChain =
+                chainNorm =
                         new MatmulChain.Norm(
                                 Torch.dataPointer(normWeight),
                                 Torch.dataPointer(sum),
-                                Torch.dataPointer(next),
+                                Torch.dataPointer(free),
                                 (float) config.epsilon());
-                sum = next;
+                sum = free;
             } else {
                 x = addAndNorm(normWeight);
                 sum = partial;
-                partial = next;
+                partial = free;
             }
-            // The old sum's buffer is free now, but the first is zeros, which must stay.
-            next = unused == null ? oldSum : unused;
-            unused = null;
-            multiply(gated, out, column, x, linear, width, config.hiddenSize(), inChain);
+            free = spare == null ? oldSum : spare;
+            spare = null;
+            multiply(gated, out, column, x, linear, width, config.hiddenSize(), chainNorm);
         }
 
         /**
@@ -282,7 +281,7 @@ final class DecoderMatmuls {
                 return norm;
             }
             long address = Torch.dataPointer(partial);
-            RmsNormKernels.Rows of =
+            RmsNormKernels.Rows arrays =
                     new RmsNormKernels.Rows(
                             address,
                             Torch.dataPointer(norm),
@@ -293,10 +292,10 @@ final class DecoderMatmuls {
                             rows,
                             hidden);
             if (weights.quantization() == Quantization.NONE || !large) {
-                gpu.norms().add(of, epsilon);
+                gpu.norms().add(arrays, epsilon);
                 return norm;
             }
-            gpu.quantize().norm(of, scales, epsilon, e4m3Rows(hidden));
+            gpu.quantize().norm(arrays, scales, epsilon, e4m3Rows(hidden));
             return e4m3Rows;
         }
 
@@ -306,7 +305,7 @@ final class DecoderMatmuls {
          *
          * @param gated whether the weight has {@code width} rows of gates, then of values, and the
          *     result is {@code silu(gates) * values}
-         * @param inChain how to normalise x first, in a chain; null for none
+         * @param chainNorm how the chain normalises x first; null for none
          */
         private void multiply(
                 boolean gated,
@@ -316,7 +315,7 @@ final class DecoderMatmuls {
                 ModelWeights.Linear linear,
                 int width,
                 int depth,
-                MatmulChain.Norm inChain) {
+                MatmulChain.Norm chainNorm) {
             if (large) {
                 multiplyLarge(gated, out, column, x, linear, width, depth);
                 return;
@@ -340,7 +339,7 @@ final class DecoderMatmuls {
                                 width,
                                 depth,
                                 stride,
-                                inChain));
+                                chainNorm));
                 return;
             }
             kernels.matmul(
@@ -357,7 +356,7 @@ final class DecoderMatmuls {
                     stride);
         }
 
-        /** As {@link #multiply}, if the step is large. */
+        /** As {@link #multiply}, by {@link WideMatmul} if it supports the matmul, else cuBLASLt. */
         private void multiplyLarge(
                 boolean gated,
                 NDArray out,
