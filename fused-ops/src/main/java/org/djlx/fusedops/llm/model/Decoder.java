@@ -47,10 +47,10 @@ import org.djlx.nativeops.torch.Torch;
  * the next step can launch before the tokens reach the host. The decoder also computes the last
  * layer of the last tokens of prefills, and samples the next tokens.
  *
- * <p>The logits of a sequence do not depend on the other sequences of the batch, bit for bit, but
- * in {@linkplain DecoderMatmuls#isLarge large} steps on the number of rows, by which attention is
- * divided and cuBLASLt chooses algorithms. Kernels sum in float32, products of e4m3 in part in
- * fewer bits, and round to the element type.
+ * <p>Bit for bit, the logits of a sequence do not depend on the other sequences of the batch. In
+ * {@linkplain DecoderMatmuls#isLarge large} steps they depend on the number of rows, by which
+ * attention is divided and cuBLASLt chooses algorithms. Kernels sum in float32 and round to the
+ * element type; sums of e4m3 products have in part fewer bits.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */
@@ -70,7 +70,7 @@ final class Decoder implements AutoCloseable {
     private static final int TOP_BYTES = DecoderKernels.TOP_FLOATS * Float.BYTES;
 
     // The results of a step: the sampled tokens of all rows, then their lists of highest logits.
-    private static final int LISTS = DecoderKernels.MAX_ROWS * TOP_BYTES;
+    private static final int LISTS_OFFSET = DecoderKernels.MAX_ROWS * TOP_BYTES;
     private static final int LIST_BYTES = DecoderKernels.MAX_MOST * DecoderKernels.MOST_BYTES;
 
     private final ModelConfig config;
@@ -80,7 +80,7 @@ final class Decoder implements AutoCloseable {
     private final NDManager manager;
     private final int queryHeads;
     private final int kvHeads;
-    private final int tokens; // vocabulary tokens whose logits this rank computes
+    private final int vocabularyPart; // the tokens whose logits this rank computes
     private final int splitCapacity;
     private final int maxRows; // of a step
     private final Attention attention;
@@ -92,17 +92,17 @@ final class Decoder implements AutoCloseable {
     private final NDArray splits; // partial results of attention
     private final NDArray counters; // of finished thread blocks; 0 between kernels
     private final NDArray inputs;
-    private final NDArray argMaxParts;
+    private final NDArray topParts; // of thread blocks
     private final NDArray logits;
     private final NDArray edited; // logits of rows with edits, in float32
-    private final NDArray argMaxes; // of each row and rank
+    private final NDArray tops; // the highest logit of each rank and row
 
-    // The last token of each sequence, by its index. A running sequence has a block, or more.
+    // The last sampled token of each sequence, by its index: less than the number of cache blocks.
     private final NDArray sampled;
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;
-    private final CudaEvent before;
+    private final CudaEvent handover; // between the current stream and the decoder's
     private final DecoderKernels kernels;
     private final DecoderMatmuls matmuls;
     private final CurrentStreams currentStreams;
@@ -187,7 +187,7 @@ final class Decoder implements AutoCloseable {
 
         HostBuffers(CudaDevice device, int inputBytes) {
             inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
-            int resultBytes = LISTS + DecoderKernels.MAX_ROWS * LIST_BYTES;
+            int resultBytes = LISTS_OFFSET + DecoderKernels.MAX_ROWS * LIST_BYTES;
             results = keep(CudaMemory.allocatePinned(device, resultBytes));
             this.device = device;
             done = keep(CudaEvent.create(device));
@@ -236,12 +236,12 @@ final class Decoder implements AutoCloseable {
         this.gpu = gpu;
         int ranks = group.worldSize();
         int most = DecoderKernels.MAX_ROWS;
-        boolean fits =
+        boolean fitsMost =
                 ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
-        maxRows = fits && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
+        maxRows = fitsMost && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
         kvHeads = ModelWeights.kvHeads(config, ranks);
-        tokens = ModelWeights.vocabularyPart(config, ranks);
+        vocabularyPart = ModelWeights.vocabularyPart(config, ranks);
         int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
         try {
@@ -262,7 +262,7 @@ final class Decoder implements AutoCloseable {
                             batchInvariant);
             qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
-            logits = rows(ranks * tokens);
+            logits = rows(ranks * vocabularyPart);
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
@@ -271,14 +271,14 @@ final class Decoder implements AutoCloseable {
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
-            argMaxParts =
+            topParts =
                     manager.zeros(
                             new Shape(
                                     maxRows, DecoderKernels.TOP_BLOCKS, DecoderKernels.TOP_FLOATS));
-            argMaxes = manager.zeros(new Shape(ranks * maxRows, DecoderKernels.TOP_FLOATS));
+            tops = manager.zeros(new Shape(ranks * maxRows, DecoderKernels.TOP_FLOATS));
             sampled =
                     manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
-            before = keep(CudaEvent.create(device));
+            handover = keep(CudaEvent.create(device));
             hostBuffers[0] = new HostBuffers(device, largest.inputBytes());
             hostBuffers[1] = new HostBuffers(device, largest.inputBytes());
             nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
@@ -326,7 +326,9 @@ final class Decoder implements AutoCloseable {
                 rows.add(new Row(chunk, i));
             }
         }
-        return Logits.concat(steps(rows).stream().map(step -> (Logits) step(step, null)).toList());
+        List<Logits> parts = new ArrayList<>();
+        steps(rows).forEach(step -> parts.add(launch(step, null)));
+        return Logits.concat(parts);
     }
 
     /** Divides rows into steps that the buffers have room for. */
@@ -364,11 +366,11 @@ final class Decoder implements AutoCloseable {
         int first = 0;
         for (List<Row> step : steps(last)) {
             long[] own = Arrays.copyOfRange(rows, first, first + step.size());
-            parts.add(step(step, new PrefillRows(residual, own)));
+            parts.add(launch(step, new PrefillRows(residual, own)));
             first += step.size();
         }
-        before.record(stream);
-        currentStreams.get().waitEvent(before); // It may reuse the memory of the residual stream.
+        handover.record(stream);
+        currentStreams.get().waitEvent(handover); // It may reuse the residual stream's memory.
         return Logits.concat(parts);
     }
 
@@ -376,7 +378,7 @@ final class Decoder implements AutoCloseable {
     private record PrefillRows(NDArray residual, long[] rows) {}
 
     /** Writes the residual stream before the last layer: zeros for rows of other ranks. */
-    private void write(PrefillRows from, int rows) {
+    private void writeResidual(PrefillRows from, int rows) {
         long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
         long to = Torch.dataPointer(matmuls.firstPartial());
         stream.memsetAsync(to, (byte) 0, rows * rowBytes);
@@ -405,31 +407,24 @@ final class Decoder implements AutoCloseable {
      * @param prefill the residual stream before the last layer, if only that is computed; otherwise
      *     null
      */
-    private Results step(List<Row> rows, PrefillRows prefill) {
+    private Results launch(List<Row> rows, PrefillRows prefill) {
         Key key = Key.of(rows, prefill != null);
         HostBuffers buffers = hostBuffers[nextBuffers];
         buffers.await();
         nextBuffers = 1 - nextBuffers;
         long[] edits = writeInputs(buffers, key, rows);
-        before.record(currentStreams.get());
+        handover.record(currentStreams.get());
         List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
         try {
-            stream.waitEvent(before);
+            stream.waitEvent(handover);
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
-            CudaGraph graph = graphs.get(key);
-            if (graph == null) {
-                if (matmuls.isLarge(key.rows)) {
-                    record(key); // cuBLASLt may load kernels. The graph computes the same again.
-                }
-                graph = CudaGraph.capture(stream, () -> record(key));
-                graphs.put(key, graph);
-            }
+            CudaGraph graph = graph(key);
             if (prefill != null) {
-                write(prefill, key.rows); // After the kernels were loaded, which overwrite it.
+                writeResidual(prefill, key.rows); // After graph(): record() may overwrite it.
             }
-            boolean samples = rows.stream().anyMatch(row -> !row.sampling().isPlain());
-            boolean gathers = (keepsLogits || samples) && group.worldSize() > 1;
+            boolean isPlain = rows.stream().allMatch(row -> row.sampling().isPlain());
+            boolean gathers = (keepsLogits || !isPlain) && group.worldSize() > 1;
             if (gathers) {
                 long rowBytes = logits.getShape().get(1) * config.type().itemSize();
                 stream.memsetAsync(Torch.dataPointer(logits), (byte) 0, key.rows * rowBytes);
@@ -440,7 +435,7 @@ final class Decoder implements AutoCloseable {
             }
             writeAllowed(buffers, rows, edits);
             if (group.worldSize() > 1) {
-                works.add(gather(argMaxes, group.worldSize() * key.rows));
+                works.add(gather(tops, group.worldSize() * key.rows));
             }
             kernels.sample(stream, sampling(buffers, key), group.worldSize(), key.rows);
             buffers.done.record(stream);
@@ -452,6 +447,19 @@ final class Decoder implements AutoCloseable {
             buffers.last.copyLogits();
         }
         return buffers.last;
+    }
+
+    /** Returns the graph of steps with a key. Captures it on first use. */
+    private CudaGraph graph(Key key) {
+        CudaGraph graph = graphs.get(key);
+        if (graph == null) {
+            if (matmuls.isLarge(key.rows)) {
+                record(key); // cuBLASLt may load kernels. The graph computes the same again.
+            }
+            graph = CudaGraph.capture(stream, () -> record(key));
+            graphs.put(key, graph);
+        }
+        return graph;
     }
 
     /** Gathers by all-reduce: each rank has zeros where other ranks have values. */
@@ -470,7 +478,8 @@ final class Decoder implements AutoCloseable {
         long[] edits = writeEdits(buffers, rows);
         for (int i = 0; i < key.rows; i++) {
             boolean used = i < rows.size();
-            write(used ? rows.get(i).sampling() : SamplingParameters.GREEDY, used ? edits[i] : 0);
+            writeSampling(
+                    used ? rows.get(i).sampling() : SamplingParameters.GREEDY, used ? edits[i] : 0);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
@@ -539,7 +548,7 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Writes the allowed tokens of a row behind its entries.
+     * Writes the allowed tokens of a row after its entries.
      *
      * @param address the address of the entries in the memory
      * @param words the ints with a bit for each token
@@ -553,13 +562,13 @@ final class Decoder implements AutoCloseable {
         new AtomicBuffer(memory, 0, offset + bytes).putBytes(offset, bits.array(), bytes);
     }
 
-    /** Returns the bytes of the edits of a row, and of its bits of allowed tokens behind them. */
+    /** Returns the bytes of a row's edits and of the bits of its allowed tokens after them. */
     private int editBytes(LogitEdits edits) {
         if (edits == null) {
             return 0;
         }
         int allowed = edits.allowed() == null ? 0 : allowedWords() * Integer.BYTES;
-        // Some bytes more even if there is nothing to edit yet: the address says that there is.
+        // One int more: a row whose edits have no entries yet needs an address that is not 0, too.
         return (edits.entries().length + 1) * Integer.BYTES + allowed;
     }
 
@@ -571,7 +580,7 @@ final class Decoder implements AutoCloseable {
         return (config.vocabularySize() + 3) / 4 * 4; // Rows begin at multiples of 16 bytes.
     }
 
-    private void write(SamplingParameters sampling, long editsAddress) {
+    private void writeSampling(SamplingParameters sampling, long editsAddress) {
         // Clamped, because a float of 0 or infinity would make probabilities NaN.
         double requested = LOG2_E / sampling.temperature();
         double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
@@ -596,7 +605,7 @@ final class Decoder implements AutoCloseable {
     private DecoderKernels.Sampling sampling(HostBuffers buffers, Key key) {
         return new DecoderKernels.Sampling(
                 buffers.results.address(),
-                Torch.dataPointer(argMaxes),
+                Torch.dataPointer(tops),
                 Torch.dataPointer(sampled),
                 sampledIndices(key),
                 Torch.dataPointer(inputs),
@@ -604,7 +613,7 @@ final class Decoder implements AutoCloseable {
                 config.vocabularySize(),
                 logits.getShape().get(1),
                 Torch.dataPointer(inputs) + key.tokensOffset(),
-                buffers.results.address() + LISTS,
+                buffers.results.address() + LISTS_OFFSET,
                 Torch.dataPointer(edited),
                 editedStride());
     }
@@ -616,9 +625,9 @@ final class Decoder implements AutoCloseable {
         long positions = sampledIndices + (long) rows * Integer.BYTES;
         long firstSplits = positions + (long) rows * Integer.BYTES;
         long table = firstSplits + (long) rows * Integer.BYTES;
-        int firstToken = tokens * group.rank();
+        int firstToken = vocabularyPart * group.rank();
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise write() writes it before the launch.
+        if (!key.lastLayer) { // Otherwise launch() writes the residual stream.
             kernels.embed(
                     stream,
                     rows,
@@ -628,7 +637,7 @@ final class Decoder implements AutoCloseable {
                     Torch.dataPointer(sampled),
                     Torch.dataPointer(weights.embedding()),
                     firstToken,
-                    tokens,
+                    vocabularyPart,
                     config.hiddenSize());
         }
         DecoderMatmuls.Step step = matmuls.begin(rows);
@@ -652,20 +661,19 @@ final class Decoder implements AutoCloseable {
             step.multiplyToPartial(attended, layer.attentionOut(), attentionSize);
             step.mlp(layer);
         }
-        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), tokens);
+        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), vocabularyPart);
         step.launchChain();
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
-        long allTokens = logits.getShape().get(1);
         kernels.top(
                 stream,
                 rows,
-                Torch.dataPointer(argMaxes),
+                Torch.dataPointer(tops),
                 ownLogits,
-                Torch.dataPointer(argMaxParts),
-                argMaxCounters(),
+                Torch.dataPointer(topParts),
+                topCounters(),
                 firstToken,
-                Math.max(0, Math.min(tokens, config.vocabularySize() - firstToken)),
-                allTokens,
+                Math.max(0, Math.min(vocabularyPart, config.vocabularySize() - firstToken)),
+                logits.getShape().get(1),
                 group.rank(),
                 group.worldSize());
     }
@@ -690,7 +698,7 @@ final class Decoder implements AutoCloseable {
         return Torch.dataPointer(inputs) + key.tokensOffset() + (long) key.rows * Integer.BYTES;
     }
 
-    private long argMaxCounters() {
+    private long topCounters() {
         return Torch.dataPointer(counters) + (long) maxRows * kvHeads * Integer.BYTES;
     }
 
@@ -722,7 +730,7 @@ final class Decoder implements AutoCloseable {
             }
             buffers.done.synchronize();
             works.forEach(work -> work.await(TIMEOUT)); // Also throws failures of the graph.
-            ByteBuffer buffer = results(0, LISTS);
+            ByteBuffer buffer = results(0, LISTS_OFFSET);
             tokens = new ArrayList<>();
             for (int i = 0; i < rows.size(); i++) {
                 buffer.position(rows.get(i) * TOP_BYTES);
@@ -743,7 +751,7 @@ final class Decoder implements AutoCloseable {
 
         private List<TokenLogProbability> list(int row, int listed, double logSumExp) {
             int count = Math.min(listed, config.vocabularySize());
-            ByteBuffer list = results(LISTS + row * LIST_BYTES, LIST_BYTES);
+            ByteBuffer list = results(LISTS_OFFSET + row * LIST_BYTES, LIST_BYTES);
             return Stream.generate(
                             () ->
                                     new TokenLogProbability(
