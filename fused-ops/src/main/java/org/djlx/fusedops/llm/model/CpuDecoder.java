@@ -35,8 +35,8 @@ final class CpuDecoder implements AutoCloseable {
     private final NDManager constants; // norms and biases in float32
     private final List<Layer> layers = new ArrayList<>();
     private final NDArray embedding;
-    private final long norm;
-    private final Matrix head;
+    private final long finalNorm;
+    private final Projection output;
     private final int hidden;
     private final int queryHeads;
     private final int kvHeads;
@@ -46,19 +46,20 @@ final class CpuDecoder implements AutoCloseable {
     private NativeMemory memory; // of the buffers; null at first
     private long residual; // (rows, hidden size)
     private long normed; // (rows, hidden size)
-    private long partial; // (rows, hidden size): what is added to the residual
-    private long wide; // (rows, query, key and value heads; or gates and values; or experts)
-    private long narrow; // (rows, heads; or inner size)
+    private long partial; // (rows, hidden size): this rank's addend of the residual, then the sum
+    private long wide; // (rows, outputs of queriesKeysValues, gateUp or router)
+    private long narrow; // (rows, inputs of attentionOut or down)
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
 
     /**
      * A projection.
      *
-     * @param parts the address of its weights, as {@link CpuKernels#djlx_cpu_products} reads them
+     * @param parts the address of {@code count} parts for {@link CpuKernels#djlx_cpu_products}
      */
-    private record Matrix(long inputs, long outputs, long count, long parts) {
+    private record Projection(long inputs, long outputs, long count, long parts) {
 
+        /** Writes the product of x to out; or, if the factor is not 0, adds factor times that. */
         void multiply(int threads, long rows, long x, float factor, long out) {
             CpuKernels.djlx_cpu_products(
                     threads, rows, inputs, count, parts, outputs, x, factor, out);
@@ -68,19 +69,19 @@ final class CpuDecoder implements AutoCloseable {
     /** A layer. Vectors, tables and caches are addresses; a norm is 0 if there is none. */
     private record Layer(
             long attentionNorm,
-            Matrix queriesKeysValues,
+            Projection queriesKeysValues,
             long cosines,
             long sines,
             long keys,
             long values,
             long queryNorm,
             long keyNorm,
-            Matrix attentionOut,
+            Projection attentionOut,
             long attentionPostNorm,
             long mlpNorm,
-            Matrix router,
-            List<Matrix> gateUps,
-            List<Matrix> downs,
+            Projection router,
+            List<Projection> gateUps,
+            List<Projection> downs,
             long mlpPostNorm) {}
 
     /** {@return whether a device can decode with kernels} */
@@ -105,8 +106,8 @@ final class CpuDecoder implements AutoCloseable {
         threads = JniUtils.getNumThreads();
         epsilon = (float) config.epsilon();
         embedding = weights.embedding();
-        norm = constant(weights.norm());
-        head = matrix(weights.output());
+        finalNorm = constant(weights.norm());
+        output = projection(weights.output());
         for (int i = 0; i < config.layers(); i++) {
             layers.add(layer(i, weights.layer(i), cache));
         }
@@ -114,15 +115,15 @@ final class CpuDecoder implements AutoCloseable {
 
     private Layer layer(int index, ModelWeights.Layer of, KvCache cache) {
         Attention.Tables tables = attention.tables(index);
-        List<Matrix> gateUps = new ArrayList<>();
-        List<Matrix> downs = new ArrayList<>();
+        List<Projection> gateUps = new ArrayList<>();
+        List<Projection> downs = new ArrayList<>();
         for (ModelWeights.Mlp mlp : of.mlps()) {
-            gateUps.add(matrix(mlp.gateUp()));
+            gateUps.add(projection(mlp.gateUp()));
             downs.add(rowParallel(mlp.down()));
         }
         return new Layer(
                 constant(of.attentionNorm()),
-                matrix(of.queriesKeysValues()),
+                projection(of.queriesKeysValues()),
                 Torch.dataPointer(tables.cosines()),
                 Torch.dataPointer(tables.sines()),
                 Torch.dataPointer(cache.keys(index)),
@@ -132,23 +133,23 @@ final class CpuDecoder implements AutoCloseable {
                 rowParallel(of.attentionOut()),
                 constant(of.attentionPostNorm()),
                 constant(of.mlpNorm()),
-                of.router() == null ? null : matrix(new ModelWeights.Linear(of.router(), null)),
+                of.router() == null ? null : projection(new ModelWeights.Linear(of.router(), null)),
                 gateUps,
                 downs,
                 constant(of.mlpPostNorm()));
     }
 
-    /** Rank 0 adds the bias of a projection whose results are summed over ranks. */
-    private Matrix rowParallel(ModelWeights.Linear linear) {
-        return matrix(linear.withBias(group.rank() == 0 ? linear.bias() : null));
+    /** Returns a projection that is summed over ranks: only rank 0 adds the bias. */
+    private Projection rowParallel(ModelWeights.Linear linear) {
+        return projection(linear.withBias(group.rank() == 0 ? linear.bias() : null));
     }
 
-    private Matrix matrix(ModelWeights.Linear linear) {
+    private Projection projection(ModelWeights.Linear linear) {
         long bias = constant(linear.bias());
         QuantizedMatrix quantized = linear.quantized();
         if (quantized != null) {
             long outputs = quantized.outputs();
-            return matrix(
+            return projection(
                     quantized.inputs(),
                     outputs,
                     quantized.type(),
@@ -169,12 +170,12 @@ final class CpuDecoder implements AutoCloseable {
                     .add(bias == 0 ? 0 : bias + outputs * Float.BYTES);
             outputs += weight.getShape().get(1);
         }
-        return matrix(inputs, outputs, parts.build().toArray());
+        return projection(inputs, outputs, parts.build().toArray());
     }
 
-    private Matrix matrix(long inputs, long outputs, long... parts) {
+    private Projection projection(long inputs, long outputs, long... parts) {
         long address = Torch.dataPointer(constants.create(parts));
-        return new Matrix(inputs, outputs, parts.length / CpuKernels.PART, address);
+        return new Projection(inputs, outputs, parts.length / CpuKernels.PART, address);
     }
 
     /** Returns the address of a vector in float32; 0 for null. */
@@ -182,7 +183,7 @@ final class CpuDecoder implements AutoCloseable {
         if (vector == null) {
             return 0;
         }
-        NDArray widened = Torch.cast(vector, ScalarType.FLOAT32);
+        NDArray widened = Torch.cast(vector, FLOAT);
         widened.attach(constants);
         return Torch.dataPointer(widened);
     }
@@ -205,19 +206,19 @@ final class CpuDecoder implements AutoCloseable {
             NDArray residuals = Torch.view(step, memory, residual - memory.address(), shape, FLOAT);
             NDArray partials = Torch.view(step, memory, partial - memory.address(), shape, FLOAT);
             embed(chunks);
-            sum(residuals);
+            allReduce(residuals);
             norm(rows, residual, 0, layers.get(0).attentionNorm, normed);
             for (int i = 0; i < layers.size(); i++) {
                 Layer layer = layers.get(i);
                 layer.queriesKeysValues.multiply(threads, rows, normed, 0, wide);
                 attend(i, rows, length);
                 layer.attentionOut.multiply(threads, rows, narrow, 0, partial);
-                sum(partials);
-                add(rows, layer.attentionPostNorm, layer.mlpNorm);
+                allReduce(partials);
+                addAndNorm(rows, layer.attentionPostNorm, layer.mlpNorm);
                 mlp(layer, config.layer(i).mlp(), rows);
-                sum(partials);
+                allReduce(partials);
                 boolean last = i + 1 == layers.size();
-                add(rows, layer.mlpPostNorm, last ? 0 : layers.get(i + 1).attentionNorm);
+                addAndNorm(rows, layer.mlpPostNorm, last ? 0 : layers.get(i + 1).attentionNorm);
             }
         }
         return logits(chunks, manager);
@@ -242,7 +243,7 @@ final class CpuDecoder implements AutoCloseable {
             offsets[i + 1] = offsets[i] + (bytes + 63) / 64 * 64;
         }
         NativeMemory larger = NativeMemory.allocateZeros(offsets[sizes.length], false);
-        close();
+        close(); // frees the old buffers
         memory = larger;
         capacity = rows;
         long address = larger.address();
@@ -272,7 +273,7 @@ final class CpuDecoder implements AutoCloseable {
     private void embed(List<TokenBatch.Chunk> chunks) {
         long own = embedding.getShape().get(0);
         ScalarType type = config.type();
-        float scale = scale();
+        float scale = embeddingScale();
         long row = 0;
         for (TokenBatch.Chunk chunk : chunks) {
             long token = chunk.tokens()[0] - own * group.rank();
@@ -288,7 +289,7 @@ final class CpuDecoder implements AutoCloseable {
     }
 
     /** Returns the factor of embeddings, rounded to the model's type. */
-    private float scale() {
+    private float embeddingScale() {
         try (NDArray scale = constants.create((float) config.embeddingScale());
                 NDArray rounded = Torch.cast(scale, config.type());
                 NDArray wide = Torch.cast(rounded, FLOAT)) {
@@ -296,15 +297,14 @@ final class CpuDecoder implements AutoCloseable {
         }
     }
 
-    /** Sums over ranks. */
-    private void sum(NDArray rows) {
+    private void allReduce(NDArray rows) {
         if (group.worldSize() > 1) {
             group.allReduce(rows, ReduceOp.SUM, false);
         }
     }
 
-    /** Adds the partial sums to the residual; a norm of 0 is left out. */
-    private void add(int rows, long postNorm, long norm) {
+    /** Adds the partial sums' postNorm to the residual, and writes its norm; 0 is no norm. */
+    private void addAndNorm(int rows, long postNorm, long norm) {
         if (postNorm != 0) {
             norm(rows, partial, 0, postNorm, partial);
         }
@@ -370,7 +370,7 @@ final class CpuDecoder implements AutoCloseable {
             long x,
             float factor,
             long out) {
-        Matrix gateUp = layer.gateUps.get(expert);
+        Projection gateUp = layer.gateUps.get(expert);
         gateUp.multiply(threads, rows, x, 0, wide);
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
         CpuKernels.djlx_cpu_gate(rows, gateUp.outputs() / 2, gelu, wide, narrow);
@@ -382,14 +382,14 @@ final class CpuDecoder implements AutoCloseable {
         for (int row = 0; row < chunks.size(); row++) {
             if (chunks.get(row).needsLogits()) {
                 long size = (long) hidden * Float.BYTES;
-                norm(1, residual + row * size, 0, norm, normed + count++ * size);
+                norm(1, residual + row * size, 0, finalNorm, normed + count++ * size);
             }
         }
         if (count == 0) {
             return null;
         }
-        NDArray logits = Torch.empty(manager, new Shape(count, head.outputs()), FLOAT);
-        head.multiply(threads, count, normed, 0, Torch.dataPointer(logits));
+        NDArray logits = Torch.empty(manager, new Shape(count, output.outputs()), FLOAT);
+        output.multiply(threads, count, normed, 0, Torch.dataPointer(logits));
         return logits;
     }
 
