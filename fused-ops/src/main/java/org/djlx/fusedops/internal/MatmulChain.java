@@ -31,13 +31,13 @@ public final class MatmulChain {
     /** Leaves registers for a thread block of attention on the same SM. */
     static final String REGISTERS = "--maxrregcount=72";
 
-    // Of 16-bit weights DecoderKernels.matmul is faster for more rows; the kernel takes 8.
-    private static final int MAX_ROWS = 1;
+    // The kernel supports 8 rows. With 16-bit weights, DecoderKernels.matmul is faster from 2 on.
+    private static final int MAX_16_BIT_ROWS = 1;
     private static final int MAX_QUANTIZED_ROWS = 8;
 
-    // Shared memory of a thread block. One of attention fits into the rest of an SM's.
+    // Shared memory of a thread block. It leaves room on the SM for a thread block of attention.
     private static final int SHARED_BYTES = 200 << 10;
-    private static final int X_BUDGET = 64 << 10; // of the rows in shared memory
+    private static final int X_BUDGET = 64 << 10; // of it, for the rows of x
     private static final int WORD = Integer.BYTES;
     private static final int BOX_ROWS = 8;
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
@@ -50,15 +50,15 @@ public final class MatmulChain {
     private final int bits; // of a weight
     private final int blocks;
     private final int stageBytes;
-    private final int segmentBytes; // of a weight row
-    private final int segmentScales;
-    private final int segmentXBytes; // of a row of x
-    private final int xPad;
+    private final int segmentBytes; // of a row of a weight in a stage
+    private final int segmentScales; // of these bytes, with 4 bits
+    private final int segmentXBytes; // of a row of x, for a segment
+    private final int xPad; // the bytes after a row of x
     private final int maxStages;
     private final int sumBytes;
-    private final int normDepth;
-    private final int maxSegments; // of a row
-    private final boolean hasAlignedScales;
+    private final int normDepth; // of matmuls that normalise their rows
+    private final int maxSegments; // of a row of the deepest matmul
+    private final boolean hasAlignedScales; // TMA can copy the scales of all rows
     private final KernelStruct struct = new KernelStruct(CHAIN.byteSize());
     private final KernelArguments arguments = new KernelArguments();
 
@@ -118,15 +118,16 @@ public final class MatmulChain {
         maxSegments = segments(deepest);
         hasAlignedScales =
                 bits != 4
-                        || hasAlignedScales(hidden)
-                                && Arrays.stream(depths).allMatch(MatmulChain::hasAlignedScales);
+                        || isAligned(hidden)
+                                && Arrays.stream(depths).allMatch(MatmulChain::isAligned);
         blocks = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         kernel = module.kernel("decode_chain");
         kernel.allowSharedMemory(SHARED_BYTES);
         kernel.preferSharedMemory();
     }
 
-    private static boolean hasAlignedScales(int depth) {
+    /** Returns whether the 4-bit scales of a row have a size that TMA supports. */
+    private static boolean isAligned(int depth) {
         return QuantizeKernels.rowScales(4, depth) * Float.BYTES % TensorMap.ALIGNMENT == 0;
     }
 
@@ -138,18 +139,15 @@ public final class MatmulChain {
         return Math.toIntExact((rowBytes(depth) + segmentBytes - 1) / segmentBytes);
     }
 
-    /** Returns the segments of rows in shared memory at a time. */
+    /** Returns the segments of each row of x that are in shared memory at a time. */
     private int window(int rows) {
         return Math.min(maxSegments, X_BUDGET / rows / segmentXBytes);
     }
 
-    private int maxRows() {
-        return bits == 16 ? MAX_ROWS : MAX_QUANTIZED_ROWS;
-    }
-
     /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
     public boolean isFor(int rows) {
-        return rows <= maxRows() && hasAlignedScales && segments(normDepth) <= window(rows);
+        int maxRows = bits == 16 ? MAX_16_BIT_ROWS : MAX_QUANTIZED_ROWS;
+        return rows <= maxRows && hasAlignedScales && segments(normDepth) <= window(rows);
     }
 
     /**
@@ -188,11 +186,11 @@ public final class MatmulChain {
     private void put(int at, Link link) {
         long rowBytes = rowBytes(link.depth);
         long weightRows = link.gated ? 2L * link.width : link.width;
-        map(at + LINK.offset("weight"), rowBytes, weightRows, segmentBytes).place(link.weight);
+        putTensorMap(at, "weight", link.weight, rowBytes, weightRows, segmentBytes);
         if (bits == 4) {
             long scaleBytes = QuantizeKernels.rowScales(bits, link.depth) * Float.BYTES;
-            map(at + LINK.offset("groups"), scaleBytes, weightRows, segmentScales * Float.BYTES)
-                    .place(link.scales);
+            int boxBytes = segmentScales * Float.BYTES;
+            putTensorMap(at, "groups", link.scales, scaleBytes, weightRows, boxBytes);
         }
         Norm norm = link.norm == null ? new Norm(0, 0, 0, 0) : link.norm;
         put(at, "output", link.output);
@@ -213,10 +211,12 @@ public final class MatmulChain {
         struct.put(at + LINK.offset(member), value);
     }
 
-    private TensorMap map(int offset, long rowBytes, long rows, int boxBytes) {
+    private void putTensorMap(
+            int at, String member, long address, long rowBytes, long rows, int boxBytes) {
+        int offset = at + LINK.offset(member);
         long[] sizes = {rowBytes / WORD, rows};
         long[] strides = {rowBytes};
-        return new TensorMap(
-                struct, offset, ScalarType.INT32, sizes, strides, boxBytes / WORD, BOX_ROWS);
+        new TensorMap(struct, offset, ScalarType.INT32, sizes, strides, boxBytes / WORD, BOX_ROWS)
+                .place(address);
     }
 }

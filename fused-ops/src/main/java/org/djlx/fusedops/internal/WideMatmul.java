@@ -37,10 +37,10 @@ public final class WideMatmul {
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
     private static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
     private static final int THREADS = CONSTANTS.value("THREADS");
-    private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // of the smaller variants
+    private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
     private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
     private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
-    private static final int QUARTERS = 4; // of a tile; a box is one of them
+    private static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
 
     private final ScalarType type; // of x and the weight
     private final int maxRows;
@@ -52,7 +52,7 @@ public final class WideMatmul {
     /**
      * A variant of the kernel.
      *
-     * @param rows the largest number of rows of x, {@value #MAX_ROWS} or 64
+     * @param rows the largest number of rows of x, 64 or {@value #MAX_ROWS}
      * @param columns the rows of the weight in a tile
      * @param cluster the thread blocks that share a tile
      */
@@ -86,11 +86,11 @@ public final class WideMatmul {
         variants =
                 CONSTANTS.calls("WIDE_MATMUL").stream()
                         .filter(call -> call[0] <= maxRows)
-                        .map(call -> variant(module, call))
+                        .map(call -> load(module, call))
                         .toList();
     }
 
-    private static Variant variant(CudaModule module, int[] call) {
+    private static Variant load(CudaModule module, int[] call) {
         String name = "decode_wide_matmul_%d_%d_%d".formatted(call[0], call[1], call[2]);
         Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2]);
         variant.kernel.allowSharedMemory(variant.sharedBytes());
@@ -107,18 +107,18 @@ public final class WideMatmul {
         return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
     }
 
-    private Variant variant(int rows, long weightRows) {
-        int most = rows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
+    private Variant cheapest(int rows, long weightRows) {
+        int variantRows = rows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
         return variants.stream()
-                .filter(variant -> variant.rows == most)
-                .min(Comparator.comparingDouble(of -> of.cost(weightRows, multiprocessors)))
+                .filter(variant -> variant.rows == variantRows)
+                .min(Comparator.comparingDouble(one -> one.cost(weightRows, multiprocessors)))
                 .orElseThrow();
     }
 
     /**
      * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
      * biases of both. Programmatic dependent launch: the weight and its scales are read while the
-     * kernel before still runs, so they must be complete before that kernel starts. Arrays are
+     * previous kernel still runs, so they must be complete before that kernel starts. Arrays are
      * given by address: x and the weight are aligned to 16 bytes, the output to 4.
      *
      * @param gated whether the weight holds the rows of the gates, then as many of the values
@@ -135,9 +135,9 @@ public final class WideMatmul {
             long bias,
             long output,
             long stride) {
-        Variant variant = variant(Math.toIntExact(x.rows()), weight.rows());
-        place("weight", weight, variant.columns / QUARTERS);
-        place("x", x, variant.rows);
+        Variant variant = cheapest(Math.toIntExact(x.rows()), weight.rows());
+        putTensorMap("weight", weight, variant.columns / QUARTERS);
+        putTensorMap("x", x, variant.rows);
         put("weight_scales", weight.scales());
         put("x_scales", x.scales());
         put("output", output);
@@ -153,7 +153,7 @@ public final class WideMatmul {
         variant.kernel.launch(stream, size.asDependent(), arguments.clear().add(struct));
     }
 
-    private void place(String member, QuantizeKernels.Matrix matrix, int boxRows) {
+    private void putTensorMap(String member, QuantizeKernels.Matrix matrix, int boxRows) {
         long[] sizes = {matrix.depth(), matrix.rows()};
         long[] strides = {matrix.depth() * type.itemSize()};
         int boxColumns = BOX_BYTES / type.itemSize();
