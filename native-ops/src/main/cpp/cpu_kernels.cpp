@@ -15,10 +15,9 @@ struct Bf16 {
 };
 enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
 const int GROUP = 128, PANEL = 16;
-// Bytes from a weight to the one that is prefetched with it: the hardware's prefetchers stop at the end of a page. Measured: FAR_AHEAD is
-// faster for 16-bit weights, and for several rows of x in floating point. Otherwise 4 KB are on Intel's CPUs, and much slower on AMD's.
-const int FAR_AHEAD = 16384;
-static int ahead = 1024;
+// Bytes from a weight to the one that is prefetched with it: the hardware's prefetchers stop at the end of a page. The fastest ones:
+const int FAR_AHEAD = 16384;   // for 16-bit weights, and for float32 weights with several rows of x
+static int near_ahead = 1024;  // for other weights; on Intel's CPUs 4096, which is much slower on AMD's
 
 union Bits {
   float number;
@@ -42,7 +41,7 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
 // Quantized weights: panels of 16 outputs. A panel has groups of 128 inputs, a group a scale for each output in float32, then blocks
 // of 64 bytes with 4 inputs of each output. Inputs and outputs are filled up with zeros.
 // INT8: block 2 b has inputs 4 b to 4 b + 3, block 2 b + 1 those 64 further on; a byte is q + 128, q from -127 to 127.
-// INT4: block b has the inputs of both in halves of bytes, the first ones in the lower half: q + 8, q from -8 to 7.
+// INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 INLINE int64_t group_bytes(int type) { return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2)); }
 
@@ -69,7 +68,7 @@ struct Product {
   Quantized quantized;
   const Part* parts;
   float* out;
-  Part part;  // the part that is multiplied; out is its first column
+  Part part;  // the part that is multiplied, at first parts[0]; out is its first column
 
   inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
     float value = sum + (part.bias ? part.bias[column] : 0);
@@ -78,7 +77,7 @@ struct Product {
   }
 };
 
-// Weights of a floating-point type, (outputs, inputs), contiguous, that become quantized.
+// Floating-point weights to be quantized: (outputs, inputs), contiguous.
 struct Conversion {
   int type, from;
   int64_t outputs, inputs;
@@ -119,10 +118,10 @@ struct Attention {
 
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 
-static bool wide;          // whether the CPU has AVX-512
+static bool use_avx512;
 static Parallel parallel;  // GOMP_parallel of the OpenMP that libtorch uses: one pool of threads for both
 
-// A loop that threads share: each takes a part of what is left, so that all end together. Parts are multiples of step, but for the last.
+// A loop that threads share. Each takes a third of its share of the rest, in whole steps and at least one, so that all end together.
 struct Loop {
   void (*body)(const void*, int64_t, int64_t);
   const void* arguments;
@@ -150,15 +149,15 @@ static void run(int threads, int64_t step, int64_t count, void (*body)(const voi
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Chooses instructions, at most AVX2 if narrow; returns the floats of a vector, 0 if the CPU has too few instructions.
+// Chooses the instruction set, at most AVX2 if narrow; returns the floats of a vector, 0 if the CPU lacks AVX2, FMA or F16C.
 int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
   parallel = gomp_parallel;
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
-  if (__builtin_cpu_is("intel")) ahead = 4096;
-  wide = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
-  return wide ? 16 : 8;
+  if (__builtin_cpu_is("intel")) near_ahead = 4096;
+  use_avx512 = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vnni");
+  return use_avx512 ? 16 : 8;
 }
 
 // See Product. Quantized parts have one type, and all but the last a multiple of PANEL outputs.
@@ -171,12 +170,12 @@ void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count,
     int64_t x_groups = rows * groups(inputs);
     scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 8) + 63) / 64 * 64);
     p.quantized = {(int8_t*)scratch, (float*)(scratch + x_groups * GROUP), (int*)(scratch + x_groups * (GROUP + 4))};
-    run(rows < 32 ? 1 : threads, 64, x_groups, wide ? avx512::quantize_rows : avx2::quantize_rows, &p);
+    run(rows < 32 ? 1 : threads, 64, x_groups, use_avx512 ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
   int64_t outputs = 0;
   for (int64_t i = 0; i < count; i++) outputs += parts[i].outputs;
-  int64_t step = quantized ? PANEL : 4;  // as many as `columns` multiplies at a time
-  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, wide ? avx512::products : avx2::products, &p);
+  int64_t step = quantized ? PANEL : 4;  // a multiple of the outputs that `columns` multiplies at a time
+  run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, use_avx512 ? avx512::products : avx2::products, &p);
   free(scratch);
 }
 
@@ -189,19 +188,19 @@ void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64
 // Quantizes weights; see Conversion.
 void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t inputs, const void* weights, void* quantized) {
   Conversion c = {type, from, outputs, inputs, weights, quantized};
-  run(threads, 1, (outputs + PANEL - 1) / PANEL, wide ? avx512::quantize : avx2::quantize, &c);
+  run(threads, 1, (outputs + PANEL - 1) / PANEL, use_avx512 ? avx512::quantize : avx2::quantize, &c);
 }
 
 // x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).
 void djlx_cpu_rms_norm(int64_t rows, int64_t size, float* x, const float* delta, const float* weight, float epsilon, float* out) {
   for (int64_t i = 0; delta && i < rows * size; i++) x[i] += delta[i];
   for (int64_t row = 0; out && row < rows; row++)
-    (wide ? avx512::rms_norm : avx2::rms_norm)(size, x + row * size, weight, epsilon, out + row * size);
+    (use_avx512 ? avx512::rms_norm : avx2::rms_norm)(size, x + row * size, weight, epsilon, out + row * size);
 }
 
 // gate_up: (rows, gates then values, inner); out: (rows, inner).
 void djlx_cpu_gate(int64_t rows, int64_t inner, int gelu, const float* gate_up, float* out) {
-  (wide ? avx512::gate : avx2::gate)(rows, inner, gelu, gate_up, out);
+  (use_avx512 ? avx512::gate : avx2::gate)(rows, inner, gelu, gate_up, out);
 }
 
 // Normalises heads unless query_norm is null, rotates, writes keys and values to the cache, and attends.
@@ -211,8 +210,8 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
                         const int* positions, const int* slots, void* keys, void* values, float* out) {
   Attention a = {type,       rows,     query_heads, kv_heads, head_size, max_length, window, scale, cap,    epsilon, qkv,
                  query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
-  (wide ? avx512::attention : avx2::attention)(&a, true, 0, rows);
-  run(threads, 1, rows * kv_heads, wide ? avx512::attend : avx2::attend, &a);
+  (use_avx512 ? avx512::attention : avx2::attention)(&a, true, 0, rows);
+  run(threads, 1, rows * kv_heads, use_avx512 ? avx512::attend : avx2::attend, &a);
 }
 
 // out = factor x.

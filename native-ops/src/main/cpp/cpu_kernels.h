@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of cpu_kernels.cpp, which includes this file once for each instruction set; so it has no include guard. Before, it
-// defines ISA, the namespace; LANES, the floats of a vector; and TILE, the most rows of x that are multiplied at a time.
+// The kernels of cpu_kernels.cpp, which includes this file once for each instruction set; so it has no include guard. The includer
+// defines ISA, the namespace; LANES, the floats of a vector; and TILE, the most rows of x that are multiplied at a time (quantized: 2 TILE).
 namespace ISA {
 
 typedef float Floats __attribute__((vector_size(LANES * 4), may_alias));
@@ -25,7 +25,7 @@ INLINE void store(int8_t* p, Ints v) {
   _mm_storeu_si64(p, _mm_packs_epi16(shorts, shorts));
 }
 #endif
-INLINE Floats all(float x) { return Floats{} + x; }
+INLINE Floats broadcast(float x) { return Floats{} + x; }
 
 #if LANES == 16
 INLINE float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
@@ -39,11 +39,11 @@ INLINE float sum(Floats v) {
 
 // e^x, within 2 units in the last place: 2^n times a polynomial of the rest (Cephes' expf). x is limited to +-87.
 INLINE Floats exponential(Floats x) {
-  x = x > 87.0f ? all(87.0f) : x < -87.0f ? all(-87.0f) : x;
-  Ints n = __builtin_convertvector(x * 1.44269504f + (x < 0.0f ? all(-0.5f) : all(0.5f)), Ints);
+  x = x > 87.0f ? broadcast(87.0f) : x < -87.0f ? broadcast(-87.0f) : x;
+  Ints n = __builtin_convertvector(x * 1.44269504f + (x < 0.0f ? broadcast(-0.5f) : broadcast(0.5f)), Ints);
   Floats f = __builtin_convertvector(n, Floats);
   Floats r = x - f * 0.693359375f + f * 2.12194440e-4f;
-  Floats p = all(1.9875691500e-4f);
+  Floats p = broadcast(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -55,8 +55,8 @@ INLINE Floats exponential(Floats x) {
 
 INLINE Floats tanh(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 
-// The first n elements of a vector; zeros after them.
-template <class T> INLINE Floats head(const T* p, int64_t n) {
+// Loads the first n elements of a vector; zeros after them.
+template <class T> INLINE Floats load_first(const T* p, int64_t n) {
   float some[LANES] = {};
   for (int64_t i = 0; i < n; i++) some[i] = widen(p[i]);
   return load(some);
@@ -66,19 +66,19 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
   Floats acc = {};
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES) acc += load(x + i) * load(y + i);
-  if (i < size) acc += head(x + i, size - i) * head(y + i, size - i);
+  if (i < size) acc += load_first(x + i, size - i) * load_first(y + i, size - i);
   return sum(acc);
 }
 
-// s += the products of 4 adjacent bytes, unsigned and signed, summed up in each lane.
+// dot4: in each lane, s plus the products of 4 adjacent bytes, w unsigned and x signed. dot4_int4: both such sums of INT4 weights; with
+// AVX2, both are added to *s0.
 #if LANES == 16
 typedef __m512i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm512_loadu_si512(p); }
-INLINE Bytes halves(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_epi16(b, shift), _mm512_set1_epi8(15)); }
+INLINE Bytes nibbles(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_epi16(b, shift), _mm512_set1_epi8(15)); }
 INLINE Bytes same4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
-// The same for INT4, two products at a time; where s1 is not used, s0 gets both.
 INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
   *s0 = dot4(*s0, w0, x0);
   *s1 = dot4(*s1, w1, x1);
@@ -86,7 +86,7 @@ INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1
 #else
 typedef __m256i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-INLINE Bytes halves(Bytes b, int shift) { return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15)); }
+INLINE Bytes nibbles(Bytes b, int shift) { return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15)); }
 INLINE Bytes same4(const int8_t* p) { return _mm256_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm256_cvtps_epi32((__m256)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 16 bits
@@ -100,7 +100,7 @@ INLINE void dot4_int4(Ints* s0, Ints*, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
 }
 #endif
 
-// The number of the largest magnitude of a group; NaN if there is one, so that scales, and all sums with them, are NaN.
+// The element of a group with the largest magnitude; NaN if the group has one, so that its scale, and all sums with it, are NaN.
 INLINE float largest(const float* p) {
   Floats high = {}, low = {};
   Ints magnitudes = {};  // of the bits, where NaN are above infinity
@@ -119,19 +119,18 @@ INLINE float largest(const float* p) {
   return magnitudes[0] > 0x7f800000 ? NAN : high[0] < -low[0] ? low[0] : high[0];
 }
 
-// Group g of a row of numbers, filled up with zeros.
+// Copies group g of a row; zeros after the row's end.
 template <class T> INLINE void copy_group(const T* row, int64_t inputs, int64_t g, float* out) {
   for (int64_t i = 0, k = g * GROUP; i < GROUP; i += LANES, k += LANES)
-    store(out + i, k + LANES <= inputs ? load(row + k) : k < inputs ? head(row + k, inputs - k) : Floats{});
+    store(out + i, k + LANES <= inputs ? load(row + k) : k < inputs ? load_first(row + k, inputs - k) : Floats{});
 }
 
-// Rounds factor times a group to bytes of at most a limit; 0 for what does not fit: NaN, infinity, and multiples of large factors.
-// Returns the sum of the bytes.
+// Rounds factor times a group to bytes of at most `limit`. NaN, infinity and magnitudes from 128 on become 0. Returns the sum of the bytes.
 INLINE int round8(const float* p, float factor, int limit, int8_t* out) {
   Ints total = {};
   for (int i = 0; i < GROUP; i += LANES) {
     Floats x = load(p + i) * factor;
-    Ints q = nearest((Floats)((Ints)x & 0x7fffffff) < 128.0f ? x : all(0));
+    Ints q = nearest((Floats)((Ints)x & 0x7fffffff) < 128.0f ? x : broadcast(0));
     q = q > limit ? Ints{} + limit : q;
     store(out + i, q);
     total += q;
@@ -140,6 +139,7 @@ INLINE int round8(const float* p, float factor, int limit, int8_t* out) {
   return total[0];
 }
 
+// Quantizes groups of rows of x.
 void quantize_rows(const void* product, int64_t from, int64_t to) {
   const Product& p = *(const Product*)product;
   int64_t count = groups(p.inputs);
@@ -150,46 +150,6 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
     p.quantized.offsets[i] = (p.part.type == INT8 ? -128 : -8) * round8(x, 127 / most, 127, p.quantized.numbers + i * GROUP);
     p.quantized.scales[i] = most / 127;
   }
-}
-
-// Multiplies N rows of x by a panel of quantized weights. Sums of a group are exact; they are added up in the order of the inputs.
-template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
-  const int vectors = PANEL / LANES;
-  int64_t count = groups(p.inputs);
-  const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
-  Floats acc[N][vectors] = {};
-  for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
-    Ints s[N][2][vectors];
-    const int8_t* x[N];
-    for (int r = 0; r < N; r++) {
-      int64_t at = (row + r) * count + g;
-      x[r] = p.quantized.numbers + at * GROUP;
-      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + p.quantized.offsets[at], s[r][1][v] = Ints{};
-    }
-    for (int b = 0; b < GROUP / 2; b += 4)
-      for (int v = 0; v < vectors; v++) {
-        const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
-        Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : halves(first, 4);
-        if (TYPE == INT4) first = halves(first, 0);
-        if (row == 0 && v == 0) __builtin_prefetch(block + ahead, 0, 2);  // the line of all vectors
-        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + ahead, 0, 2);
-        for (int r = 0; r < N; r++) {
-          Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
-          if (TYPE == INT4) {
-            dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
-          } else {
-            s[r][0][v] = dot4(s[r][0][v], first, x0);
-            s[r][1][v] = dot4(s[r][1][v], second, x1);
-          }
-        }
-      }
-    for (int r = 0; r < N; r++)
-      for (int v = 0; v < vectors; v++)
-        acc[r][v] += __builtin_convertvector(s[r][0][v] + s[r][1][v], Floats) *
-                     (p.quantized.scales[(row + r) * count + g] * load((const float*)w + v * LANES));
-  }
-  for (int r = 0; r < N; r++)
-    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
 }
 
 // Quantizes group g of an output of a panel; w is null after the last output.
@@ -227,7 +187,7 @@ void quantize(const void* conversion, int64_t from, int64_t to) {
 
 // Multiplies N rows of x by COLUMNS rows of weights. A sum has the same order in every tile, so a row's results do not depend on the
 // number of rows.
-template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
+template <class T, int COLUMNS, int N> INLINE void tile_float(const Product& p, int64_t row, int64_t column) {
   Floats acc[N][COLUMNS][2] = {};
   const float* x = p.x + row * p.inputs;
   const T* w = (const T*)p.part.weights + column * p.part.stride;
@@ -236,7 +196,7 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
     for (int c = 0; c < COLUMNS; c++) {
       const T* at = w + c * p.part.stride + k;
       Floats first = load(at), second = load(at + LANES);
-      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 || sizeof(T) == 2 ? FAR_AHEAD : ahead);
+      const char* next = (const char*)(w + COLUMNS * k + c * 2 * LANES) + (N > 1 || sizeof(T) == 2 ? FAR_AHEAD : near_ahead);
       if (row == 0) __builtin_prefetch(next, 0, 2);
       if (row == 0 && sizeof(T) * LANES == 64) __builtin_prefetch(next + 64, 0, 2);
       for (int r = 0; r < N; r++) {
@@ -247,9 +207,9 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
   for (; k < p.inputs; k += LANES) {
     int64_t n = p.inputs - k < LANES ? p.inputs - k : LANES;
     for (int c = 0; c < COLUMNS; c++) {
-      Floats rest = head(w + c * p.part.stride + k, n);
+      Floats rest = load_first(w + c * p.part.stride + k, n);
 #pragma GCC unroll 8
-      for (int r = 0; r < N; r++) acc[r][c][0] += head(x + r * p.inputs + k, n) * rest;
+      for (int r = 0; r < N; r++) acc[r][c][0] += load_first(x + r * p.inputs + k, n) * rest;
     }
   }
 #pragma GCC unroll 8
@@ -257,11 +217,51 @@ template <class T, int COLUMNS, int N> INLINE void tile(const Product& p, int64_
     for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c][0] + acc[r][c][1]));
 }
 
+// Multiplies N rows of x by a panel of quantized weights. Sums of a group are exact; they are added up in the order of the inputs.
+template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
+  const int vectors = PANEL / LANES;
+  int64_t count = groups(p.inputs);
+  const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
+  Floats acc[N][vectors] = {};
+  for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
+    Ints s[N][2][vectors];
+    const int8_t* x[N];
+    for (int r = 0; r < N; r++) {
+      int64_t at = (row + r) * count + g;
+      x[r] = p.quantized.numbers + at * GROUP;
+      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + p.quantized.offsets[at], s[r][1][v] = Ints{};
+    }
+    for (int b = 0; b < GROUP / 2; b += 4)
+      for (int v = 0; v < vectors; v++) {
+        const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
+        Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : nibbles(first, 4);
+        if (TYPE == INT4) first = nibbles(first, 0);
+        if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
+        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
+        for (int r = 0; r < N; r++) {
+          Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
+          if (TYPE == INT4) {
+            dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
+          } else {
+            s[r][0][v] = dot4(s[r][0][v], first, x0);
+            s[r][1][v] = dot4(s[r][1][v], second, x1);
+          }
+        }
+      }
+    for (int r = 0; r < N; r++)
+      for (int v = 0; v < vectors; v++)
+        acc[r][v] += __builtin_convertvector(s[r][0][v] + s[r][1][v], Floats) *
+                     (p.quantized.scales[(row + r) * count + g] * load((const float*)w + v * LANES));
+  }
+  for (int r = 0; r < N; r++)
+    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
+}
+
 template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
   if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, N>(p, row, column);
-  else if (TYPE == FLOAT32) tile<float, COLUMNS, N>(p, row, column);
-  else if (TYPE == FLOAT16) tile<Half, COLUMNS, N>(p, row, column);
-  else tile<Bf16, COLUMNS, N>(p, row, column);
+  else if (TYPE == FLOAT32) tile_float<float, COLUMNS, N>(p, row, column);
+  else if (TYPE == FLOAT16) tile_float<Half, COLUMNS, N>(p, row, column);
+  else tile_float<Bf16, COLUMNS, N>(p, row, column);
 }
 
 // Multiplies rows of x, N at a time, then the rest of them.
@@ -277,13 +277,13 @@ template <int TYPE, int COLUMNS> int64_t columns(const Product& p, int64_t from,
   return from;
 }
 
-template <int TYPE> void multiply(const Product& p, int64_t from, int64_t to) {
+template <int TYPE> void multiply_float(const Product& p, int64_t from, int64_t to) {
   if (p.rows >= 4) from = columns<TYPE, LANES / 4>(p, from, to);
   else if (p.rows == 1 && TYPE != FLOAT32) from = columns<TYPE, 2>(p, from, to);
   columns<TYPE, 1>(p, from, to);
 }
 
-// from is the first output of a panel.
+// `from` is the first output of a panel.
 template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
   for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, 2 * TILE>(p, 0, p.rows, column);
 }
@@ -292,13 +292,13 @@ void multiply_part(const Product& p, int64_t from, int64_t to) {
   switch (p.part.type) {
     case INT8: return multiply_quantized<INT8>(p, from, to);
     case INT4: return multiply_quantized<INT4>(p, from, to);
-    case FLOAT32: return multiply<FLOAT32>(p, from, to);
-    case FLOAT16: return multiply<FLOAT16>(p, from, to);
-    default: return multiply<BFLOAT16>(p, from, to);
+    case FLOAT32: return multiply_float<FLOAT32>(p, from, to);
+    case FLOAT16: return multiply_float<FLOAT16>(p, from, to);
+    default: return multiply_float<BFLOAT16>(p, from, to);
   }
 }
 
-// Computes some of the outputs of all parts.
+// Computes outputs `from` to `to`, counted over all parts; in the loop, from the first output of p.part.
 void products(const void* product, int64_t from, int64_t to) {
   Product p = *(const Product*)product;
   for (; to > 0; from -= p.part.outputs, to -= p.part.outputs, p.out += p.part.outputs, p.parts++) {
@@ -316,8 +316,8 @@ void gate(int64_t rows, int64_t inner, bool gelu, const float* gate_up, float* o
   for (int64_t row = 0; row < rows; row++, gate_up += 2 * inner, out += inner)
     for (int64_t i = 0; i < inner; i += LANES) {
       bool whole = i + LANES <= inner;
-      Floats g = whole ? load(gate_up + i) : head(gate_up + i, inner - i);
-      Floats up = whole ? load(gate_up + inner + i) : head(gate_up + inner + i, inner - i);
+      Floats g = whole ? load(gate_up + i) : load_first(gate_up + i, inner - i);
+      Floats up = whole ? load(gate_up + inner + i) : load_first(gate_up + inner + i, inner - i);
       Floats y = gelu ? 0.5f * g * (1.0f + tanh(0.7978845608f * g * (1.0f + 0.044715f * g * g))) : g / (1.0f + exponential(-g));
       y *= up;
       if (whole) store(out + i, y);
@@ -326,7 +326,7 @@ void gate(int64_t rows, int64_t inner, bool gelu, const float* gate_up, float* o
 }
 
 // Normalises and rotates the heads of a token's queries and keys in place, and writes its key and value to the cache.
-template <class T> void place(const Attention& a, int64_t row) {
+template <class T> void rotate_and_cache(const Attention& a, int64_t row) {
   float* heads = a.qkv + row * (a.query_heads + 2 * a.kv_heads) * a.head_size;
   int64_t half = a.head_size / 2, position = a.positions[row];
   const float *cosines = a.cosines + position * half, *sines = a.sines + position * half;
@@ -380,15 +380,15 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
       Floats sums = {};
       for (int t = 0; t < count; t += LANES) {
         Floats s = load(p + t), e = exponential(s - largest[g]);
-        e = s < -3e38f ? all(0) : e;
+        e = s < -3e38f ? broadcast(0) : e;
         sums += e;
         store(p + t, e);
       }
-      float decay = total[g] == 0 ? 0 : exponential(all(before - largest[g]))[0];
+      float decay = total[g] == 0 ? 0 : exponential(broadcast(before - largest[g]))[0];
       total[g] = total[g] * decay + sum(sums);
       float* acc = out + g * size;
       int64_t i = 0;
-      for (; i + strip <= size; i += strip) {  // independent sums
+      for (; i + strip <= size; i += strip) {  // The sums of a strip are in registers, independent of each other.
         Floats v[strip / LANES];
         for (int j = 0; j < strip / LANES; j++) v[j] = load(acc + i + j * LANES) * decay;
         for (int t = 0; t < count; t++)
@@ -409,15 +409,16 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   for (int64_t i = 0; i < group * size; i++) out[i] /= total[i / size];
 }
 
-template <class T> void tokens(const Attention& a, bool places, int64_t from, int64_t to) {
-  for (int64_t i = from; i < to; i++) places ? place<T>(a, i) : attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
+// One of attention's two loops: over the rows if it rotates, else over the KV heads of each row.
+template <class T> void attention_loop(const Attention& a, bool rotates, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++) rotates ? rotate_and_cache<T>(a, i) : attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
 }
 
-void attention(const void* arguments, bool places, int64_t from, int64_t to) {
+void attention(const void* arguments, bool rotates, int64_t from, int64_t to) {
   const Attention& a = *(const Attention*)arguments;
-  a.type == FLOAT32   ? tokens<float>(a, places, from, to)
-  : a.type == FLOAT16 ? tokens<Half>(a, places, from, to)
-                      : tokens<Bf16>(a, places, from, to);
+  a.type == FLOAT32   ? attention_loop<float>(a, rotates, from, to)
+  : a.type == FLOAT16 ? attention_loop<Half>(a, rotates, from, to)
+                      : attention_loop<Bf16>(a, rotates, from, to);
 }
 
 void attend(const void* arguments, int64_t from, int64_t to) { attention(arguments, false, from, to); }
