@@ -5,17 +5,17 @@
 // Terms
 //   tile        COLUMNS rows of the weight, the right operand of wgmma. The left operand is x, ROWS rows
 //   k-block     BOX_BYTES bytes of each row of the tile and of x
-//   cluster     CLUSTER thread blocks that share a tile. Each multiplies a range of the k-blocks, then adds up and stores a part of the
-//               columns. Smaller tiles without clusters would also use all SMs, but copy x more often
-//   quarter     a quarter of the tile's columns. Gated: 0 and 2 are gates, 1 and 3 their values. The thread that has a column of an
-//               even quarter has the same column of the next quarter
+//   cluster     CLUSTER thread blocks that share a tile. Each multiplies a range of the k-blocks, then adds up all blocks' sums of some
+//               columns and stores them. Smaller tiles without clusters would also use all SMs, but copy x more often
+//   quarter     a quarter of the tile's columns. Gated: 0 and 2 are gates, 1 and 3 their values
+//   pair        quarters 0 and 1, or 2 and 3. The thread that has a column of the even quarter has the same column of the odd one
 //   warp group  4 warps; they multiply GROUP_ROWS rows
 //
 // Threads: two warp groups multiply. Each takes half of the columns if ROWS is 64, half of the rows if it is 128. One more thread copies
-// k-blocks into a ring of stages; it copies weights, which no kernel writes, while the kernel before this one runs.
+// k-blocks into a ring of stages; it copies weights, which no kernel writes, while the previous kernel still runs.
 //
-// Shared memory: a ring takes more than half of an SM, so that the blocks spread over all SMs. The rest has room for blocks of the norm or
-// attention before or after: they run while the ring fills.
+// Shared memory: a ring takes more than half of an SM's, so an SM runs one block and the blocks spread over all SMs. The rest has room for
+// blocks of the previous or next kernel, a norm or attention, which run while the ring fills.
 //
 // Precision of e4m3: tensor cores sum a k-block in the few bits of Float8 (hopper.cuh); the k-blocks are added in float32.
 //
@@ -82,7 +82,7 @@ __device__ __forceinline__ u32 quarter_row(const WideMatmul& args, u32 tile, u32
   return args.gated ? quarter % 2 * (u32)args.width + (tile * 2 + quarter / 2) * QUARTER : (tile * 4 + quarter) * QUARTER;
 }
 
-// Copies the k-blocks from `begin` to `end`. One thread calls it.
+// Copies the k-blocks from `begin` to `end`: the first ring of weights before the previous kernel has ended. One thread calls it.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring<ROWS, COLUMNS>& ring, u32 tile, u32 begin, u32 end) {
   const int STAGES = Ring<ROWS, COLUMNS>::STAGES;
@@ -96,13 +96,13 @@ __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring
     }
   };
   auto copy_x = [&](u32 stage, u32 k) { load_box(ring.stages[stage].x, args.x, ring.loaded[stage], k * K, 0); };
-  u32 first = min(STAGES, end - begin);
-  for (u32 stage = 0; stage < first; stage++) copy_weight(stage, begin + stage);
+  u32 filled = min(STAGES, end - begin);
+  for (u32 stage = 0; stage < filled; stage++) copy_weight(stage, begin + stage);
   wait_for_primary();
-  for (u32 stage = 0; stage < first; stage++) copy_x(stage, begin + stage);
+  for (u32 stage = 0; stage < filled; stage++) copy_x(stage, begin + stage);
   Stage next = {0, 0};
 #pragma unroll 1
-  for (u32 k = begin + first; k < end; k++) {
+  for (u32 k = begin + filled; k < end; k++) {
     ring.emptied[next.index].wait(next.parity);
     copy_weight(next.index, k);
     copy_x(next.index, k);
@@ -124,11 +124,11 @@ struct ColumnPair {
   }
 };
 
-// Stores two columns of an even quarter, and the same columns of the next quarter. `column`: of the output.
+// Stores two columns of the even quarter of a pair and the same columns of the odd one; gated: gates times values. `column`: of the output.
 template <int COLUMNS>
 __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 column, ColumnPair even, ColumnPair odd) {
   bool gated = args.gated;
-  u32 width = args.width, odd_column = column + (gated ? width : COLUMNS / 4);  // row of the weight
+  u32 width = args.width, odd_column = column + (gated ? width : COLUMNS / 4);  // gated: not of the output, only of the bias
   bool has_odd = gated || odd_column < width;
   if (row >= args.batch || column >= width) return;
   if (args.bias) {
@@ -148,13 +148,13 @@ __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 colum
 template <int ROWS, int COLUMNS, int CLUSTER>
 __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   const int STAGES = Ring<ROWS, COLUMNS>::STAGES;
-  const int PASSES = ROWS / GROUP_ROWS;         // halves of the columns that a warp group multiplies, one after the other
-  const int QUARTER_SUMS = COLUMNS / 8;         // of a thread in a quarter: 2 rows, and 2 of each 8 columns
-  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;  // of those, what this block adds up
+  const int PASSES = ROWS / GROUP_ROWS;         // pairs that a warp group multiplies, one after the other
+  const int QUARTER_SUMS = COLUMNS / 8;         // sums of a thread in a quarter: 2 rows, and 2 of each 8 columns
+  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;  // of these sums, those that this block adds up
   static_assert(QUARTER_SUMS % (2 * CLUSTER) == 0, "adjacent columns must belong to the same block: COLUMNS is not a multiple of 16 * CLUSTER");
   extern __shared__ __align__(1024) char memory[];
   __shared__ Barrier loaded[STAGES], emptied[STAGES];
-  __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // E4M3: of the rows of the weight, by pairs of quarters
+  __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // E4M3: of the rows of the weight, by pair and quarter
   Ring<ROWS, COLUMNS> ring = {(StageMemory<ROWS, COLUMNS>*)memory, loaded, emptied};
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 tile = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
     (&scales[0][0][0])[threadIdx.x] = weight_row < (args.gated ? 2 : 1) * args.width ? args.weight_scales[weight_row] : 0;
   }
   // Step 1: multiply.
-  u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_pass = PASSES == 1 ? group : 0;
+  u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_pair = PASSES == 1 ? group : 0;
   float sums[PASSES][2 * QUARTER_SUMS] = {};
   Stage next = {0, 0};
 #pragma unroll 1
@@ -188,7 +188,7 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
     u32 x = shared_address(stage.x[x_row]);
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-      u32 weight = shared_address(stage.weight[(first_pass + pass) * COLUMNS / 2]);
+      u32 weight = shared_address(stage.weight[(first_pair + pass) * COLUMNS / 2]);
       // 16 bits: wgmma adds to the sums. e4m3: it sums a k-block, which is then added in float32.
       float k_block_sums[2 * QUARTER_SUMS];
       float(&accumulators)[2 * QUARTER_SUMS] = E4M3 ? k_block_sums : sums[pass];
@@ -207,7 +207,7 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   }
 
   // Step 2: store. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns.
-  u32 first_row = x_row + warp % 4 * 16 + lane / 4, half = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // output columns of two quarters
+  u32 first_row = x_row + warp % 4 * 16 + lane / 4, pair_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
   float x_scales[2] = {1, 1};  // of the thread's rows
   if (E4M3) {
     wait_for_primary();  // it writes x_scales
@@ -216,12 +216,12 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
     barrier<1, CONSUMERS>();  // `scales` are complete
   }
   auto store_sums = [&](u32 pass, u32 i, ColumnPair even, ColumnPair odd) {
-    u32 pair = first_pass + pass, in_quarter = i / 4 * 8 + lane % 4 * 2;
+    u32 pair = first_pair + pass, in_quarter = i / 4 * 8 + lane % 4 * 2;
     if (E4M3) {
       even.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][0][in_quarter]);
       odd.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][1][in_quarter]);
     }
-    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, (tile * 2 + pair) * half + in_quarter, even, odd);
+    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, (tile * 2 + pair) * pair_columns + in_quarter, even, odd);
   };
   if (CLUSTER == 1) {
 #pragma unroll
@@ -233,7 +233,7 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
       }
     return;
   }
-  // Send each sum to the thread of the same index in the block that adds it up.
+  // Clusters first send each sum to the thread of the same index in the block that adds it up.
   typedef float Exchange[CLUSTER][PASSES][2][OWN_SUMS][CONSUMERS * WARP];
   static_assert(CLUSTER == 1 || sizeof(Exchange) <= STAGES * sizeof(StageMemory<ROWS, COLUMNS>), "the exchanged sums must fit into the ring");
   Exchange& exchange = *(Exchange*)memory;
