@@ -61,7 +61,7 @@ final class RegionHandshake {
     // The caller's stream, one that a graph runs on, the group's stream and the side stream.
     private static final int STREAMS_PER_RANK = 4;
 
-    /** The most ranks on a GPU, those of all groups of the process. */
+    /** The most ranks of a process on one GPU, counting all groups. */
     static final int MOST_SHARING = MAX_QUEUES / STREAMS_PER_RANK;
 
     private final GroupContext context;
@@ -69,7 +69,7 @@ final class RegionHandshake {
     private final CudaDevice device;
     private final Function<List<String>, GpuTopology> topology;
     private final int rank;
-    private final List<CudaDevice> opened = new ArrayList<>(); // of peers in this process
+    private final List<CudaDevice> opened = new ArrayList<>(); // GPUs of peers in this process
     private NativeMemory[] memory = {}; // of each rank; null if not linked
     private List<RankInfo> infos;
     private P2pLinks links;
@@ -148,13 +148,13 @@ final class RegionHandshake {
         context.exchange("p2p-begin", new byte[0]);
         Disposal.run("P2P memory of earlier groups", RetiredRegions::free);
         if (options.isSharedGpus()) {
-            // A free waits for all kernels of the GPU, and keeps those from it that they wait for.
+            // Freeing waits for all kernels of the GPU, and blocks kernels that these wait for.
             Disposal.await(FREE_PATIENCE);
         }
         RegionHandshake handshake = new RegionHandshake(context, options, device, topology);
         boolean done = false;
         try {
-            String problem = handshake.firstProblem();
+            String problem = handshake.connect();
             if (problem != null) {
                 return new Outcome(null, null, null, problem);
             }
@@ -173,7 +173,8 @@ final class RegionHandshake {
         }
     }
 
-    private String firstProblem() {
+    /** Takes all steps up to the first that fails; returns its problem, or null. */
+    private String connect() {
         RankInfo info = new RankInfo();
         info.options = options.toString();
         info.problem = attempt(() -> fill(info));
@@ -181,19 +182,14 @@ final class RegionHandshake {
                 context.exchange("p2p", bytes(GSON.toJson(info))).stream()
                         .map(json -> GSON.fromJson(text(json), RankInfo.class))
                         .toList();
-        String problem = describe(infos, options.isSharedGpus());
+        String problem = reasonAgainst(infos, options.isSharedGpus());
         if (problem == null) {
-            takePlace();
-            RuntimeException refused = join();
-            problem =
-                    agree(
-                            context,
-                            "p2p-hosts",
-                            () -> {
-                                if (refused != null) {
-                                    throw refused;
-                                }
-                            });
+            String refusal = agree(context, "p2p-place", this::takePlace);
+            if (refusal != null) {
+                throw new EngineException(
+                        "cannot create group '" + context.name() + "': " + refusal);
+            }
+            problem = firstProblem(context, "p2p-hosts", joinHosts());
         }
         if (problem == null) {
             List<String> buses = infos.stream().map(one -> one.bus).toList();
@@ -208,7 +204,7 @@ final class RegionHandshake {
         if (problem == null) {
             byte[] address = bytes(Long.toString(own.memory().address()));
             List<byte[]> addresses = context.exchange("p2p-address", address);
-            problem = agree(context, "p2p-mapped", () -> open(addresses));
+            problem = agree(context, "p2p-mapped", () -> mapPeers(addresses));
         }
         if (problem == null) {
             problem = agree(context, "p2p-probed", this::writeProbes);
@@ -216,37 +212,25 @@ final class RegionHandshake {
         return problem == null ? agree(context, "p2p-checked", this::checkProbes) : problem;
     }
 
-    /** Takes a place on the GPU. Throws on all ranks if a rank is refused. */
+    /** Takes a place on the GPU, or throws. */
     private void takePlace() {
-        String refusal =
-                agree(
-                        context,
-                        "p2p-place",
-                        () -> {
-                            Set<String> jobs = new TreeSet<>();
-                            infos.forEach(info -> jobs.add(info.job));
-                            GpuLease lease = GpuLease.acquire(device.uuid(), jobs);
-                            List<String> gpus = infos.stream().map(info -> info.bus).toList();
-                            place =
-                                    new Place(
-                                            GpuTurns.PROCESS.join(
-                                                    infos.get(0).token, context.name(), rank, gpus),
-                                            lease);
-                            if (options.isSharedGpus()) {
-                                checkStreams(ranksHere(), System.getenv(CONNECTIONS));
-                            }
-                        });
-        if (refusal != null) {
-            throw new EngineException("cannot create group '" + context.name() + "': " + refusal);
+        Set<String> jobs = new TreeSet<>();
+        infos.forEach(info -> jobs.add(info.job));
+        GpuLease lease = GpuLease.acquire(device.uuid(), jobs);
+        List<String> gpus = infos.stream().map(info -> info.bus).toList();
+        String key = infos.get(0).token;
+        place = new Place(GpuTurns.PROCESS.join(key, context.name(), rank, gpus), lease);
+        if (options.isSharedGpus()) {
+            checkStreams(ranksOfProcess(), System.getenv(CONNECTIONS));
         }
     }
 
     /** Returns the ranks of this process on the GPU, of all groups. */
-    private int ranksHere() {
+    private int ranksOfProcess() {
         String bus = infos.get(rank).bus;
-        long elsewhere =
-                infos.stream().filter(info -> info.bus.equals(bus) && !isHere(info)).count();
-        return place.turn.ranksOnGpu() - (int) elsewhere;
+        long others =
+                infos.stream().filter(info -> info.bus.equals(bus) && !sharesProcess(info)).count();
+        return place.turn.ranksOnGpu() - (int) others;
     }
 
     /**
@@ -259,13 +243,13 @@ final class RegionHandshake {
      * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set
      */
     static void checkStreams(int ranks, String queues) {
-        int most = DEFAULT_QUEUES;
+        int count = DEFAULT_QUEUES;
         try {
-            most = queues == null ? most : Math.min(MAX_QUEUES, Integer.parseInt(queues.strip()));
+            count = queues == null ? count : Math.min(MAX_QUEUES, Integer.parseInt(queues.strip()));
         } catch (NumberFormatException e) {
             logger.debug("{}={} is not a number", CONNECTIONS, queues);
         }
-        if (ranks > 1 && ranks * STREAMS_PER_RANK > most) {
+        if (ranks > 1 && ranks * STREAMS_PER_RANK > count) {
             throw new EngineException(
                     String.format(
                             "%d ranks of this process share a GPU, counting those of all cuda_p2p"
@@ -275,22 +259,22 @@ final class RegionHandshake {
                             ranks,
                             ranks * STREAMS_PER_RANK,
                             STREAMS_PER_RANK,
-                            most,
+                            count,
                             CONNECTIONS,
                             MAX_QUEUES,
                             MOST_SHARING));
         }
     }
 
-    /** Joins the hosts, which tell when memory can be freed; returns the failure, or null. */
-    private RuntimeException join() {
+    /** Joins the hosts, which tell when memory can be freed; returns the problem, or "". */
+    private String joinHosts() {
         try {
             hosts = HostSync.join(context);
-            return null;
+            return "";
         } catch (CollectiveTimeoutException e) {
-            throw e; // A rank that did not come will not come to agree, either.
+            throw e; // A rank that did not come will not come to exchange problems, either.
         } catch (RuntimeException e) {
-            return e;
+            return e.toString();
         }
     }
 
@@ -302,7 +286,12 @@ final class RegionHandshake {
      * @return the problem of the first rank on which it failed, the same on all ranks; null if none
      */
     static String agree(GroupContext context, String name, Runnable step) {
-        List<byte[]> problems = context.exchange(name, bytes(attempt(step)));
+        return firstProblem(context, name, attempt(step));
+    }
+
+    /** Exchanges problems, "" for none; returns the one of the lowest rank, or null. */
+    private static String firstProblem(GroupContext context, String name, String own) {
+        List<byte[]> problems = context.exchange(name, bytes(own));
         for (int rank = 0; rank < problems.size(); rank++) {
             if (problems.get(rank).length > 0) {
                 return "rank " + rank + ": " + text(problems.get(rank));
@@ -328,7 +317,7 @@ final class RegionHandshake {
     }
 
     /** Returns the reason why these ranks cannot use P2P, or null. */
-    static String describe(List<RankInfo> infos, boolean sharedGpus) {
+    static String reasonAgainst(List<RankInfo> infos, boolean sharedGpus) {
         for (int rank = 0; rank < infos.size(); rank++) {
             RankInfo info = infos.get(rank);
             if (!info.problem.isEmpty()) {
@@ -351,6 +340,7 @@ final class RegionHandshake {
         return null;
     }
 
+    /** Runs a step; returns its problem, or "". */
     private static String attempt(Runnable step) {
         try {
             step.run();
@@ -368,6 +358,7 @@ final class RegionHandshake {
         return new String(bytes, StandardCharsets.UTF_8);
     }
 
+    /** Describes this rank, and opens its channel. */
     private void fill(RankInfo info) {
         if (context.worldSize() > RegionLayout.MAX_RANKS) {
             throw new EngineException(
@@ -395,27 +386,12 @@ final class RegionHandshake {
         info.token = HexFormat.of().formatHex(token);
     }
 
-    private boolean isHere(RankInfo info) {
+    private boolean sharesProcess(RankInfo info) {
         return info.pid == ProcessHandle.current().pid();
     }
 
     private void allocate() {
-        direct =
-                options.isDirect()
-                        && links.kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK
-                        && infos.stream().allMatch(this::isHere);
-        for (int peer : linked) {
-            RankInfo info = infos.get(peer);
-            if (isHere(info) && info.ordinal != device.device().getDeviceId()) {
-                CudaDevice other = CudaDevice.open(Device.gpu(info.ordinal));
-                opened.add(other);
-                if (!other.canAccessPeer(device)) {
-                    throw new EngineException(other + " cannot access " + device);
-                }
-                direct = direct && enableAccess(other);
-            }
-        }
-        direct = direct && isTorchMemoryAccessible();
+        openDevices();
         try {
             own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         } catch (CudaException e) {
@@ -431,6 +407,26 @@ final class RegionHandshake {
             stream.memsetAsync(oneShot, RegionLayout.ABSENT, 2 * layout.half(Algorithm.ONE_SHOT));
             stream.synchronize();
         }
+    }
+
+    /** Opens the GPUs of linked peers in this process; finds out whether all-reduces are direct. */
+    private void openDevices() {
+        direct =
+                options.isDirect()
+                        && links.kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK
+                        && infos.stream().allMatch(this::sharesProcess);
+        for (int peer : linked) {
+            RankInfo info = infos.get(peer);
+            if (sharesProcess(info) && info.ordinal != device.device().getDeviceId()) {
+                CudaDevice other = CudaDevice.open(Device.gpu(info.ordinal));
+                opened.add(other);
+                if (!other.canAccessPeer(device)) {
+                    throw new EngineException(other + " cannot access " + device);
+                }
+                direct = direct && enableAccess(other);
+            }
+        }
+        direct = direct && isTorchMemoryAccessible();
     }
 
     private boolean enableAccess(CudaDevice other) {
@@ -458,7 +454,7 @@ final class RegionHandshake {
     private void send() {
         for (int peer : linked) {
             RankInfo info = infos.get(peer);
-            if (isHere(info)) {
+            if (sharesProcess(info)) {
                 continue;
             }
             if (info.channel == null || channel == null) {
@@ -472,7 +468,7 @@ final class RegionHandshake {
         }
     }
 
-    private void open(List<byte[]> addresses) {
+    private void mapPeers(List<byte[]> addresses) {
         NativeMemory[] found = new NativeMemory[infos.size()];
         byte[] token = HexFormat.of().parseHex(infos.get(rank).token);
         boolean done = false;
@@ -480,8 +476,8 @@ final class RegionHandshake {
             for (int peer : linked) {
                 if (peer == rank) {
                     found[peer] = own.memory();
-                } else if (isHere(infos.get(peer))) {
-                    found[peer] = openHere(peer, Long.parseLong(text(addresses.get(peer))));
+                } else if (sharesProcess(infos.get(peer))) {
+                    found[peer] = mappedHere(peer, Long.parseLong(text(addresses.get(peer))));
                 } else {
                     // One arrives from each linked rank, in any order.
                     DescriptorChannel.Received received =
@@ -492,7 +488,7 @@ final class RegionHandshake {
                                                             "the memory of another process did not"
                                                                     + " arrive"));
                     try (Descriptor descriptor = received.descriptor()) {
-                        found[sender(received.tag(), found)] = openThere(descriptor);
+                        found[checkSender(received.tag(), found)] = map(descriptor);
                     }
                 }
             }
@@ -507,10 +503,10 @@ final class RegionHandshake {
         }
     }
 
-    private int sender(int tag, NativeMemory[] found) {
+    private int checkSender(int tag, NativeMemory[] found) {
         if (tag < 0
                 || tag >= found.length
-                || isHere(infos.get(tag))
+                || sharesProcess(infos.get(tag))
                 || !links.isLinked(rank, tag)
                 || found[tag] != null) {
             throw new EngineException("rank " + tag + " sent memory unexpectedly");
@@ -518,14 +514,15 @@ final class RegionHandshake {
         return tag;
     }
 
-    /** Returns the memory of another rank of this process, which has given this GPU access. */
-    private NativeMemory openHere(int peer, long address) {
+    /** Returns the memory of a peer in this process, which has given this GPU access. */
+    private NativeMemory mappedHere(int peer, long address) {
         // libtorch needs the GPU that owns the memory.
         Device owner = Device.gpu(infos.get(peer).ordinal);
         return new NativeMemory(address, own.memory().byteSize(), owner, () -> {});
     }
 
-    private NativeMemory openThere(Descriptor descriptor) {
+    /** Maps the memory of a peer in another process. */
+    private NativeMemory map(Descriptor descriptor) {
         CudaVirtualMemory mapped =
                 CudaVirtualMemory.open(device, descriptor, own.memory().byteSize());
         // Fails here, and not within an operation, if libtorch refuses the memory.

@@ -51,7 +51,7 @@ class RegionHandshakeTest {
     private static String problem(Consumer<RegionHandshake.RankInfo> change) {
         List<RegionHandshake.RankInfo> infos = infos();
         change.accept(infos.get(2));
-        return RegionHandshake.describe(infos, false);
+        return RegionHandshake.reasonAgainst(infos, false);
     }
 
     private static void assertOptionsDiffer(CudaP2pOptions.Builder options, String text) {
@@ -187,7 +187,7 @@ class RegionHandshakeTest {
                 problem(info -> info.bus = "0000:00:00.0"));
         List<RegionHandshake.RankInfo> infos = infos();
         infos.forEach(info -> info.bus = "0000:00:00.0");
-        assertNull(RegionHandshake.describe(infos, true));
+        assertNull(RegionHandshake.reasonAgainst(infos, true));
     }
 
     /** Even if the regions have the same size. */
