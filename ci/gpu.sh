@@ -3,8 +3,8 @@
 # for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
 #   ci/gpu.sh [--classes REGEX] [--join] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
-#     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs of a part of the classes each,
-#                   also at the same time, each with a GPU of its own
+#     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs that divide the classes, one after
+#                   the other or at the same time on different GPUs
 #     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
 #     --json        file of the summary, not written if all tests are skipped; if not given, named after the number of GPUs and
 #                   their kind, for example ci/results/gpu-tests-1xh100.json
@@ -45,18 +45,15 @@ done
 
 # CUDA numbers GPUs as nvidia-smi does.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
-gpus=$(nvidia-smi ${CUDA_VISIBLE_DEVICES+"--id=$CUDA_VISIBLE_DEVICES"} --query-gpu=name --format=csv,noheader 2>/dev/null) && [[ -n $gpus ]] ||
+names=$(nvidia-smi ${CUDA_VISIBLE_DEVICES+"--id=$CUDA_VISIBLE_DEVICES"} --query-gpu=name --format=csv,noheader 2>/dev/null) && [[ -n $names ]] ||
   die "no test ran: nvidia-smi shows no GPU${CUDA_VISIBLE_DEVICES+ of CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES'}"
-mapfile -t gpus <<<"$gpus"
+mapfile -t gpus <<<"$names"
 
-# summary_file: prints the default file of the summary.
-summary_file() {
-  local kind=${gpus[0]#NVIDIA }
+if [[ -z $json ]]; then
+  kind=${gpus[0]#NVIDIA }
   kind=${kind%% *}
-  printf '%s/ci/results/gpu-tests-%dx%s.json' "$root" "${#gpus[@]}" "${kind,,}"
-}
-
-[[ -n $json ]] || json=$(summary_file)
+  json=$root/ci/results/gpu-tests-${#gpus[@]}x${kind,,}.json
+fi
 
 # built_class_path: prints the class path of this build.
 built_class_path() {
@@ -78,12 +75,12 @@ else
   use_java || command -v java >/dev/null || die "no Java $MIN_JAVA or newer found"
 fi
 
-# Ranks share GPUs: with one GPU in most tests, with less than 8 in some. Each stream then needs a hardware queue of its own, or one
-# rank waits behind another; there are 8 unless set.
+# Ranks share a single GPU in most tests, and fewer than 8 GPUs in some. Each stream then needs a hardware queue of its own, or one
+# rank's kernel waits behind another's. A GPU has 8 queues unless this is set.
 if ((${#gpus[@]} < 8)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 fi
-# Lazy loading of a kernel may wait for kernels of other ranks, which wait for this rank.
+# With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank.
 if ((${#gpus[@]} == 1)); then
   export CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
@@ -92,10 +89,9 @@ mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 # As Maven's tests: a test that trains a small model on the CPU takes minutes if each of many cores has a thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 status=0
-before=$(stat -c %y "$json" 2>/dev/null) || true
+modified=$(stat -c %y "$json" 2>/dev/null) || true
 java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.report.join=$join" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
   org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
-after=$(stat -c %y "$json" 2>/dev/null) || true
-[[ $after == "$before" ]] || say "The summary is in $json"
+[[ $(stat -c %y "$json" 2>/dev/null) == "$modified" ]] || say "The summary is in $json"
 exit "$status"
