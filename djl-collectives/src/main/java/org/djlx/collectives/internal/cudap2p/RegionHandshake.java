@@ -212,6 +212,58 @@ final class RegionHandshake {
         return problem == null ? agree(context, "p2p-checked", this::checkProbes) : problem;
     }
 
+    /** Describes this rank, and opens its channel. */
+    private void fill(RankInfo info) {
+        if (context.worldSize() > RegionLayout.MAX_RANKS) {
+            throw new EngineException(
+                    "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
+        }
+        if (!CudaVirtualMemory.isSupported(device)) {
+            throw new EngineException(
+                    device + " or its driver cannot share memory by file descriptors");
+        }
+        // NCCL_HOSTID declares ranks to be on different hosts, for NCCL and so for P2P.
+        info.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
+        info.pid = ProcessHandle.current().pid();
+        info.job = GpuLease.JOB;
+        info.ordinal = device.device().getDeviceId();
+        info.bus = device.pciBusId();
+        try {
+            channel = DescriptorChannel.open();
+            info.channel = channel.name();
+        } catch (EngineException e) {
+            logger.debug(
+                    "group '{}': cannot pass descriptors to other processes", context.name(), e);
+        }
+        byte[] token = new byte[TOKEN_BYTES];
+        new SecureRandom().nextBytes(token);
+        info.token = HexFormat.of().formatHex(token);
+    }
+
+    /** Returns the reason why these ranks cannot use P2P, or null. */
+    static String reasonAgainst(List<RankInfo> infos, boolean sharedGpus) {
+        for (int rank = 0; rank < infos.size(); rank++) {
+            RankInfo info = infos.get(rank);
+            if (!info.problem.isEmpty()) {
+                return "rank " + rank + ": " + info.problem;
+            }
+            if (!info.host.equals(infos.get(0).host)) {
+                return "rank 0 and rank " + rank + " are on different hosts";
+            }
+            if (!info.options.equals(infos.get(0).options)) {
+                return String.format(
+                        "rank 0 and rank %d have different options: %s; and %s",
+                        rank, infos.get(0).options, info.options);
+            }
+            for (int other = 0; other < rank && !sharedGpus; other++) {
+                if (info.bus.equals(infos.get(other).bus)) {
+                    return "rank " + other + " and rank " + rank + " are on the same GPU";
+                }
+            }
+        }
+        return null;
+    }
+
     /** Takes a place on the GPU, or throws. */
     private void takePlace() {
         Set<String> jobs = new TreeSet<>();
@@ -279,115 +331,42 @@ final class RegionHandshake {
     }
 
     /**
-     * Runs a step on all ranks.
-     *
-     * @param context the group and the rank
-     * @param step the step, which throws if it fails
-     * @return the problem of the first rank on which it failed, the same on all ranks; null if none
+     * Returns the links between the ranks, the same on all ranks: the links in the options, or else
+     * the links that rank 0 detects.
      */
-    static String agree(GroupContext context, String name, Runnable step) {
-        return firstProblem(context, name, attempt(step));
-    }
-
-    /** Exchanges problems, "" for none; returns the one of the lowest rank, or null. */
-    private static String firstProblem(GroupContext context, String name, String own) {
-        List<byte[]> problems = context.exchange(name, bytes(own));
-        for (int rank = 0; rank < problems.size(); rank++) {
-            if (problems.get(rank).length > 0) {
-                return "rank " + rank + ": " + text(problems.get(rank));
+    static P2pLinks links(
+            GroupContext context,
+            CudaP2pOptions options,
+            List<String> buses,
+            Function<List<String>, GpuTopology> topology) {
+        int ranks = buses.size();
+        if (options.topology().isPresent()) {
+            return P2pLinks.of(options.topology().get(), ranks);
+        }
+        P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
+        if (context.rank() == 0) {
+            String found;
+            try {
+                GpuTopology seen = topology.apply(buses);
+                links = P2pLinks.of(seen);
+                found = seen.summary();
+            } catch (RuntimeException | LinkageError e) {
+                found = "cannot find how the GPUs are linked: " + e;
             }
+            logger.info("group '{}': {}; {}", context.name(), found, meaning(links.kind()));
         }
-        return null;
+        List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
+        return GSON.fromJson(text(all.get(0)), P2pLinks.class);
     }
 
-    /**
-     * Returns the names that all ranks have in common.
-     *
-     * @param context the group and the rank
-     * @param name the name of the step
-     * @param own the names of this rank, without commas
-     * @return the names that every rank has, the same on all ranks
-     */
-    static Set<String> common(GroupContext context, String name, Set<String> own) {
-        Set<String> common = new TreeSet<>(own);
-        for (byte[] names : context.exchange(name, bytes(String.join(",", own)))) {
-            common.retainAll(Set.of(text(names).split(",")));
-        }
-        return common;
-    }
-
-    /** Returns the reason why these ranks cannot use P2P, or null. */
-    static String reasonAgainst(List<RankInfo> infos, boolean sharedGpus) {
-        for (int rank = 0; rank < infos.size(); rank++) {
-            RankInfo info = infos.get(rank);
-            if (!info.problem.isEmpty()) {
-                return "rank " + rank + ": " + info.problem;
-            }
-            if (!info.host.equals(infos.get(0).host)) {
-                return "rank 0 and rank " + rank + " are on different hosts";
-            }
-            if (!info.options.equals(infos.get(0).options)) {
-                return String.format(
-                        "rank 0 and rank %d have different options: %s; and %s",
-                        rank, infos.get(0).options, info.options);
-            }
-            for (int other = 0; other < rank && !sharedGpus; other++) {
-                if (info.bus.equals(infos.get(other).bus)) {
-                    return "rank " + other + " and rank " + rank + " are on the same GPU";
-                }
-            }
-        }
-        return null;
-    }
-
-    /** Runs a step; returns its problem, or "". */
-    private static String attempt(Runnable step) {
-        try {
-            step.run();
-            return "";
-        } catch (RuntimeException | LinkageError e) {
-            return e.toString();
-        }
-    }
-
-    private static byte[] bytes(String text) {
-        return text.getBytes(StandardCharsets.UTF_8);
-    }
-
-    private static String text(byte[] bytes) {
-        return new String(bytes, StandardCharsets.UTF_8);
-    }
-
-    /** Describes this rank, and opens its channel. */
-    private void fill(RankInfo info) {
-        if (context.worldSize() > RegionLayout.MAX_RANKS) {
-            throw new EngineException(
-                    "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
-        }
-        if (!CudaVirtualMemory.isSupported(device)) {
-            throw new EngineException(
-                    device + " or its driver cannot share memory by file descriptors");
-        }
-        // NCCL_HOSTID declares ranks to be on different hosts, for NCCL and so for P2P.
-        info.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
-        info.pid = ProcessHandle.current().pid();
-        info.job = GpuLease.JOB;
-        info.ordinal = device.device().getDeviceId();
-        info.bus = device.pciBusId();
-        try {
-            channel = DescriptorChannel.open();
-            info.channel = channel.name();
-        } catch (EngineException e) {
-            logger.debug(
-                    "group '{}': cannot pass descriptors to other processes", context.name(), e);
-        }
-        byte[] token = new byte[TOKEN_BYTES];
-        new SecureRandom().nextBytes(token);
-        info.token = HexFormat.of().formatHex(token);
-    }
-
-    private boolean sharesProcess(RankInfo info) {
-        return info.pid == ProcessHandle.current().pid();
+    private static String meaning(GpuTopology.Kind kind) {
+        return switch (kind) {
+            case FULLY_CONNECTED_NVLINK -> "all-reduces of floats go from GPU to GPU";
+            case HYBRID_CUBE_MESH -> "small all-reduces go from GPU to GPU, other ones use NCCL";
+            case OTHER ->
+                    "all-reduces use NCCL; if NVLink joins all of them, say so by"
+                            + " CudaP2pOptions.optTopology";
+        };
     }
 
     private void allocate() {
@@ -535,7 +514,7 @@ final class RegionHandshake {
         }
     }
 
-    private static int pattern(int from, int to) {
+    private static int probeValue(int from, int to) {
         return 0x5eed0000 + from * 256 + to + 1;
     }
 
@@ -543,7 +522,7 @@ final class RegionHandshake {
         try (CudaStream stream = CudaStream.create(device)) {
             for (int peer : linked) {
                 stream.writeValue32(
-                        memory[peer].address() + layout.probe(rank), pattern(rank, peer));
+                        memory[peer].address() + layout.probe(rank), probeValue(rank, peer));
             }
             stream.synchronize();
         }
@@ -555,11 +534,11 @@ final class RegionHandshake {
                 long probe = layout.probe(peer);
                 NDArray word =
                         Torch.view(manager, own.memory(), probe, new Shape(1), ScalarType.INT32);
-                if (word.toIntArray()[0] != pattern(peer, rank)) {
+                if (word.toIntArray()[0] != probeValue(peer, rank)) {
                     throw new EngineException(
                             "a write of rank " + peer + " to rank " + rank + " did not arrive");
                 }
-                if (readProbe(manager, peer) != pattern(rank, peer)) {
+                if (readProbe(manager, peer) != probeValue(rank, peer)) {
                     throw new EngineException(
                             "rank " + rank + " cannot read what it wrote to rank " + peer);
                 }
@@ -578,43 +557,64 @@ final class RegionHandshake {
         }
     }
 
-    /**
-     * Returns the links between the ranks, the same on all ranks: the links in the options, or else
-     * the links that rank 0 detects.
-     */
-    static P2pLinks links(
-            GroupContext context,
-            CudaP2pOptions options,
-            List<String> buses,
-            Function<List<String>, GpuTopology> topology) {
-        int ranks = buses.size();
-        if (options.topology().isPresent()) {
-            return P2pLinks.of(options.topology().get(), ranks);
-        }
-        P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
-        if (context.rank() == 0) {
-            String found;
-            try {
-                GpuTopology seen = topology.apply(buses);
-                links = P2pLinks.of(seen);
-                found = seen.summary();
-            } catch (RuntimeException | LinkageError e) {
-                found = "cannot find how the GPUs are linked: " + e;
-            }
-            logger.info("group '{}': {}; {}", context.name(), found, meaning(links.kind()));
-        }
-        List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
-        return GSON.fromJson(text(all.get(0)), P2pLinks.class);
+    private boolean sharesProcess(RankInfo info) {
+        return info.pid == ProcessHandle.current().pid();
     }
 
-    private static String meaning(GpuTopology.Kind kind) {
-        return switch (kind) {
-            case FULLY_CONNECTED_NVLINK -> "all-reduces of floats go from GPU to GPU";
-            case HYBRID_CUBE_MESH -> "small all-reduces go from GPU to GPU, other ones use NCCL";
-            case OTHER ->
-                    "all-reduces use NCCL; if NVLink joins all of them, say so by"
-                            + " CudaP2pOptions.optTopology";
-        };
+    /**
+     * Runs a step on all ranks.
+     *
+     * @param context the group and the rank
+     * @param step the step, which throws if it fails
+     * @return the problem of the first rank on which it failed, the same on all ranks; null if none
+     */
+    static String agree(GroupContext context, String name, Runnable step) {
+        return firstProblem(context, name, attempt(step));
+    }
+
+    /** Exchanges problems, "" for none; returns the one of the lowest rank, or null. */
+    private static String firstProblem(GroupContext context, String name, String own) {
+        List<byte[]> problems = context.exchange(name, bytes(own));
+        for (int rank = 0; rank < problems.size(); rank++) {
+            if (problems.get(rank).length > 0) {
+                return "rank " + rank + ": " + text(problems.get(rank));
+            }
+        }
+        return null;
+    }
+
+    /**
+     * Returns the names that all ranks have in common.
+     *
+     * @param context the group and the rank
+     * @param name the name of the step
+     * @param own the names of this rank, without commas
+     * @return the names that every rank has, the same on all ranks
+     */
+    static Set<String> common(GroupContext context, String name, Set<String> own) {
+        Set<String> common = new TreeSet<>(own);
+        for (byte[] names : context.exchange(name, bytes(String.join(",", own)))) {
+            common.retainAll(Set.of(text(names).split(",")));
+        }
+        return common;
+    }
+
+    /** Runs a step; returns its problem, or "". */
+    private static String attempt(Runnable step) {
+        try {
+            step.run();
+            return "";
+        } catch (RuntimeException | LinkageError e) {
+            return e.toString();
+        }
+    }
+
+    private static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    private static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.UTF_8);
     }
 
     /** Frees what the region does not own; without a region, everything. */
