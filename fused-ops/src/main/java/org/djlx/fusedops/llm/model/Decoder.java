@@ -462,6 +462,82 @@ final class Decoder implements AutoCloseable {
         return graph;
     }
 
+    /** Launches the kernels of a step, mostly during graph capture. */
+    private void record(Key key) {
+        int rows = key.rows;
+        long sampledIndices = sampledIndices(key);
+        long positions = sampledIndices + (long) rows * Integer.BYTES;
+        long firstSplits = positions + (long) rows * Integer.BYTES;
+        long table = firstSplits + (long) rows * Integer.BYTES;
+        int firstToken = vocabularyPart * group.rank();
+        int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
+        if (!key.lastLayer) { // Otherwise launch() writes the residual stream.
+            kernels.embed(
+                    stream,
+                    rows,
+                    Torch.dataPointer(matmuls.firstPartial()),
+                    Torch.dataPointer(inputs) + key.tokensOffset(),
+                    sampledIndices,
+                    Torch.dataPointer(sampled),
+                    Torch.dataPointer(weights.embedding()),
+                    firstToken,
+                    vocabularyPart,
+                    config.hiddenSize());
+        }
+        DecoderMatmuls.Step step = matmuls.begin(rows);
+        int attentionSize = queryHeads * config.headSize();
+        int qkvSize = attentionSize + 2 * kvHeads * config.headSize();
+        for (int i = firstLayer; i < config.layers(); i++) {
+            ModelWeights.Layer layer = weights.layer(i);
+            step.multiplyNormed(qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
+            step.launchChain();
+            gpu.normHeads(stream, layer, rows, qkv);
+            kernels.attend(
+                    stream,
+                    attention(i, positions, firstSplits, table),
+                    key.sharesSequences,
+                    !step.isLarge(),
+                    step.isChained(),
+                    rows,
+                    kvHeads,
+                    key.splits,
+                    key.tableStride());
+            step.multiplyToPartial(attended, layer.attentionOut(), attentionSize);
+            step.mlp(layer);
+        }
+        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), vocabularyPart);
+        step.launchChain();
+        long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
+        kernels.top(
+                stream,
+                rows,
+                Torch.dataPointer(tops),
+                ownLogits,
+                Torch.dataPointer(topParts),
+                topCounters(),
+                firstToken,
+                Math.max(0, Math.min(vocabularyPart, config.vocabularySize() - firstToken)),
+                logits.getShape().get(1),
+                group.rank(),
+                group.worldSize());
+    }
+
+    private DecoderKernels.Attention attention(
+            int layer, long positions, long firstSplits, long table) {
+        return new DecoderKernels.Attention(
+                Torch.dataPointer(attended),
+                Torch.dataPointer(qkv),
+                cache.addresses(layer),
+                positions,
+                table,
+                Torch.dataPointer(attention.tables(layer).cosines()),
+                Torch.dataPointer(attention.tables(layer).sines()),
+                firstSplits,
+                Torch.dataPointer(splits),
+                Torch.dataPointer(counters),
+                config.layer(layer).attention().window());
+    }
+
     /** Gathers by all-reduce: each rank has zeros where other ranks have values. */
     private Work gather(NDArray array, int rows) {
         try (NDArray first = array.get(new NDIndex().addSliceDim(0, rows))) {
@@ -616,82 +692,6 @@ final class Decoder implements AutoCloseable {
                 buffers.results.address() + LISTS_OFFSET,
                 Torch.dataPointer(edited),
                 editedStride());
-    }
-
-    /** Launches the kernels of a step, mostly during graph capture. */
-    private void record(Key key) {
-        int rows = key.rows;
-        long sampledIndices = sampledIndices(key);
-        long positions = sampledIndices + (long) rows * Integer.BYTES;
-        long firstSplits = positions + (long) rows * Integer.BYTES;
-        long table = firstSplits + (long) rows * Integer.BYTES;
-        int firstToken = vocabularyPart * group.rank();
-        int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise launch() writes the residual stream.
-            kernels.embed(
-                    stream,
-                    rows,
-                    Torch.dataPointer(matmuls.firstPartial()),
-                    Torch.dataPointer(inputs) + key.tokensOffset(),
-                    sampledIndices,
-                    Torch.dataPointer(sampled),
-                    Torch.dataPointer(weights.embedding()),
-                    firstToken,
-                    vocabularyPart,
-                    config.hiddenSize());
-        }
-        DecoderMatmuls.Step step = matmuls.begin(rows);
-        int attentionSize = queryHeads * config.headSize();
-        int qkvSize = attentionSize + 2 * kvHeads * config.headSize();
-        for (int i = firstLayer; i < config.layers(); i++) {
-            ModelWeights.Layer layer = weights.layer(i);
-            step.multiplyNormed(qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
-            step.launchChain();
-            gpu.normHeads(stream, layer, rows, qkv);
-            kernels.attend(
-                    stream,
-                    attention(i, positions, firstSplits, table),
-                    key.sharesSequences,
-                    !step.isLarge(),
-                    step.isChained(),
-                    rows,
-                    kvHeads,
-                    key.splits,
-                    key.tableStride());
-            step.multiplyToPartial(attended, layer.attentionOut(), attentionSize);
-            step.mlp(layer);
-        }
-        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), vocabularyPart);
-        step.launchChain();
-        long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
-        kernels.top(
-                stream,
-                rows,
-                Torch.dataPointer(tops),
-                ownLogits,
-                Torch.dataPointer(topParts),
-                topCounters(),
-                firstToken,
-                Math.max(0, Math.min(vocabularyPart, config.vocabularySize() - firstToken)),
-                logits.getShape().get(1),
-                group.rank(),
-                group.worldSize());
-    }
-
-    private DecoderKernels.Attention attention(
-            int layer, long positions, long firstSplits, long table) {
-        return new DecoderKernels.Attention(
-                Torch.dataPointer(attended),
-                Torch.dataPointer(qkv),
-                cache.addresses(layer),
-                positions,
-                table,
-                Torch.dataPointer(attention.tables(layer).cosines()),
-                Torch.dataPointer(attention.tables(layer).sines()),
-                firstSplits,
-                Torch.dataPointer(splits),
-                Torch.dataPointer(counters),
-                config.layer(layer).attention().window());
     }
 
     private long sampledIndices(Key key) {
