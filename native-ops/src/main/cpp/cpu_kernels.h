@@ -76,7 +76,7 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
 typedef __m512i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm512_loadu_si512(p); }
 INLINE Bytes nibbles(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_epi16(b, shift), _mm512_set1_epi8(15)); }
-INLINE Bytes same4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
+INLINE Bytes broadcast4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
 INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
@@ -87,7 +87,7 @@ INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1
 typedef __m256i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 INLINE Bytes nibbles(Bytes b, int shift) { return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15)); }
-INLINE Bytes same4(const int8_t* p) { return _mm256_set1_epi32(*(const AnyInt*)p); }
+INLINE Bytes broadcast4(const int8_t* p) { return _mm256_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm256_cvtps_epi32((__m256)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 16 bits
   Bytes even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
@@ -224,7 +224,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
   const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
   Floats acc[N][vectors] = {};
   for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
-    Ints s[N][2][vectors];
+    Ints s[N][2][vectors];  // of the first and the second half of the group's inputs
     const int8_t* x[N];
     for (int r = 0; r < N; r++) {
       int64_t at = (row + r) * count + g;
@@ -239,7 +239,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
         if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
         if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
         for (int r = 0; r < N; r++) {
-          Bytes x0 = same4(x[r] + b), x1 = same4(x[r] + GROUP / 2 + b);
+          Bytes x0 = broadcast4(x[r] + b), x1 = broadcast4(x[r] + GROUP / 2 + b);
           if (TYPE == INT4) {
             dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
           } else {
@@ -363,7 +363,7 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
     int64_t offsets[block];
     for (int t = 0; t < count; t++) offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
     for (int64_t g = 0; g < group; g++) {
-      float p[block];
+      float p[block];  // scores, then their exponentials
       for (int t = 0; t < count; t++) {
         for (int64_t i = 0; g == 0 && i < size; i += 64 / sizeof(T)) {  // The step's weights have driven both out of the cache.
           __builtin_prefetch((const T*)a.keys + offsets[t + 8 < count ? t + 8 : t] + i);
@@ -371,7 +371,7 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
         }
         p[t] = a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size);
       }
-      for (int t = count; t < block; t++) p[t] = 0;
+      for (int t = count; t < block; t++) p[t] = 0;  // the last vector is read whole
       if (a.cap > 0)
         for (int t = 0; t < count; t += LANES) store(p + t, a.cap * tanh(load(p + t) / a.cap));
       for (int t = count; t < block; t++) p[t] = -INFINITY;
@@ -409,7 +409,7 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   for (int64_t i = 0; i < group * size; i++) out[i] /= total[i / size];
 }
 
-// One of attention's two loops: over the rows if it rotates, else over the KV heads of each row.
+// One of attention's two loops: over rows if it rotates, else over the KV heads of all rows.
 template <class T> void attention_loop(const Attention& a, bool rotates, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) rotates ? rotate_and_cache<T>(a, i) : attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
 }
