@@ -419,9 +419,9 @@ final class Decoder implements AutoCloseable {
         try {
             stream.waitEvent(handover);
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
-            CudaGraph graph = graph(key);
+            CudaGraph graph = graphs.computeIfAbsent(key, this::capture);
             if (prefill != null) {
-                writeResidual(prefill, key.rows); // After graph(): record() may overwrite it.
+                writeResidual(prefill, key.rows); // After capture(), which may overwrite it.
             }
             boolean isPlain = rows.stream().allMatch(row -> row.sampling().isPlain());
             boolean gathers = (keepsLogits || !isPlain) && group.worldSize() > 1;
@@ -449,17 +449,11 @@ final class Decoder implements AutoCloseable {
         return buffers.last;
     }
 
-    /** Returns the graph of steps with a key. Captures it on first use. */
-    private CudaGraph graph(Key key) {
-        CudaGraph graph = graphs.get(key);
-        if (graph == null) {
-            if (matmuls.isLarge(key.rows)) {
-                record(key); // cuBLASLt may load kernels. The graph computes the same again.
-            }
-            graph = CudaGraph.capture(stream, () -> record(key));
-            graphs.put(key, graph);
+    private CudaGraph capture(Key key) {
+        if (matmuls.isLarge(key.rows)) {
+            record(key); // cuBLASLt may load kernels. The graph computes the same again.
         }
-        return graph;
+        return CudaGraph.capture(stream, () -> record(key));
     }
 
     /** Launches the kernels of a step, mostly during graph capture. */
@@ -712,13 +706,13 @@ final class Decoder implements AutoCloseable {
         private List<DeviceToken> tokens; // null until await()
         private final List<float[]> copies = new ArrayList<>(); // of the logits, if kept
 
-        Results(HostBuffers buffers, List<Row> of, List<Work> works) {
+        Results(HostBuffers buffers, List<Row> all, List<Work> works) {
             this.buffers = buffers;
             this.works = works;
-            for (int i = 0; i < of.size(); i++) {
-                if (of.get(i).needsLogits()) {
+            for (int i = 0; i < all.size(); i++) {
+                if (all.get(i).needsLogits()) {
                     rows.add(i);
-                    sampling.add(of.get(i).sampling());
+                    sampling.add(all.get(i).sampling());
                 }
             }
         }

@@ -168,7 +168,7 @@ final class DecoderMatmuls {
         private final List<MatmulChain.Link> links = new ArrayList<>(); // of the next chain
         private NDArray partial; // this rank's addend of the residual stream
         private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
-        private NDArray sum; // the residual stream; 0 at first
+        private NDArray sum; // the residual stream; zeros at first
         private NDArray free; // for the next partial sum, or in a chain for the next sum
         private NDArray spare; // becomes free at the first norm, in place of zeros; then null
 
@@ -408,8 +408,8 @@ final class DecoderMatmuls {
         }
 
         /**
-         * Returns x in e4m3. If x is {@code e4m3Rows} or {@code activated}, the kernel before has
-         * written it there already.
+         * Returns x in e4m3, in {@code e4m3Rows}. If x is {@code e4m3Rows} or {@code activated},
+         * the previous kernel has written it there already.
          */
         private QuantizeKernels.Matrix e4m3(NDArray x, int depth) {
             QuantizeKernels.Matrix to = e4m3Rows(depth);
