@@ -15,6 +15,7 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
@@ -63,6 +64,8 @@ final class RegionHandshake {
 
     /** The most ranks of a process on one GPU, counting all groups. */
     static final int MOST_SHARING = MAX_QUEUES / STREAMS_PER_RANK;
+
+    private static final AtomicBoolean WARNED = new AtomicBoolean(); // that queues are few
 
     private final GroupContext context;
     private final CudaP2pOptions options;
@@ -272,12 +275,10 @@ final class RegionHandshake {
         List<String> gpus = infos.stream().map(info -> info.bus).toList();
         String key = infos.get(0).token;
         place = new Place(GpuTurns.PROCESS.join(key, context.name(), rank, gpus), lease);
-        if (options.isSharedGpus()) {
-            checkStreams(ranksOfProcess(), System.getenv(CONNECTIONS));
-        }
+        checkStreams(place.turn.sharesGpu(), ranksOfProcess(), System.getenv(CONNECTIONS));
     }
 
-    /** Returns the ranks of this process on the GPU, of all groups. */
+    /** Returns the ranks on the GPU, of all groups, but for this group's in other processes. */
     private int ranksOfProcess() {
         String bus = infos.get(rank).bus;
         long others =
@@ -286,22 +287,27 @@ final class RegionHandshake {
     }
 
     /**
-     * Refuses more ranks on a GPU than the GPU has queues for. Streams that share a queue run in
-     * the order of their calls: a kernel that waits for a peer would block the peer's kernel. Not
-     * for ranks with a GPU each, however many groups they have: if they call the groups in one
-     * order, no kernel is queued before the one that it waits for.
+     * Refuses more ranks on a GPU than the GPU has queues for, if a group has several of them.
+     * Streams that share a queue run in the order of their calls: a kernel that waits for a peer
+     * would block the peer's kernel. If each group has one rank on the GPU, that needs threads that
+     * call the groups in different orders, so the log warns, once.
      *
-     * @param ranks the ranks of this process on the GPU, of all groups
+     * @param shared whether a group has several ranks on the GPU
+     * @param ranks the ranks on the GPU, of all groups
      * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set
      */
-    static void checkStreams(int ranks, String queues) {
+    static void checkStreams(boolean shared, int ranks, String queues) {
         int count = DEFAULT_QUEUES;
         try {
             count = queues == null ? count : Math.min(MAX_QUEUES, Integer.parseInt(queues.strip()));
         } catch (NumberFormatException e) {
             logger.debug("{}={} is not a number", CONNECTIONS, queues);
         }
-        if (ranks > 1 && ranks * STREAMS_PER_RANK > count) {
+        int needed = ranks * STREAMS_PER_RANK;
+        if (ranks == 1 || needed <= count) {
+            return;
+        }
+        if (shared) {
             throw new EngineException(
                     String.format(
                             "%d ranks of this process share a GPU, counting those of all cuda_p2p"
@@ -309,12 +315,22 @@ final class RegionHandshake {
                                 + " %d: set %s=%d in the environment, use fewer ranks (at most %d)"
                                 + " or backend 'nccl'",
                             ranks,
-                            ranks * STREAMS_PER_RANK,
+                            needed,
                             STREAMS_PER_RANK,
                             count,
                             CONNECTIONS,
                             MAX_QUEUES,
                             MOST_SHARING));
+        }
+        if (WARNED.compareAndSet(false, true)) {
+            logger.warn(
+                    "{} cuda_p2p groups use a GPU, and {} streams share its {} queues: set {}={} in"
+                            + " the environment if threads call the groups in different orders",
+                    ranks,
+                    needed,
+                    count,
+                    CONNECTIONS,
+                    MAX_QUEUES);
         }
     }
 

@@ -3,6 +3,7 @@ package org.djlx.collectives.internal.gpu;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -127,6 +128,10 @@ public final class GpuTurns {
                                         .flatMap(other -> other.gpus.stream())
                                         .filter(member.gpu::equals)
                                         .count();
+                member.sharesGpu =
+                        groups.values().stream()
+                                .anyMatch(
+                                        other -> Collections.frequency(other.gpus, member.gpu) > 1);
             }
         }
         notifyAll();
@@ -142,6 +147,7 @@ public final class GpuTurns {
         private volatile long passed;
         private volatile Launched last; // the last launch; null before the first
         private volatile int ranksOnGpu;
+        private volatile boolean sharesGpu;
         private volatile Thread launching; // has the turn; null if the member has not
         private volatile boolean stopped;
 
@@ -154,6 +160,11 @@ public final class GpuTurns {
         /** Returns the number of ranks on this GPU, those of all groups of this process. */
         public int ranksOnGpu() {
             return ranksOnGpu;
+        }
+
+        /** Returns whether a group of this process has several ranks on this GPU. */
+        public boolean sharesGpu() {
+            return sharesGpu;
         }
 
         /** Returns whether another group of this process has ranks on the group's GPUs. */

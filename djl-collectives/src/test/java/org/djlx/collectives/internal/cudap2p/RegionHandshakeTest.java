@@ -208,17 +208,19 @@ class RegionHandshakeTest {
     @ParameterizedTest
     @CsvSource({"1,", "1, 1", "2,", "2, 8", "8, 32", "2, many", "3, 12"})
     void ranksWithQueuesOfTheirOwn(int ranks, String queues) {
-        RegionHandshake.checkStreams(ranks, queues);
+        RegionHandshake.checkStreams(true, ranks, queues);
     }
 
     @ParameterizedTest
     @CsvSource({"3,", "2, 7", "4, 8", "9, 32", "9, 64", "16, 32"})
-    void moreRanksThanQueuesAreRefused(int ranks, String queues) {
+    void moreRanksThanQueuesAreRefusedWhereTheyShareAGpu(int ranks, String queues) {
         EngineException refused =
                 assertThrows(
-                        EngineException.class, () -> RegionHandshake.checkStreams(ranks, queues));
+                        EngineException.class,
+                        () -> RegionHandshake.checkStreams(true, ranks, queues));
         assertTrue(
                 refused.getMessage().contains("set CUDA_DEVICE_MAX_CONNECTIONS=32"),
                 refused::getMessage);
+        RegionHandshake.checkStreams(false, ranks, queues); // Groups of one rank each.
     }
 }

@@ -67,6 +67,7 @@ class GpuTurnsTest {
         List<GpuTurns.Member> x = join("X", "a", "b");
         List<GpuTurns.Member> y = join("Y", "a", "b");
         assertEquals(2, x.get(0).ranksOnGpu());
+        assertFalse(x.get(0).sharesGpu());
         launch(x.get(0));
         CollectiveTimeoutException late =
                 assertThrows(CollectiveTimeoutException.class, () -> launch(y.get(1)));
@@ -95,6 +96,7 @@ class GpuTurnsTest {
         GpuTurns.Member y = join("Y", "a", "b").get(0);
         assertEquals(ends, y.await(y.begin(), "Y", SHORT));
         assertEquals(3, y.ranksOnGpu());
+        assertTrue(y.sharesGpu()); // Two ranks of X do.
     }
 
     /** A call that one rank has launched precedes those of a group that joins later. */
