@@ -80,7 +80,8 @@ fi
 if ((${#gpus[@]} < 8)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 fi
-# With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank.
+# With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank. Not with more GPUs: on 2 x H100
+# two ranks of TextEngineCacheGpuTest then waited for each other for 110 s.
 if ((${#gpus[@]} == 1)); then
   export CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi

@@ -305,6 +305,8 @@ class CpuKernelsTest {
         assertArrayEquals(
                 expected.getFloatArray(0, rows * width), actual.getFloatArray(0, rows * width));
         Reference.reachabilityFence(kept);
+        Reference.reachabilityFence(x);
+        Reference.reachabilityFence(parts);
     }
 
     /** Panels of several parts, as of one. */
@@ -343,6 +345,9 @@ class CpuKernelsTest {
                 2, 2, inputs, 2, address(table), outputs, address(x), 0, address(actual));
         assertArrayEquals(
                 expected.getFloatArray(0, 2 * outputs), actual.getFloatArray(0, 2 * outputs));
+        Reference.reachabilityFence(x);
+        Reference.reachabilityFence(quantized);
+        Reference.reachabilityFence(table);
     }
 
     @ParameterizedTest

@@ -555,7 +555,7 @@ public class LlamaModelTest {
             }
             int vocabulary = expected.get(0).length;
             assertEquals(expected.size() * vocabulary, ofRank.length);
-            // Of n errors the worst is sqrt(2 ln n) times the root mean square: 4 of 3,000.
+            // The worst of n errors is about sqrt(2 ln n) times the root mean square: 4 of 3,000.
             double most = tolerance * Math.max(1, Math.sqrt(2 * Math.log(ofRank.length)) / 4);
             for (int i = 0; i < ofRank.length; i++) {
                 double value = expected.get(i / vocabulary)[i % vocabulary];
