@@ -162,8 +162,7 @@ public final class MatmulChain {
     public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
             throw new IllegalArgumentException(
-                    ("a chain of %d matmuls of %d rows is not supported: 1 to %d matmuls are, of"
-                                    + " numbers of rows that isFor() allows")
+                    "a chain of %d matmuls of %d rows: use 1 to %d matmuls, and rows as isFor allows"
                             .formatted(links.size(), rows, MAX_LINKS));
         }
         for (int i = 0; i < links.size(); i++) {

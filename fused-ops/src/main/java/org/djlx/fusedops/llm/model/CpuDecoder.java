@@ -35,6 +35,7 @@ final class CpuDecoder implements AutoCloseable {
     private final NDManager constants; // norms and biases in float32
     private final List<Layer> layers = new ArrayList<>();
     private final NDArray embedding;
+    private final float embeddingScale; // rounded to the model's type
     private final long finalNorm;
     private final Projection output;
     private final int hidden;
@@ -106,6 +107,11 @@ final class CpuDecoder implements AutoCloseable {
         threads = JniUtils.getNumThreads();
         epsilon = (float) config.epsilon();
         embedding = weights.embedding();
+        try (NDArray scale = constants.create((float) config.embeddingScale());
+                NDArray rounded = Torch.cast(scale, config.type());
+                NDArray widened = Torch.cast(rounded, FLOAT)) {
+            embeddingScale = widened.getFloat();
+        }
         finalNorm = constant(weights.norm());
         output = projection(weights.output());
         for (int i = 0; i < config.layers(); i++) {
@@ -273,7 +279,6 @@ final class CpuDecoder implements AutoCloseable {
     private void embed(List<TokenBatch.Chunk> chunks) {
         long own = embedding.getShape().get(0);
         ScalarType type = config.type();
-        float scale = embeddingScale();
         long row = 0;
         for (TokenBatch.Chunk chunk : chunks) {
             long token = chunk.tokens()[0] - own * group.rank();
@@ -282,18 +287,9 @@ final class CpuDecoder implements AutoCloseable {
             CpuKernels.djlx_cpu_widen(
                     type.code(),
                     hidden,
-                    here ? scale : 0,
+                    here ? embeddingScale : 0,
                     Torch.dataPointer(embedding) + offset,
                     residual + row++ * hidden * Float.BYTES);
-        }
-    }
-
-    /** Returns the factor of embeddings, rounded to the model's type. */
-    private float embeddingScale() {
-        try (NDArray scale = constants.create((float) config.embeddingScale());
-                NDArray rounded = Torch.cast(scale, config.type());
-                NDArray wide = Torch.cast(rounded, FLOAT)) {
-            return wide.getFloat();
         }
     }
 
