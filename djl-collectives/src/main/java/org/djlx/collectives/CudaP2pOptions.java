@@ -108,8 +108,9 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <li>Three or more groups that run all-reduces of many MiB at once must call them in the same
  *       order: each leaves 32 SMs free while it waits for its peers.
  *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
- *       wait for each other. With more streams set {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the
- *       environment.
+ *       wait for each other. A group uses up to four streams: set {@code
+ *       CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment if threads call three or more groups of
+ *       a GPU in different orders.
  *   <li>Do not destroy a stream before the operations on it have ended.
  * </ul>
  *

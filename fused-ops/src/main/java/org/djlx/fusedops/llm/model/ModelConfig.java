@@ -223,7 +223,8 @@ public record ModelConfig(
         check(ranks >= 1, "the number of ranks must be 1 or more, not %d", ranks);
         check(
                 heads % ranks == 0,
-                "num_attention_heads %d cannot be divided among %d ranks",
+                "num_attention_heads %d cannot be divided among %d ranks: use a number of ranks"
+                        + " that divides it",
                 heads,
                 ranks);
         check(

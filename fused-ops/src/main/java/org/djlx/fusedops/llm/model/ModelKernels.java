@@ -204,7 +204,7 @@ public final class ModelKernels implements AutoCloseable {
         }
         if (!device.isGpu()) {
             require(!fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
-            require(quantization != Quantization.FP8, "%s weights are for GPUs; use int8", "fp8");
+            require(quantization != Quantization.FP8, "fp8 weights are for GPUs; use int8 or int4");
             NativeLibrary.CPU_KERNELS.ensureAvailability();
             return;
         }
