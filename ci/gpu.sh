@@ -75,15 +75,11 @@ else
   use_java || command -v java >/dev/null || die "no Java $MIN_JAVA or newer found"
 fi
 
-# Ranks share a single GPU in most tests, and fewer than 8 GPUs in some. Each stream then needs a hardware queue of its own, or one
-# rank's kernel waits behind another's. A GPU has 8 queues unless this is set.
-if ((${#gpus[@]} < 8)); then
-  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
-fi
-# With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank. Not with more GPUs: on 2 x H100
-# two ranks of TextEngineCacheGpuTest then waited for each other for 110 s.
+# Ranks that share a GPU need a hardware queue for each stream, or one rank's kernel waits behind another's; there are 8 unless this is
+# set. With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank. Not with several GPUs: on
+# 2 x H100 with both, two ranks of TextEngineCacheGpuTest waited for each other for 110 s.
 if ((${#gpus[@]} == 1)); then
-  export CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
+  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"

@@ -22,6 +22,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -36,10 +37,15 @@ import org.junit.jupiter.api.Timeout;
 class CudaP2pMeshTest {
 
     private static final String BACKEND = "cuda_p2p without links";
+    private static final int RANKS = 8;
 
     @BeforeEach
     void requireGpus() {
         P2pRanks.require();
+        int sharing = (RANKS + CudaDevice.count() - 1) / CudaDevice.count();
+        Assumptions.assumeTrue(
+                sharing <= 2 || System.getenv("CUDA_DEVICE_MAX_CONNECTIONS") != null,
+                "ranks share GPUs: needs CUDA_DEVICE_MAX_CONNECTIONS=32");
     }
 
     /** Runs ranks with other quads than 0 to 3 and 4 to 7, and other relays. */
@@ -49,7 +55,7 @@ class CudaP2pMeshTest {
                 new CudaP2pBackendFactory(
                         buses -> P2pLinksTest.hybridCubeMesh(5, 0, 7, 2, 4, 1, 6, 3)));
         List<ProcessGroup> groups =
-                ProcessGroups.local(BACKEND, 8, P2pRanks.unlinkedOptions().build());
+                ProcessGroups.local(BACKEND, RANKS, P2pRanks.unlinkedOptions().build());
         try {
             ProcessGroups.run(
                     groups,
