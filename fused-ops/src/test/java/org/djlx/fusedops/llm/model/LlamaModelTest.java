@@ -557,10 +557,14 @@ public class LlamaModelTest {
             assertEquals(expected.size() * vocabulary, ofRank.length);
             // The worst of n errors is about sqrt(2 ln n) times the root mean square: 4 of 3,000.
             double most = tolerance * Math.max(1, Math.sqrt(2 * Math.log(ofRank.length)) / 4);
+            double squares = 0;
             for (int i = 0; i < ofRank.length; i++) {
                 double value = expected.get(i / vocabulary)[i % vocabulary];
                 assertEquals(value, ofRank[i], most, "score " + i);
+                squares += Math.pow(value - ofRank[i], 2);
             }
+            // Twice the root mean square from which the tolerance of single scores follows.
+            assertEquals(0, Math.sqrt(squares / ofRank.length), tolerance / 4, "root mean square");
         }
     }
 
