@@ -27,7 +27,7 @@ public final class CpuKernels {
     public static final int INT4 = 16;
 
     /** The longs of a part of a product: type, outputs, stride, weights, bias. */
-    public static final int PART = 5;
+    public static final int PART_LONGS = 5;
 
     private static final int LANES;
 
@@ -116,8 +116,8 @@ public final class CpuKernels {
      * other. Threads share one loop, so they wait for each other once.
      *
      * @param count the number of parts, at least 1
-     * @param parts {@link #PART} longs for each. Quantized parts have one type, and all but the
-     *     last a multiple of 16 outputs
+     * @param parts {@link #PART_LONGS} longs for each. Quantized parts have one type, and all but
+     *     the last a multiple of 16 outputs
      */
     public static native void djlx_cpu_products(
             int threads,

@@ -264,7 +264,7 @@ class CpuKernelsTest {
         Memory x = floats(numbers(rows * inputs));
         Memory expected = floats(numbers(rows * width));
         Memory actual = floats(expected.getFloatArray(0, rows * width));
-        Memory parts = new Memory((long) outputs.length * CpuKernels.PART * Long.BYTES);
+        Memory parts = new Memory((long) outputs.length * CpuKernels.PART_LONGS * Long.BYTES);
         Memory[] kept = new Memory[2 * outputs.length];
         int column = 0;
         for (int i = 0; i < outputs.length; i++) {
@@ -289,7 +289,7 @@ class CpuKernelsTest {
                     0.5f,
                     to);
             long[] part = {type.code(), outputs[i], inputs, address(weights), biasOrNone};
-            parts.write((long) i * CpuKernels.PART * Long.BYTES, part, 0, part.length);
+            parts.write((long) i * CpuKernels.PART_LONGS * Long.BYTES, part, 0, part.length);
             column += outputs[i];
         }
         CpuKernels.djlx_cpu_products(

@@ -275,11 +275,11 @@ final class RegionHandshake {
         List<String> gpus = infos.stream().map(info -> info.bus).toList();
         String key = infos.get(0).token;
         place = new Place(GpuTurns.PROCESS.join(key, context.name(), rank, gpus), lease);
-        checkStreams(place.turn.sharesGpu(), ranksOfProcess(), System.getenv(CONNECTIONS));
+        checkStreams(place.turn.sharesGpu(), countRanks(), System.getenv(CONNECTIONS));
     }
 
-    /** Returns the ranks on the GPU, of all groups, but for this group's in other processes. */
-    private int ranksOfProcess() {
+    /** Counts the ranks on the GPU: of this group those in this process, of other groups all. */
+    private int countRanks() {
         String bus = infos.get(rank).bus;
         long others =
                 infos.stream().filter(info -> info.bus.equals(bus) && !sharesProcess(info)).count();
@@ -293,7 +293,7 @@ final class RegionHandshake {
      * call the groups in different orders, so the log warns, once.
      *
      * @param shared whether a group has several ranks on the GPU
-     * @param ranks the ranks on the GPU, of all groups
+     * @param ranks the number of ranks on the GPU
      * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set
      */
     static void checkStreams(boolean shared, int ranks, String queues) {

@@ -181,7 +181,7 @@ final class CpuDecoder implements AutoCloseable {
 
     private Projection projection(long inputs, long outputs, long... parts) {
         long address = Torch.dataPointer(constants.create(parts));
-        return new Projection(inputs, outputs, parts.length / CpuKernels.PART, address);
+        return new Projection(inputs, outputs, parts.length / CpuKernels.PART_LONGS, address);
     }
 
     /** Returns the address of a vector in float32; 0 for null. */
