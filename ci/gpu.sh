@@ -76,8 +76,8 @@ else
 fi
 
 # Ranks that share a GPU need a hardware queue for each stream, or one rank's kernel waits behind another's; there are 8 unless this is
-# set. With lazy loading, loading a kernel may wait for kernels of other ranks, which wait for this rank. Not with several GPUs: on
-# 2 x H100 with both, two ranks of TextEngineCacheGpuTest waited for each other for 110 s.
+# set. Loading a kernel waits for running kernels: when it is first launched, those of its GPU; if EAGER, when its library is loaded,
+# those of all GPUs of the process. So ranks that share a GPU need EAGER, and ranks on GPUs of their own must not have it.
 if ((${#gpus[@]} == 1)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
@@ -88,7 +88,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 status=0
 modified=$(stat -c %y "$json" 2>/dev/null) || true
 java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.report.join=$join" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
-  org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
+  org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=testfeed --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
 [[ $(stat -c %y "$json" 2>/dev/null) == "$modified" ]] || say "The summary is in $json"
 exit "$status"

@@ -4,15 +4,22 @@ package org.djlx.collectives.internal.gpu;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** The device, events, streams and memory manager that the queues of one rank share. */
 public final class GpuResources implements AutoCloseable {
+
+    private static final Logger logger = LoggerFactory.getLogger(GpuResources.class);
+    private static final Set<Device> OPENED = ConcurrentHashMap.newKeySet(); // by this process
 
     private final Device device;
     private final CudaDevice cuda;
@@ -38,6 +45,15 @@ public final class GpuResources implements AutoCloseable {
         manager.setName(name);
         this.highPriority = highPriority;
         this.blocking = blocking;
+        if (OPENED.add(device)
+                && OPENED.size() == 2
+                && "EAGER".equals(System.getenv("CUDA_MODULE_LOADING"))) {
+            logger.warn(
+                    "CUDA_MODULE_LOADING=EAGER, and ranks of this process use several GPUs: a rank"
+                            + " that loads a kernel waits for the kernels of all of them, and if"
+                            + " these wait for the rank, operations time out; unset the variable"
+                            + " unless ranks share a GPU");
+        }
     }
 
     /** Returns DJL's device. */
