@@ -392,6 +392,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
          *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
+         *       Where no rank shares a GPU, do not set it: it lets kernels of all GPUs of the
+         *       process wait for each other.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
          *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,

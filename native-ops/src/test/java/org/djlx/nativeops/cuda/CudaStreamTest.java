@@ -118,8 +118,9 @@ class CudaStreamTest extends StreamFixture {
             assertNotEquals(handle, third.handle());
             flag.holdUp(second);
             second.close();
+            // It may have the handle of the second, which is destroyed, but none of its work.
             try (CudaStream fourth = CudaStream.create(device)) {
-                assertNotEquals(handle, fourth.handle());
+                assertTrue(fourth.query());
             }
         }
     }
