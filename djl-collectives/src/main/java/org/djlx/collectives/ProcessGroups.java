@@ -17,6 +17,7 @@ import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
+import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
@@ -314,7 +315,8 @@ public final class ProcessGroups {
     }
 
     /**
-     * Runs code on one thread per rank of a local group, and waits for all threads.
+     * Runs code on one thread per rank of a local group, and waits for all threads. The rank's GPU
+     * is the thread's current one.
      *
      * <p>If a rank throws, its handle is destroyed. The other ranks' operations then fail instead
      * of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This method
@@ -346,6 +348,7 @@ public final class ProcessGroups {
                 new RankThreads.Body<>() {
                     @Override
                     public T run(int rank) throws Exception {
+                        CudaDevice.makeCurrent(groups.get(rank).device());
                         return body.run(groups.get(rank));
                     }
 

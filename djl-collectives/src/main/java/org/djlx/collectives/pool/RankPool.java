@@ -17,6 +17,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.NoGradient;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -307,6 +308,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {
+            CudaDevice.makeCurrent(group.device());
             worker = maker.run(group);
             if (worker == null) {
                 throw new IllegalStateException(

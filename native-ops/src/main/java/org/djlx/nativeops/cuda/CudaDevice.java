@@ -19,8 +19,8 @@ import org.djlx.nativeops.host.NativeMemory;
  *
  * <p>The context is retained from {@link #open} until this object and everything created with it
  * (streams, events, memory, modules, graphs) is closed. Methods of this package restore the calling
- * thread's current context, except {@link #makeCurrent()}. No method requires a current context,
- * but many calls are faster within {@link CurrentStreams#hold}. Thread-safe.
+ * thread's current context, except {@code makeCurrent}. No method requires a current context, but
+ * many calls are faster within {@link CurrentStreams#hold}. Thread-safe.
  *
  * <p><b>Errors.</b> Failures of the driver are {@link CudaException}s; using a closed object throws
  * an {@link IllegalStateException}.
@@ -195,6 +195,20 @@ public final class CudaDevice implements AutoCloseable {
         int result = in(() -> cudart.cuCtxEnablePeerAccess(peer.context, 0));
         if (result != cudart.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
             CudaDriver.check(result, "cuCtxEnablePeerAccess");
+        }
+    }
+
+    /**
+     * Makes a GPU current for the calling thread, as {@code cudaSetDevice}: calls for it, also
+     * those of libtorch, then switch no context. Does nothing for a CPU.
+     *
+     * @throws IllegalArgumentException if the GPU does not exist
+     */
+    public static void makeCurrent(Device device) {
+        if (device.isGpu()) {
+            try (CudaDevice gpu = open(device)) {
+                gpu.makeCurrent();
+            }
         }
     }
 
