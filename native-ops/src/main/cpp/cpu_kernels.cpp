@@ -98,6 +98,14 @@ struct Attention {
   float* out;
 };
 
+// For each row of x, (rows, size): the first of its highest elements, that element, and the sum of e^(element - highest), NaN if one is.
+struct Best {
+  int64_t size;
+  const float* x;
+  int64_t* tokens;
+  float *highest, *sums;
+};
+
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
 #define ISA avx512
@@ -212,6 +220,12 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
                  query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
   (use_avx512 ? avx512::attention : avx2::attention)(&a, true, 0, rows);
   run(threads, 1, rows * kv_heads, use_avx512 ? avx512::attend : avx2::attend, &a);
+}
+
+// See Best.
+void djlx_cpu_best(int threads, int64_t rows, int64_t size, const float* x, int64_t* tokens, float* highest, float* sums) {
+  Best b = {size, x, tokens, highest, sums};
+  run(threads, 1, rows, use_avx512 ? avx512::best : avx2::best, &b);
 }
 
 // out = factor x.

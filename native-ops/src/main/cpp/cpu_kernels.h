@@ -354,20 +354,24 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   const float* queries = a.qkv + (row * (a.query_heads + 2 * a.kv_heads) + kv_head * group) * size;
   float* out = a.out + (row * a.query_heads + kv_head * group) * size;
   const int* slots = a.slots + row * a.max_length;
-  int64_t first = a.window && position >= a.window ? position - a.window + 1 : 0;
+  int64_t start = a.window && position >= a.window ? position - a.window + 1 : 0;
   float largest[group], total[group];
   for (int64_t g = 0; g < group; g++) largest[g] = -INFINITY, total[g] = 0;
   for (int64_t i = 0; i < group * size; i++) out[i] = 0;
-  for (; first <= position; first += block) {
+  for (int64_t first = start; first <= position; first += block) {
     int count = position + 1 - first < block ? position + 1 - first : block;
-    int64_t offsets[block];
-    for (int t = 0; t < count; t++) offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
+    int64_t offsets[block], ahead[block];  // of this block, and of what is read next: the next block, or the next head's first
+    for (int t = 0; t < count; t++) {
+      int64_t next = first + t + block;
+      offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
+      ahead[t] = next <= position ? (slots[next] * a.kv_heads + kv_head) * size : (slots[start + t] * a.kv_heads + kv_head + 1) * size;
+    }
     for (int64_t g = 0; g < group; g++) {
       float p[block];  // scores, then their exponentials
       for (int t = 0; t < count; t++) {
-        for (int64_t i = 0; g == 0 && i < size; i += 64 / sizeof(T)) {  // The step's weights have driven both out of the cache.
-          __builtin_prefetch((const T*)a.keys + offsets[t + 8 < count ? t + 8 : t] + i);
-          __builtin_prefetch((const T*)a.values + offsets[t] + i);
+        for (int64_t i = 0; g == 0 && i < size; i += 64 / sizeof(T)) {  // into L2: the step's weights have driven all out
+          __builtin_prefetch((const T*)a.keys + ahead[t] + i, 0, 2);
+          __builtin_prefetch((const T*)a.values + ahead[t] + i, 0, 2);
         }
         p[t] = a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size);
       }
@@ -422,5 +426,30 @@ void attention(const void* arguments, bool rotates, int64_t from, int64_t to) {
 }
 
 void attend(const void* arguments, int64_t from, int64_t to) { attention(arguments, false, from, to); }
+
+void best(const void* arguments, int64_t from, int64_t to) {
+  const Best& b = *(const Best*)arguments;
+  const int block = 4096;  // added in float32
+  for (int64_t row = from; row < to; row++) {
+    const float* x = b.x + row * b.size;
+    Floats most = broadcast(-INFINITY);
+    int64_t whole = b.size / LANES * LANES, first = 0;
+    for (int64_t i = 0; i < whole; i += LANES) most = load(x + i) > most ? load(x + i) : most;
+    float highest = -INFINITY;
+    for (int i = 0; i < LANES; i++) highest = most[i] > highest ? most[i] : highest;
+    for (int64_t i = whole; i < b.size; i++) highest = x[i] > highest ? x[i] : highest;
+    while (first + 1 < b.size && x[first] != highest) first++;
+    double total = 0;
+    for (int64_t i = 0; i < whole; i += block) {
+      Floats sums = {};
+      for (int64_t j = i; j < whole && j < i + block; j += LANES) sums += exponential(load(x + j) - highest);
+      total += sum(sums);
+    }
+    for (int64_t i = whole; i < b.size; i++) total += exponential(broadcast(x[i] - highest))[0];
+    b.tokens[row] = first;
+    b.highest[row] = highest;
+    b.sums[row] = total;
+  }
+}
 
 }  // namespace ISA
