@@ -175,6 +175,18 @@ public final class CpuKernels {
             long values,
             long out);
 
+    /**
+     * Finds the highest element of each row.
+     *
+     * @param x of shape (rows, size), contiguous
+     * @param tokens of shape (rows), longs: the first index of the highest element
+     * @param highest of shape (rows)
+     * @param sums of shape (rows): of the exponentials of the row less its highest element; NaN if
+     *     an element is NaN or the highest is infinite
+     */
+    public static native void djlx_cpu_best(
+            int threads, long rows, long size, long x, long tokens, long highest, long sums);
+
     /** Writes {@code factor} times {@code x}, as float32. */
     public static native void djlx_cpu_widen(int type, long size, float factor, long x, long out);
 }

@@ -539,9 +539,12 @@ public final class TransformerModel implements AutoCloseable {
                 ranks == 1
                         ? all
                         : all.transpose(1, 0, 2).reshape(shape.get(0), ranks * shape.get(1));
+        long columns = config.vocabularySize();
+        if (rows.getShape().get(1) == columns && Torch.scalarType(rows) == ScalarType.FLOAT32) {
+            return rows;
+        }
         return Torch.cast(
-                rows.get(new NDIndex().addAllDim().addSliceDim(0, config.vocabularySize())),
-                ScalarType.FLOAT32);
+                rows.get(new NDIndex().addAllDim().addSliceDim(0, columns)), ScalarType.FLOAT32);
     }
 
     /** Waits for a collective: on a GPU the current stream waits, otherwise this thread. */

@@ -2,10 +2,16 @@
 package org.djlx.fusedops.llm.sampling;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CpuKernels;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The logits of the next tokens of several sequences. They stay on the device, which may still
@@ -59,19 +65,18 @@ public interface Logits {
     /**
      * Wraps an array.
      *
-     * @param logits of shape (sequences, vocabulary), in float32; intermediate results go to its
-     *     manager
+     * @param logits of shape (sequences, vocabulary), in float32, contiguous; intermediate results
+     *     go to its manager
      * @return the logits
      */
     static Logits of(NDArray logits) {
         return new Logits() {
             @Override
             public List<DeviceToken> deviceTokens() {
-                NDArray highest = logits.max(new int[] {1}, true);
-                NDArray sums = logits.sub(highest).exp().sum(new int[] {1});
-                long[] tokens = logits.argMax(1).toLongArray();
-                float[] highestOf = highest.toFloatArray();
-                float[] sumOf = sums.toFloatArray();
+                NDArray[] best = best(logits); // tokens, logits, sums
+                long[] tokens = best[0].toLongArray();
+                float[] highestOf = best[1].toFloatArray();
+                float[] sumOf = best[2].toFloatArray();
                 List<DeviceToken> result = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
                     double logSumExp = highestOf[i] + Math.log(sumOf[i]);
@@ -91,6 +96,32 @@ public interface Logits {
                 return Math.toIntExact(logits.getShape().get(0));
             }
         };
+    }
+
+    /**
+     * Returns for each row the first index of the highest element, the element, and the sum of the
+     * exponentials of the row less this element.
+     */
+    private static NDArray[] best(NDArray rows) {
+        if (rows.getDevice().isGpu() || !NativeLibrary.CPU_KERNELS.isAvailable()) {
+            NDArray highest = rows.max(new int[] {1}, true);
+            NDArray sums = rows.sub(highest).exp().sum(new int[] {1});
+            return new NDArray[] {rows.argMax(1), highest, sums};
+        }
+        Shape shape = rows.getShape();
+        Shape count = new Shape(shape.get(0));
+        NDArray tokens = Torch.empty(rows.getManager(), count, ScalarType.INT64);
+        NDArray highest = Torch.empty(rows.getManager(), count, ScalarType.FLOAT32);
+        NDArray sums = Torch.empty(rows.getManager(), count, ScalarType.FLOAT32);
+        CpuKernels.djlx_cpu_best(
+                JniUtils.getNumThreads(),
+                shape.get(0),
+                shape.get(1),
+                Torch.dataPointer(rows),
+                Torch.dataPointer(tokens),
+                Torch.dataPointer(highest),
+                Torch.dataPointer(sums));
+        return new NDArray[] {tokens, highest, sums};
     }
 
     /**
