@@ -57,7 +57,10 @@ class StepRequest {
         this.batch = batch;
     }
 
-    /** Runs the step on a rank. Returns the sampled tokens on rank 0, none on other ranks. */
+    /**
+     * Runs the step on a rank. Returns the tokens of the previous step on rank 0, none on other
+     * ranks. Tests run something else instead.
+     */
     List<Sampler.SampledToken> run(ModelRank rank) throws Exception {
         return rank.step(this);
     }
@@ -140,7 +143,10 @@ class StepRequest {
             out.writeFloat(edits.frequencyPenalty());
             out.writeFloat(edits.presencePenalty());
             write(edits.entries(), out);
-            write(edits.allowed() == null ? new int[0] : edits.allowed().get(), out);
+            out.writeBoolean(edits.allowed() != null);
+            if (edits.allowed() != null) {
+                write(edits.allowed().get(), out);
+            }
         }
     }
 
@@ -161,13 +167,13 @@ class StepRequest {
         float frequencyPenalty = in.readFloat();
         float presencePenalty = in.readFloat();
         int[] entries = readInts(in);
-        int[] allowed = readInts(in);
+        int[] allowed = in.readBoolean() ? readInts(in) : null;
         return new LogitEdits(
                 repetitionPenalty,
                 frequencyPenalty,
                 presencePenalty,
                 entries,
-                allowed.length == 0 ? null : () -> allowed);
+                allowed == null ? null : () -> allowed);
     }
 
     private static void write(int[] values, DataOutputStream out) throws IOException {

@@ -46,10 +46,17 @@ class StepRequestTest {
                                 0,
                                 many,
                                 true,
-                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6}))));
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6}))),
+                        new TokenBatch.Chunk(
+                                8,
+                                many,
+                                0,
+                                many,
+                                true,
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[0]))));
         StepRequest sent = new StepRequest(new TokenBatch(chunks));
         StepRequest step = StepRequest.CODEC.decode(StepRequest.CODEC.encode(sent));
-        assertEquals(4, step.sampling().size()); // of chunks that need logits
+        assertEquals(5, step.sampling().size()); // of chunks that need logits
         assertEquals(chunks.size(), step.batch().chunks().size());
         for (int i = 0; i < chunks.size(); i++) {
             TokenBatch.Chunk expected = chunks.get(i);
