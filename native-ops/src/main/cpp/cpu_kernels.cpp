@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's kernels of decode steps: products of few rows at the speed of memory, RMSNorm, gates, attention over a paged KV cache.
+// The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
+// KV cache, argmax.
 // Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8 or int4. Called by
-// org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Of libraries only libc.
+// org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Links to libc only.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -15,7 +16,7 @@ struct Bf16 {
 };
 enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
 const int GROUP = 128, PANEL = 16;
-// Bytes from a weight to the one that is prefetched with it: the hardware's prefetchers stop at the end of a page. The fastest ones:
+// How many bytes ahead of a weight another is prefetched, because the hardware's prefetchers stop at the end of a page. The fastest:
 const int FAR_AHEAD = 16384;   // for 16-bit weights, and for float32 weights with several rows of x
 static int near_ahead = 1024;  // for other weights; on Intel's CPUs 4096, which is much slower on AMD's
 
@@ -43,9 +44,11 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
 // INT8: block 2 b has inputs 4 b to 4 b + 3, block 2 b + 1 those 64 further on; a byte is q + 128, q from -127 to 127.
 // INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
+// The bytes of a panel's group: its scales and numbers.
 INLINE int64_t group_bytes(int type) { return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2)); }
 
-// Rows of x in 8 bits, in groups of 128 with a scale each; offsets are -128 (INT8) or -8 (INT4) times the sum of a group.
+// Rows of x in 8 bits, in groups of 128 with a scale each; offsets, -128 (INT8) or -8 (INT4) times the sum of a group, cancel what
+// is added to each weight.
 struct Quantized {
   int8_t* numbers;
   float* scales;
@@ -85,8 +88,10 @@ struct Conversion {
   void* quantized;
 };
 
-// One token of each of some sequences. qkv: (rows, query heads + 2 KV heads, head size); positions: (rows); slots: (rows, max length);
-// cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size); out: (rows, query heads, head size).
+// Rows of a token each, also of several tokens of a sequence: all keys and values are written before a row attends. type: of keys and
+// values; window: 0 is none; cap: 0 is none; query_norm, key_norm: may be null. qkv: (rows, query heads + 2 KV heads, head size);
+// positions: (rows); slots: (rows, max length); cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size);
+// out: (rows, query heads, head size).
 struct Attention {
   int type;
   int64_t rows, query_heads, kv_heads, head_size, max_length, window;
@@ -98,12 +103,13 @@ struct Attention {
   float* out;
 };
 
-// For each row of x, (rows, size): the first of its highest elements, that element, and the sum of e^(element - highest), NaN if one is.
-struct Best {
+// For each row of x, (rows, size): the first index of its maximum, the maximum, and the sum of e^(element - maximum), which is NaN if an
+// element is NaN or the maximum infinite.
+struct ArgMax {
   int64_t size;
   const float* x;
-  int64_t* tokens;
-  float *highest, *sums;
+  int64_t* indices;
+  float *maxima, *sums;
 };
 
 #pragma GCC push_options
@@ -129,7 +135,7 @@ typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 static bool use_avx512;
 static Parallel parallel;  // GOMP_parallel of the OpenMP that libtorch uses: one pool of threads for both
 
-// A loop that threads share. Each takes a third of its share of the rest, in whole steps and at least one, so that all end together.
+// A loop that threads share as by OpenMP's schedule(guided): each takes a third of its share of the rest, in whole steps and at least one.
 struct Loop {
   void (*body)(const void*, int64_t, int64_t);
   const void* arguments;
@@ -218,14 +224,14 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
                         const int* positions, const int* slots, void* keys, void* values, float* out) {
   Attention a = {type,       rows,     query_heads, kv_heads, head_size, max_length, window, scale, cap,    epsilon, qkv,
                  query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
-  (use_avx512 ? avx512::attention : avx2::attention)(&a, true, 0, rows);
+  (use_avx512 ? avx512::rotate : avx2::rotate)(a);
   run(threads, 1, rows * kv_heads, use_avx512 ? avx512::attend : avx2::attend, &a);
 }
 
-// See Best.
-void djlx_cpu_best(int threads, int64_t rows, int64_t size, const float* x, int64_t* tokens, float* highest, float* sums) {
-  Best b = {size, x, tokens, highest, sums};
-  run(threads, 1, rows, use_avx512 ? avx512::best : avx2::best, &b);
+// See ArgMax.
+void djlx_cpu_argmax(int threads, int64_t rows, int64_t size, const float* x, int64_t* indices, float* maxima, float* sums) {
+  ArgMax a = {size, x, indices, maxima, sums};
+  run(threads, 1, rows, use_avx512 ? avx512::argmax : avx2::argmax, &a);
 }
 
 // out = factor x.

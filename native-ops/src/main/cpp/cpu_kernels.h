@@ -360,7 +360,9 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   for (int64_t i = 0; i < group * size; i++) out[i] = 0;
   for (int64_t first = start; first <= position; first += block) {
     int count = position + 1 - first < block ? position + 1 - first : block;
-    int64_t offsets[block], ahead[block];  // of this block, and of what is read next: the next block, or the next head's first
+    // Of this block's keys and values, and of what is read next: the next block or, after the last one, the next head's first. After the
+    // last head, the latter is another slot's or past the end: to prefetch it does no harm.
+    int64_t offsets[block], ahead[block];
     for (int t = 0; t < count; t++) {
       int64_t next = first + t + block;
       offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
@@ -369,10 +371,11 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
     for (int64_t g = 0; g < group; g++) {
       float p[block];  // scores, then their exponentials
       for (int t = 0; t < count; t++) {
-        for (int64_t i = 0; g == 0 && i < size; i += 64 / sizeof(T)) {  // into L2: the step's weights have driven all out
-          __builtin_prefetch((const T*)a.keys + ahead[t] + i, 0, 2);
-          __builtin_prefetch((const T*)a.values + ahead[t] + i, 0, 2);
-        }
+        if (g == 0)
+          for (int64_t i = 0; i < size; i += 64 / sizeof(T)) {  // into L2, from which the step's weights have evicted them
+            __builtin_prefetch((const T*)a.keys + ahead[t] + i, 0, 2);
+            __builtin_prefetch((const T*)a.values + ahead[t] + i, 0, 2);
+          }
         p[t] = a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size);
       }
       for (int t = count; t < block; t++) p[t] = 0;  // the last vector is read whole
@@ -384,7 +387,7 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
       Floats sums = {};
       for (int t = 0; t < count; t += LANES) {
         Floats s = load(p + t), e = exponential(s - largest[g]);
-        e = s < -3e38f ? broadcast(0) : e;
+        e = s < -3e38f ? broadcast(0) : e;  // past the last token: e^-infinity, where `exponential` gives e^-87
         sums += e;
         store(p + t, e);
       }
@@ -413,42 +416,49 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   for (int64_t i = 0; i < group * size; i++) out[i] /= total[i / size];
 }
 
-// One of attention's two loops: over rows if it rotates, else over the KV heads of all rows.
-template <class T> void attention_loop(const Attention& a, bool rotates, int64_t from, int64_t to) {
-  for (int64_t i = from; i < to; i++) rotates ? rotate_and_cache<T>(a, i) : attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
+template <class T> void rotate_rows(const Attention& a) {
+  for (int64_t row = 0; row < a.rows; row++) rotate_and_cache<T>(a, row);
 }
 
-void attention(const void* arguments, bool rotates, int64_t from, int64_t to) {
+void rotate(const Attention& a) {
+  a.type == FLOAT32 ? rotate_rows<float>(a) : a.type == FLOAT16 ? rotate_rows<Half>(a) : rotate_rows<Bf16>(a);
+}
+
+template <class T> void attend_heads(const Attention& a, int64_t from, int64_t to) {
+  for (int64_t i = from; i < to; i++) attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
+}
+
+// Attention of the KV heads of all rows.
+void attend(const void* arguments, int64_t from, int64_t to) {
   const Attention& a = *(const Attention*)arguments;
-  a.type == FLOAT32   ? attention_loop<float>(a, rotates, from, to)
-  : a.type == FLOAT16 ? attention_loop<Half>(a, rotates, from, to)
-                      : attention_loop<Bf16>(a, rotates, from, to);
+  a.type == FLOAT32   ? attend_heads<float>(a, from, to)
+  : a.type == FLOAT16 ? attend_heads<Half>(a, from, to)
+                      : attend_heads<Bf16>(a, from, to);
 }
 
-void attend(const void* arguments, int64_t from, int64_t to) { attention(arguments, false, from, to); }
-
-void best(const void* arguments, int64_t from, int64_t to) {
-  const Best& b = *(const Best*)arguments;
-  const int block = 4096;  // added in float32
+void argmax(const void* arguments, int64_t from, int64_t to) {
+  const ArgMax& a = *(const ArgMax*)arguments;
+  const int block = 4096;  // elements whose exponentials are added in float32; their sums are added in float64
   for (int64_t row = from; row < to; row++) {
-    const float* x = b.x + row * b.size;
-    Floats most = broadcast(-INFINITY);
-    int64_t whole = b.size / LANES * LANES, first = 0;
-    for (int64_t i = 0; i < whole; i += LANES) most = load(x + i) > most ? load(x + i) : most;
-    float highest = -INFINITY;
-    for (int i = 0; i < LANES; i++) highest = most[i] > highest ? most[i] : highest;
-    for (int64_t i = whole; i < b.size; i++) highest = x[i] > highest ? x[i] : highest;
-    while (first + 1 < b.size && x[first] != highest) first++;
+    const float* x = a.x + row * a.size;
+    int64_t whole = a.size / LANES * LANES;  // the elements in whole vectors
+    Floats maxima = broadcast(-INFINITY);
+    for (int64_t i = 0; i < whole; i += LANES) maxima = load(x + i) > maxima ? load(x + i) : maxima;
+    float maximum = -INFINITY;
+    for (int i = 0; i < LANES; i++) maximum = maxima[i] > maximum ? maxima[i] : maximum;
+    for (int64_t i = whole; i < a.size; i++) maximum = x[i] > maximum ? x[i] : maximum;
+    int64_t first = 0;
+    while (first + 1 < a.size && x[first] != maximum) first++;
     double total = 0;
     for (int64_t i = 0; i < whole; i += block) {
       Floats sums = {};
-      for (int64_t j = i; j < whole && j < i + block; j += LANES) sums += exponential(load(x + j) - highest);
+      for (int64_t j = i; j < whole && j < i + block; j += LANES) sums += exponential(load(x + j) - maximum);
       total += sum(sums);
     }
-    for (int64_t i = whole; i < b.size; i++) total += exponential(broadcast(x[i] - highest))[0];
-    b.tokens[row] = first;
-    b.highest[row] = highest;
-    b.sums[row] = total;
+    for (int64_t i = whole; i < a.size; i++) total += exponential(broadcast(x[i] - maximum))[0];
+    a.indices[row] = first;
+    a.maxima[row] = maximum;
+    a.sums[row] = total;
   }
 }
 

@@ -10,8 +10,8 @@ import org.djlx.nativeops.LoadedLibraries;
  * Kernels of decode steps on a CPU, compiled from {@code src/main/cpp}: {@code cpu_kernels.cpp}
  * says the layout of all arguments. The {@code type} of weights and of the KV cache is the
  * {@linkplain org.djlx.nativeops.torch.ScalarType#code() code} of float32, float16 or bfloat16;
- * weights may also be {@link #INT8} or {@link #INT4}. Positions and slots are ints, all else is
- * float32. Neither addresses nor sizes are checked.
+ * weights may also be {@link #INT8} or {@link #INT4}. Positions and slots are ints, parts and
+ * indices longs, other arrays float32. Neither addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads
@@ -131,16 +131,17 @@ public final class CpuKernels {
             long out);
 
     /**
-     * Adds {@code delta} to {@code x}, unless it is 0; then writes the RMSNorm of {@code x}, which
-     * may be {@code x} itself, unless {@code out} is 0.
+     * Adds {@code delta} to {@code x}, unless {@code delta} is 0. Then writes the RMSNorm of {@code
+     * x} to {@code out}, unless {@code out} is 0; {@code out} may be {@code x}.
      */
     public static native void djlx_cpu_rms_norm(
             long rows, long size, long x, long delta, long weight, float epsilon, long out);
 
     /**
-     * Computes {@code activation(gate) up}: SiLU, or GELU approximated by tanh.
+     * Computes {@code activation(gate) up}.
      *
-     * @param gateUp of shape (rows, 2 inner): gates, then values
+     * @param gelu 1 for GELU approximated by tanh, 0 for SiLU
+     * @param gateUp of shape (rows, 2 inner): the gates of a row, then its ups
      */
     public static native void djlx_cpu_gate(long rows, long inner, int gelu, long gateUp, long out);
 
@@ -176,16 +177,16 @@ public final class CpuKernels {
             long out);
 
     /**
-     * Finds the highest element of each row.
+     * Computes the argmax of each row, its maximum, and the sum of the exponentials of {@code x -
+     * maximum}.
      *
      * @param x of shape (rows, size), contiguous
-     * @param tokens of shape (rows), longs: the first index of the highest element
-     * @param highest of shape (rows)
-     * @param sums of shape (rows): of the exponentials of the row less its highest element; NaN if
-     *     an element is NaN or the highest is infinite
+     * @param indices of shape (rows), longs: the first index of the maximum
+     * @param maxima of shape (rows)
+     * @param sums of shape (rows): NaN if an element is NaN or the maximum is infinite
      */
-    public static native void djlx_cpu_best(
-            int threads, long rows, long size, long x, long tokens, long highest, long sums);
+    public static native void djlx_cpu_argmax(
+            int threads, long rows, long size, long x, long indices, long maxima, long sums);
 
     /** Writes {@code factor} times {@code x}, as float32. */
     public static native void djlx_cpu_widen(int type, long size, float factor, long x, long out);

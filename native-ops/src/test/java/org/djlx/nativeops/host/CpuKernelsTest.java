@@ -509,7 +509,7 @@ class CpuKernelsTest {
 
     @ParameterizedTest
     @CsvSource({"true, 1", "false, 7", "true, 16", "false, 4101", "true, 33000", "false, 33000"})
-    void bestEqualsFloat64(boolean avx512, int size) {
+    void argmaxEqualsFloat64(boolean avx512, int size) {
         CpuKernels.useAvx512(avx512);
         int rows = 5;
         float[] x = numbers(rows * size);
@@ -517,16 +517,16 @@ class CpuKernelsTest {
         Arrays.fill(x, size, 2 * size, Float.NEGATIVE_INFINITY);
         x[3 * size - 1] = Float.NaN;
         x[3 * size] = Float.POSITIVE_INFINITY;
-        Memory tokens = new Memory(8L * rows);
-        Memory highest = new Memory(4L * rows);
+        Memory indices = new Memory(8L * rows);
+        Memory maxima = new Memory(4L * rows);
         Memory sums = new Memory(4L * rows);
-        CpuKernels.djlx_cpu_best(
+        CpuKernels.djlx_cpu_argmax(
                 2,
                 rows,
                 size,
                 address(floats(x)),
-                address(tokens),
-                address(highest),
+                address(indices),
+                address(maxima),
                 address(sums));
         for (int row = 0; row < rows; row += 4) {
             double sum = 0;
@@ -537,8 +537,8 @@ class CpuKernelsTest {
             for (int i = 0; i < size; i++) {
                 sum += Math.exp(x[row * size + i] - x[row * size + best]);
             }
-            assertEquals(best, tokens.getLong(8L * row));
-            assertEquals(x[row * size + best], highest.getFloat(4L * row));
+            assertEquals(best, indices.getLong(8L * row));
+            assertEquals(x[row * size + best], maxima.getFloat(4L * row));
             assertEquals(sum, sums.getFloat(4L * row), 1e-5 * sum);
         }
         for (int row = 1; row < 4; row++) {

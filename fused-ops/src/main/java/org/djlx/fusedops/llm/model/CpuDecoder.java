@@ -20,9 +20,10 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Decode steps on a CPU with {@link CpuKernels}: one token of each of some sequences. Reads weights
- * where they are, once for a few rows. All activations are float32, whatever the model's type; keys
- * and values are rounded to that type. A sequence's logits do not depend on the other sequences.
+ * Decode steps on a CPU with {@link CpuKernels}. Each row is a token; several rows may be adjacent
+ * tokens of one sequence. Reads weights where they are, once for a few rows. All activations are
+ * float32, whatever the model's type; keys and values are rounded to that type. A sequence's logits
+ * do not depend on the other sequences.
  */
 final class CpuDecoder implements AutoCloseable {
 
@@ -60,8 +61,13 @@ final class CpuDecoder implements AutoCloseable {
      */
     private record Projection(long inputs, long outputs, long count, long parts) {
 
-        /** Writes the product of x to out; or, if the factor is not 0, adds factor times that. */
-        void multiply(int threads, long rows, long x, float factor, long out) {
+        /** Writes the product of x to out. */
+        void multiply(int threads, long rows, long x, long out) {
+            multiplyAndAdd(threads, rows, x, 0, out);
+        }
+
+        /** Adds factor times the product of x to out; overwrites out if the factor is 0. */
+        void multiplyAndAdd(int threads, long rows, long x, float factor, long out) {
             CpuKernels.djlx_cpu_products(
                     threads, rows, inputs, count, parts, outputs, x, factor, out);
         }
@@ -155,14 +161,9 @@ final class CpuDecoder implements AutoCloseable {
         QuantizedMatrix quantized = linear.quantized();
         if (quantized != null) {
             long outputs = quantized.outputs();
-            return projection(
-                    quantized.inputs(),
-                    outputs,
-                    quantized.type(),
-                    outputs,
-                    0,
-                    quantized.weights(),
-                    bias);
+            long stride = 0; // not read
+            long[] part = {quantized.type(), outputs, stride, quantized.weights(), bias};
+            return projection(quantized.inputs(), outputs, part);
         }
         LongStream.Builder parts = LongStream.builder();
         long inputs = 0;
@@ -179,7 +180,7 @@ final class CpuDecoder implements AutoCloseable {
         return projection(inputs, outputs, parts.build().toArray());
     }
 
-    private Projection projection(long inputs, long outputs, long... parts) {
+    private Projection projection(long inputs, long outputs, long[] parts) {
         long address = Torch.dataPointer(constants.create(parts));
         return new Projection(inputs, outputs, parts.length / CpuKernels.PART_LONGS, address);
     }
@@ -195,10 +196,10 @@ final class CpuDecoder implements AutoCloseable {
     }
 
     /**
-     * Computes one token of each sequence, and writes its keys and values to the cache. All ranks
-     * call this at the same time.
+     * Computes tokens, and writes their keys and values to the cache. All ranks call this at the
+     * same time.
      *
-     * @param chunks the tokens
+     * @param chunks the tokens: chunks of one token each
      * @param manager the manager of the result
      * @return the logits of this rank's part of the vocabulary in float32, a row for each chunk
      *     that needs logits; null if there is none
@@ -216,9 +217,9 @@ final class CpuDecoder implements AutoCloseable {
             norm(rows, residual, 0, layers.get(0).attentionNorm, normed);
             for (int i = 0; i < layers.size(); i++) {
                 Layer layer = layers.get(i);
-                layer.queriesKeysValues.multiply(threads, rows, normed, 0, wide);
+                layer.queriesKeysValues.multiply(threads, rows, normed, wide);
                 attend(i, rows, length);
-                layer.attentionOut.multiply(threads, rows, narrow, 0, partial);
+                layer.attentionOut.multiply(threads, rows, narrow, partial);
                 allReduce(partials);
                 addAndNorm(rows, layer.attentionPostNorm, layer.mlpNorm);
                 mlp(layer, config.layer(i).mlp(), rows);
@@ -242,6 +243,7 @@ final class CpuDecoder implements AutoCloseable {
             wideSize = Math.max(wideSize, layer.router == null ? 0 : layer.router.outputs());
         }
         long narrowSize = Math.max(queryHeads * head, inner);
+        // Of residual, normed, partial, wide, narrow, positions and slots.
         long[] sizes = {hidden, hidden, hidden, wideSize, narrowSize, 1, attention.maxLength()};
         long[] offsets = new long[sizes.length + 1];
         for (int i = 0; i < sizes.length; i++) {
@@ -299,7 +301,10 @@ final class CpuDecoder implements AutoCloseable {
         }
     }
 
-    /** Adds the partial sums' postNorm to the residual, and writes its norm; 0 is no norm. */
+    /**
+     * Adds {@code partial}, normed first unless {@code postNorm} is 0, to {@code residual}. Then
+     * writes the norm of {@code residual} to {@code normed}, unless {@code norm} is 0.
+     */
     private void addAndNorm(int rows, long postNorm, long norm) {
         if (postNorm != 0) {
             norm(rows, partial, 0, postNorm, partial);
@@ -307,6 +312,7 @@ final class CpuDecoder implements AutoCloseable {
         norm(rows, residual, partial, norm, norm == 0 ? 0 : normed);
     }
 
+    /** Adds delta to x, unless delta is 0; then writes the norm of x to out, unless out is 0. */
     private void norm(int rows, long x, long delta, long weight, long out) {
         CpuKernels.djlx_cpu_rms_norm(rows, hidden, x, delta, weight, epsilon, out);
     }
@@ -340,37 +346,34 @@ final class CpuDecoder implements AutoCloseable {
 
     private void mlp(Layer layer, LayerConfig.Mlp mlp, int rows) {
         if (layer.router == null) {
-            expert(layer, 0, mlp, rows, normed, 0, partial);
+            gate(layer, 0, mlp, rows, normed);
+            layer.downs.get(0).multiply(threads, rows, narrow, partial);
             return;
         }
-        layer.router.multiply(threads, rows, normed, 0, wide);
-        float[] scores = new float[rows * (int) layer.router.outputs()];
-        copier.read(wide, scores, scores.length);
-        copier.write(partial, new float[rows * hidden], rows * hidden);
-        Map<Integer, ExpertRouter> routes = ExpertRouter.route(mlp.experts(), scores);
+        layer.router.multiply(threads, rows, normed, wide);
+        float[] routerLogits = new float[rows * (int) layer.router.outputs()];
+        copier.read(wide, routerLogits, routerLogits.length);
+        float[] zeros = new float[rows * hidden];
+        copier.write(partial, zeros, zeros.length);
+        Map<Integer, ExpertRouter> routes = ExpertRouter.route(mlp.experts(), routerLogits);
         routes.forEach(
                 (expert, route) -> {
                     for (int i = 0; i < route.tokens().length; i++) {
                         long offset = route.tokens()[i] * hidden * Float.BYTES;
                         float factor = route.weights()[i];
-                        expert(layer, expert, mlp, 1, normed + offset, factor, partial + offset);
+                        gate(layer, expert, mlp, 1, normed + offset);
+                        Projection down = layer.downs.get(expert);
+                        down.multiplyAndAdd(threads, 1, narrow, factor, partial + offset);
                     }
                 });
     }
 
-    private void expert(
-            Layer layer,
-            int expert,
-            LayerConfig.Mlp mlp,
-            int rows,
-            long x,
-            float factor,
-            long out) {
+    /** Writes an expert's gated activations of x to {@code narrow}. */
+    private void gate(Layer layer, int expert, LayerConfig.Mlp mlp, int rows, long x) {
         Projection gateUp = layer.gateUps.get(expert);
-        gateUp.multiply(threads, rows, x, 0, wide);
+        gateUp.multiply(threads, rows, x, wide);
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
         CpuKernels.djlx_cpu_gate(rows, gateUp.outputs() / 2, gelu, wide, narrow);
-        layer.downs.get(expert).multiply(threads, rows, narrow, factor, out);
     }
 
     private NDArray logits(List<TokenBatch.Chunk> chunks, NDManager manager) {
@@ -385,7 +388,7 @@ final class CpuDecoder implements AutoCloseable {
             return null;
         }
         NDArray logits = Torch.empty(manager, new Shape(count, output.outputs()), FLOAT);
-        output.multiply(threads, count, normed, 0, Torch.dataPointer(logits));
+        output.multiply(threads, count, normed, Torch.dataPointer(logits));
         return logits;
     }
 

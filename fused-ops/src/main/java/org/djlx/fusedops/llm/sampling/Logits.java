@@ -29,7 +29,7 @@ public interface Logits {
      * @param sampled whether it was sampled with {@link SamplingParameters}; otherwise it is the
      *     argmax
      * @param logSumExp the logarithm of the sum of the exponentials of all logits; not finite if a
-     *     logit is infinite or NaN
+     *     logit is NaN or the highest is infinite
      * @param top the most probable tokens, if the device has sampled and the parameters ask for
      *     them
      */
@@ -73,15 +73,15 @@ public interface Logits {
         return new Logits() {
             @Override
             public List<DeviceToken> deviceTokens() {
-                NDArray[] best = best(logits); // tokens, logits, sums
-                long[] tokens = best[0].toLongArray();
-                float[] highestOf = best[1].toFloatArray();
-                float[] sumOf = best[2].toFloatArray();
+                NDArray[] of = argMax(logits);
+                long[] tokens = of[0].toLongArray();
+                float[] maxima = of[1].toFloatArray();
+                float[] sums = of[2].toFloatArray();
                 List<DeviceToken> result = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
-                    double logSumExp = highestOf[i] + Math.log(sumOf[i]);
+                    double logSumExp = maxima[i] + Math.log(sums[i]);
                     int token = (int) tokens[i];
-                    result.add(new DeviceToken(token, highestOf[i], false, logSumExp, List.of()));
+                    result.add(new DeviceToken(token, maxima[i], false, logSumExp, List.of()));
                 }
                 return result;
             }
@@ -99,29 +99,29 @@ public interface Logits {
     }
 
     /**
-     * Returns for each row the first index of the highest element, the element, and the sum of the
-     * exponentials of the row less this element.
+     * Returns three arrays with an element for each row: the first index of its maximum, the
+     * maximum, and the sum of the exponentials of the row less the maximum.
      */
-    private static NDArray[] best(NDArray rows) {
+    private static NDArray[] argMax(NDArray rows) {
         if (rows.getDevice().isGpu() || !NativeLibrary.CPU_KERNELS.isAvailable()) {
-            NDArray highest = rows.max(new int[] {1}, true);
-            NDArray sums = rows.sub(highest).exp().sum(new int[] {1});
-            return new NDArray[] {rows.argMax(1), highest, sums};
+            NDArray maxima = rows.max(new int[] {1}, true);
+            NDArray sums = rows.sub(maxima).exp().sum(new int[] {1});
+            return new NDArray[] {rows.argMax(1), maxima, sums};
         }
         Shape shape = rows.getShape();
         Shape count = new Shape(shape.get(0));
         NDArray tokens = Torch.empty(rows.getManager(), count, ScalarType.INT64);
-        NDArray highest = Torch.empty(rows.getManager(), count, ScalarType.FLOAT32);
+        NDArray maxima = Torch.empty(rows.getManager(), count, ScalarType.FLOAT32);
         NDArray sums = Torch.empty(rows.getManager(), count, ScalarType.FLOAT32);
-        CpuKernels.djlx_cpu_best(
+        CpuKernels.djlx_cpu_argmax(
                 JniUtils.getNumThreads(),
                 shape.get(0),
                 shape.get(1),
                 Torch.dataPointer(rows),
                 Torch.dataPointer(tokens),
-                Torch.dataPointer(highest),
+                Torch.dataPointer(maxima),
                 Torch.dataPointer(sums));
-        return new NDArray[] {tokens, highest, sums};
+        return new NDArray[] {tokens, maxima, sums};
     }
 
     /**

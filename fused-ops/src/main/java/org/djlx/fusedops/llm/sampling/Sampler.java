@@ -178,23 +178,24 @@ public final class Sampler {
      *
      * @param logits the logits
      * @param parameters the parameters of each sequence
-     * @return the tokens; null for a sequence with a logit that is infinite or NaN
+     * @return the tokens; null for a sequence whose {@link Logits.DeviceToken#logSumExp} is not
+     *     finite
      */
     public static List<SampledToken> sample(Logits logits, List<SamplingParameters> parameters) {
         List<SampledToken> tokens = new ArrayList<>();
         for (Logits.DeviceToken onDevice : logits.deviceTokens()) {
             int sequence = tokens.size();
-            SamplingParameters of = parameters.get(sequence);
+            SamplingParameters sampling = parameters.get(sequence);
             if (!Double.isFinite(onDevice.logSumExp())) {
                 tokens.add(null);
-            } else if (of.isPlain() || onDevice.sampled()) {
+            } else if (sampling.isPlain() || onDevice.sampled()) {
                 tokens.add(
                         new SampledToken(
                                 onDevice.token(),
                                 logProbability(onDevice.logit(), onDevice.logSumExp()),
                                 onDevice.top()));
             } else {
-                tokens.add(sample(logits.toArray(sequence), onDevice.logSumExp(), of));
+                tokens.add(sample(logits.toArray(sequence), onDevice.logSumExp(), sampling));
             }
         }
         return tokens;
