@@ -2,7 +2,7 @@
 # Runs the tests with the JUnit tag gpu, but not soak, of all modules, and writes one summary: commit, machine, versions, and
 # for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
 #   ci/gpu.sh [--classes REGEX] [--join] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
-#     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
+#     --classes     only test classes whose names with package match, for example '.*CudaP2p.*'
 #     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs that divide the classes, one after
 #                   the other or at the same time on different GPUs
 #     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
@@ -75,9 +75,9 @@ else
   use_java || command -v java >/dev/null || die "no Java $MIN_JAVA or newer found"
 fi
 
-# Ranks that share a GPU need a hardware queue for each stream, or one rank's kernel waits behind another's; there are 8 unless this is
-# set. Loading a kernel waits for running kernels: when it is first launched, those of its GPU; if EAGER, when its library is loaded,
-# those of all GPUs of the process. So ranks that share a GPU need EAGER, and ranks on GPUs of their own must not have it.
+# For ranks that share a GPU, and only for them. CUDA_DEVICE_MAX_CONNECTIONS: a hardware queue for each stream, or one rank's kernel waits
+# behind another's; there are 8 by default. CUDA_MODULE_LOADING: by default the first launch of a kernel waits for running kernels of its
+# GPU; if EAGER, loading a library does, and for those of all GPUs of the process.
 if ((${#gpus[@]} == 1)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi

@@ -31,7 +31,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <td>the group's</td>
  * </tr>
  * <tr>
- *   <td>larger all-reduce, ranks in one process</td>
+ *   <td>larger all-reduce, ranks in one process: up to 4, or in a CUDA graph</td>
  *   <td>direct kernel, see {@link Builder#optDirect}</td>
  *   <td>the group's</td>
  * </tr>
@@ -159,10 +159,10 @@ public final class CudaP2pOptions extends BackendOptions {
     private final long heapSize;
     private final NcclOptions ncclOptions;
     private final Long oneShotBytes; // null: depends on the number of ranks
-    private final Long twoShotBytes; // null: depends on the number of ranks
+    private final Long twoShotBytes; // null: depends on the number of ranks, and on graphs
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
-    private final Boolean direct; // null: depends on the number of ranks
+    private final Boolean direct; // null: depends on the number of ranks, and on graphs
     private final Boolean copyEngines; // null: only if ranks share GPUs
 
     private CudaP2pOptions(Builder builder) {
@@ -392,8 +392,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
          *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
-         *       Where no rank shares a GPU, do not set it: it lets kernels of all GPUs of the
-         *       process wait for each other.
+         *       Where each rank of a process has a GPU of its own, do not set it: loading a library
+         *       would wait for running kernels of all GPUs of the process, and these for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
          *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,

@@ -3,9 +3,9 @@ package org.djlx.collectives.internal.gpu;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -19,7 +19,7 @@ import org.slf4j.LoggerFactory;
 public final class GpuResources implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(GpuResources.class);
-    private static final Set<Device> OPENED = ConcurrentHashMap.newKeySet(); // by this process
+    private static final Set<Device> OPENED = new HashSet<>(); // by this process; guarded by itself
 
     private final Device device;
     private final CudaDevice cuda;
@@ -45,14 +45,22 @@ public final class GpuResources implements AutoCloseable {
         manager.setName(name);
         this.highPriority = highPriority;
         this.blocking = blocking;
-        if (OPENED.add(device)
-                && OPENED.size() == 2
-                && "EAGER".equals(System.getenv("CUDA_MODULE_LOADING"))) {
+        warnOfEagerLoading(device);
+    }
+
+    /** Warns once: when a process opens its second GPU, and CUDA loads kernels eagerly. */
+    private static void warnOfEagerLoading(Device device) {
+        synchronized (OPENED) {
+            if (!OPENED.add(device) || OPENED.size() != 2) {
+                return;
+            }
+        }
+        if ("EAGER".equals(System.getenv("CUDA_MODULE_LOADING"))) {
             logger.warn(
-                    "CUDA_MODULE_LOADING=EAGER, and ranks of this process use several GPUs: a rank"
-                            + " that loads a kernel waits for the kernels of all of them, and if"
-                            + " these wait for the rank, operations time out; unset the variable"
-                            + " unless ranks share a GPU");
+                    "CUDA_MODULE_LOADING=EAGER, and this process uses several GPUs: loading a"
+                            + " kernel waits for running kernels of all of them. If such a kernel"
+                            + " waits for the rank that loads, operations time out. Unset the"
+                            + " variable unless ranks share a GPU");
         }
     }
 
