@@ -19,7 +19,7 @@ package org.djlx.fusedops.llm;
  * @param failed the requests that failed
  * @param promptTokens the prompt tokens computed or found in the prefix cache (prefill), each once
  * @param generatedTokens the tokens generated (decode)
- * @param rebuilds how many times the model was loaded again after a rank failed
+ * @param reloads how many times the model was loaded again after a rank failed
  */
 public record GeneratorStatistics(
         int running,
@@ -36,4 +36,4 @@ public record GeneratorStatistics(
         long failed,
         long promptTokens,
         long generatedTokens,
-        int rebuilds) {}
+        int reloads) {}

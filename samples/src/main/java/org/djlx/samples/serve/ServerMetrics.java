@@ -115,9 +115,9 @@ final class ServerMetrics {
                 "Clients that went away before their answer was complete.",
                 disconnects.sum());
         text.value(
-                "djlx_rebuilds_total",
+                "djlx_reloads_total",
                 "Times that the model was loaded again.",
-                generator.rebuilds());
+                generator.reloads());
         text.histogram(
                 "vllm:time_to_first_token_seconds",
                 "Time from a request to its first token.",

@@ -163,7 +163,7 @@ class ServeSoakTest extends CommandTest {
                                 + now.preemptions()
                                 + " preemptions; "
                                 + Usage.now());
-                assertEquals(0, now.failed() + now.rebuilds());
+                assertEquals(0, now.failed() + now.reloads());
                 boolean isWarm = now.finished() > WARM_REQUESTS && System.nanoTime() - warm > 0;
                 if (before == null || !isWarm) {
                     before = Usage.now().most(before);

@@ -45,8 +45,8 @@ final class EngineCore {
     private final Scheduler scheduler;
     private String failure; // why the engine has stopped permanently; null while it works
     private boolean closed;
-    private long finishedBeforeRebuild = -1; // requests, at the last reload
-    private int rebuilds;
+    private long finishedBeforeReload = -1; // requests, at the last reload
+    private int reloads;
 
     /**
      * Loads the model and starts the engine thread.
@@ -93,7 +93,9 @@ final class EngineCore {
         notifyAll();
     }
 
-    /** Wakes the engine thread to look for cancelled sequences. */
+    /**
+     * Wakes the engine thread: a sequence has been cancelled, or the process of a rank has ended.
+     */
     synchronized void wake() {
         notifyAll();
     }
@@ -118,7 +120,7 @@ final class EngineCore {
     }
 
     synchronized GeneratorStatistics statistics() {
-        return scheduler.statistics(config, rebuilds);
+        return scheduler.statistics(config, reloads);
     }
 
     RankPool<StepRequest, List<Sampler.SampledToken>> pool() {
@@ -137,14 +139,14 @@ final class EngineCore {
                         endAll(FinishReason.ERROR, pool().failure().get());
                     }
                     inFlight = null;
-                    rebuild();
+                    reload();
                     continue;
                 }
                 try {
                     step();
                 } catch (ExecutionException e) {
                     endAll(FinishReason.ERROR, e.getCause());
-                    rebuild();
+                    reload();
                 }
             }
         } catch (InterruptedException | RuntimeException | Error e) {
@@ -281,17 +283,17 @@ final class EngineCore {
      * Loads the model again after a rank has failed. Stops the engine permanently if ranks are
      * processes, or if no request has finished since the last reload.
      */
-    private void rebuild() {
+    private void reload() {
         CollectiveException cause = pool().failure().orElseThrow();
         String why = null; // the engine stops; null if it continues
         synchronized (this) {
             if (settings.group() != null) {
                 why = "a rank of " + directory + " has failed; start all ranks again";
-            } else if (scheduler.finished() == finishedBeforeRebuild) {
+            } else if (scheduler.finished() == finishedBeforeReload) {
                 why = "a rank of " + directory + " has failed again after the model was reloaded";
             } else {
-                finishedBeforeRebuild = scheduler.finished();
-                rebuilds++;
+                finishedBeforeReload = scheduler.finished();
+                reloads++;
             }
         }
         if (why != null) {

@@ -42,20 +42,22 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
      * Launches a step, then finishes the previous step. Rank 0 returns the previous step's tokens.
      */
     List<Sampler.SampledToken> step(StepRequest step) {
-        InFlight before = inFlight;
+        InFlight previous = inFlight;
         inFlight = null;
         try {
             if (!step.batch().chunks().isEmpty()) {
                 inFlight = launch(step);
             }
-            if (before == null) {
+            if (previous == null) {
                 return List.of();
             }
-            before.logits.await();
-            return group.rank() == 0 ? Sampler.sample(before.logits, before.sampling) : List.of();
+            previous.logits.await();
+            return group.rank() == 0
+                    ? Sampler.sample(previous.logits, previous.sampling)
+                    : List.of();
         } finally {
-            if (before != null) {
-                before.manager.close();
+            if (previous != null) {
+                previous.manager.close();
             }
         }
     }

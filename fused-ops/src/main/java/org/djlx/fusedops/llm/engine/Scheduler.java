@@ -257,7 +257,7 @@ final class Scheduler {
         return all;
     }
 
-    GeneratorStatistics statistics(ModelConfig config, int rebuilds) {
+    GeneratorStatistics statistics(ModelConfig config, int reloads) {
         removeEnded(waiting); // Cancelled requests no longer wait.
         return new GeneratorStatistics(
                 running.size(),
@@ -277,6 +277,6 @@ final class Scheduler {
                 failed,
                 promptTokens,
                 generatedTokens,
-                rebuilds);
+                reloads);
     }
 }

@@ -338,7 +338,7 @@ class TextModelLoaderTest {
             assertThrows(CompletionException.class, TextEngineTest.breakRank(generator)::join);
             Output served = predictor.predict(input(invocation(2, false)));
             assertTrue(json(served.getData().getAsString()).has("generated_text"));
-            assertEquals(1, generator.statistics().rebuilds());
+            assertEquals(1, generator.statistics().reloads());
             assertNull(model.getProperty("failed"), "it was loaded again, and is well");
             try (Stream<Path> files = Files.list(own)) {
                 for (Path file : files.filter(f -> f.toString().contains("model")).toList()) {

@@ -800,7 +800,7 @@ class TextEngineGpuTest {
                                 .submit(request.optMaxNewTokens(20).build())
                                 .await(Duration.ofMinutes(1)));
             }
-            assertEquals(3, generator.statistics().rebuilds());
+            assertEquals(3, generator.statistics().reloads());
         }
     }
 

@@ -579,7 +579,7 @@ public class TextEngineTest {
             }
             assertArrayEquals(expected, tokens(generator.submit(some).await(LONG)));
             assertTrue(generator.unavailabilityCause().isEmpty());
-            assertEquals(1, generator.statistics().rebuilds());
+            assertEquals(1, generator.statistics().reloads());
             assertEquals(4, generator.statistics().failed());
             assertIdle(generator);
         }
@@ -613,7 +613,7 @@ public class TextEngineTest {
             String reason = failWhileServing(generator);
             assertTrue(reason.contains("rank 1 fell over"), reason);
             while (generator.unavailabilityCause().isEmpty()) {
-                assertEquals(1, generator.statistics().rebuilds());
+                assertEquals(1, generator.statistics().reloads());
                 sleep(); // The request fails before.
             }
             String cause = generator.unavailabilityCause().get();
@@ -624,7 +624,7 @@ public class TextEngineTest {
                             IllegalStateException.class,
                             () -> generator.submit(request(1).build()));
             assertEquals(cause, refused.getMessage());
-            assertEquals(1, generator.statistics().rebuilds());
+            assertEquals(1, generator.statistics().reloads());
             assertEquals(2, generator.statistics().failed());
             assertIdle(generator);
         }
@@ -641,7 +641,7 @@ public class TextEngineTest {
                 failWhileServing(generator);
                 awaitOther(generator, before);
                 assertArrayEquals(expected, tokens(generator.submit(some).await(LONG)));
-                assertEquals(i, generator.statistics().rebuilds());
+                assertEquals(i, generator.statistics().reloads());
             }
             assertTrue(generator.unavailabilityCause().isEmpty());
             assertIdle(generator);
@@ -654,7 +654,7 @@ public class TextEngineTest {
             assertThrows(CompletionException.class, breakRank(generator)::join);
             Generation generation = generator.submit(request(1).optMaxNewTokens(3).build());
             assertEquals(3, generation.await(LONG).size());
-            assertEquals(1, generator.statistics().rebuilds());
+            assertEquals(1, generator.statistics().reloads());
         }
     }
 
