@@ -90,8 +90,8 @@ struct Conversion {
 
 // Rows of a token each, also of several tokens of a sequence: all keys and values are written before a row attends. type: of keys and
 // values; window: 0 is none; cap: 0 is none; query_norm, key_norm: may be null. qkv: (rows, query heads + 2 KV heads, head size);
-// positions: (rows); slots: (rows, max length); cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size);
-// out: (rows, query heads, head size).
+// positions: (rows); slots: (rows, max length); cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size),
+// faster if aligned to 64 bytes; out: (rows, query heads, head size).
 struct Attention {
   int type;
   int64_t rows, query_heads, kv_heads, head_size, max_length, window;

@@ -360,8 +360,8 @@ template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_
   for (int64_t i = 0; i < group * size; i++) out[i] = 0;
   for (int64_t first = start; first <= position; first += block) {
     int count = position + 1 - first < block ? position + 1 - first : block;
-    // Of this block's keys and values, and of what is read next: the next block or, after the last one, the next head's first. After the
-    // last head, the latter is another slot's or past the end: to prefetch it does no harm.
+    // offsets: of this block's keys and values. ahead: of the next block or, for the last block, of the next head's first. For the last KV
+    // head that is unused or past the end, which a prefetch ignores.
     int64_t offsets[block], ahead[block];
     for (int t = 0; t < count; t++) {
       int64_t next = first + t + block;

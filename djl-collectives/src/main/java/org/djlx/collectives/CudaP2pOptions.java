@@ -393,7 +393,7 @@ public final class CudaP2pOptions extends BackendOptions {
          *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *       Where each rank of a process has a GPU of its own, do not set it: loading a library
-         *       would wait for running kernels of all GPUs of the process, and these for this rank.
+         *       would wait for running kernels of all GPUs of the process, and they for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
          *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,

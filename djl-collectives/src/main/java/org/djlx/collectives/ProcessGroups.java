@@ -315,8 +315,8 @@ public final class ProcessGroups {
     }
 
     /**
-     * Runs code on one thread per rank of a local group, and waits for all threads. The rank's GPU
-     * is the thread's current one.
+     * Runs code on one thread per rank of a local group, and waits for all threads. A rank's GPU is
+     * the current one of its thread.
      *
      * <p>If a rank throws, its handle is destroyed. The other ranks' operations then fail instead
      * of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This method

@@ -105,8 +105,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, creates the
-     * workers on them, and returns when all workers exist.
+     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, whose current
+     * GPU is the rank's, creates the workers on them, and returns when all workers exist.
      *
      * @param name the pool's name, for threads and messages
      * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the

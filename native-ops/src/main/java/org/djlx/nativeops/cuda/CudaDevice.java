@@ -199,13 +199,14 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Makes a GPU current for the calling thread, as {@code cudaSetDevice}: calls for it, also
-     * those of libtorch, then switch no context. Does nothing for a CPU.
+     * Makes a GPU current for the calling thread, as {@code cudaSetDevice}: later calls for it,
+     * also those of libtorch, need no switch of the context. Does nothing for a CPU, and without
+     * {@link NativeLibrary#CUDA_PRESETS}.
      *
      * @throws IllegalArgumentException if the GPU does not exist
      */
     public static void makeCurrent(Device device) {
-        if (device.isGpu()) {
+        if (device.isGpu() && NativeLibrary.CUDA_PRESETS.isAvailable()) {
             try (CudaDevice gpu = open(device)) {
                 gpu.makeCurrent();
             }

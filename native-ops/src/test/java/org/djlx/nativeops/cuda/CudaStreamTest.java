@@ -118,7 +118,7 @@ class CudaStreamTest extends StreamFixture {
             assertNotEquals(handle, third.handle());
             flag.holdUp(second);
             second.close();
-            // It may have the handle of the second, which is destroyed, but none of its work.
+            // It may have the handle of the destroyed stream, but not its work.
             try (CudaStream fourth = CudaStream.create(device)) {
                 assertTrue(fourth.query());
             }

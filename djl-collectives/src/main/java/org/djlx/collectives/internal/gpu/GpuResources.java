@@ -58,9 +58,9 @@ public final class GpuResources implements AutoCloseable {
         if ("EAGER".equals(System.getenv("CUDA_MODULE_LOADING"))) {
             logger.warn(
                     "CUDA_MODULE_LOADING=EAGER, and this process uses several GPUs: loading a"
-                            + " kernel waits for running kernels of all of them. If such a kernel"
-                            + " waits for the rank that loads, operations time out. Unset the"
-                            + " variable unless ranks share a GPU");
+                            + " library waits for running kernels of all of them. If such a kernel"
+                            + " waits for the rank that loads, its operation times out. Unset the"
+                            + " variable, unless several ranks of a group share a GPU");
         }
     }
 

@@ -530,7 +530,7 @@ public final class TransformerModel implements AutoCloseable {
         return output;
     }
 
-    /** Returns the columns of all ranks, without padding, in float32. */
+    /** Returns the columns of all ranks, without padding, in float32; or x if that is the same. */
     private NDArray gatherColumns(NDArray x) {
         int ranks = group.worldSize();
         Shape shape = x.getShape();

@@ -65,8 +65,8 @@ public interface Logits {
     /**
      * Wraps an array.
      *
-     * @param logits of shape (sequences, vocabulary), in float32, contiguous; intermediate results
-     *     go to its manager
+     * @param logits of shape (sequences, vocabulary), in float32; intermediate results go to its
+     *     manager
      * @return the logits
      */
     static Logits of(NDArray logits) {
@@ -98,12 +98,19 @@ public interface Logits {
         };
     }
 
+    private static boolean fitsKernel(NDArray rows) {
+        return !rows.getDevice().isGpu()
+                && NativeLibrary.CPU_KERNELS.isAvailable()
+                && Torch.scalarType(rows) == ScalarType.FLOAT32
+                && Torch.isContiguous(rows);
+    }
+
     /**
      * Returns three arrays with an element for each row: the first index of its maximum, the
      * maximum, and the sum of the exponentials of the row less the maximum.
      */
     private static NDArray[] argMax(NDArray rows) {
-        if (rows.getDevice().isGpu() || !NativeLibrary.CPU_KERNELS.isAvailable()) {
+        if (!fitsKernel(rows)) {
             NDArray maxima = rows.max(new int[] {1}, true);
             NDArray sums = rows.sub(maxima).exp().sum(new int[] {1});
             return new NDArray[] {rows.argMax(1), maxima, sums};

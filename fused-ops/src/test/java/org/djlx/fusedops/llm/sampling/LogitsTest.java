@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
@@ -41,6 +42,20 @@ class LogitsTest {
         assertFalse(Double.isFinite(best.get(0).logSumExp()));
         assertFalse(Double.isFinite(best.get(1).logSumExp()));
         assertEquals(2, best.get(2).logit());
+    }
+
+    @Test
+    void rowsMayLieApart() {
+        float[] padded = {1, 2, 3, 99, 9, 8, 7, 77};
+        try (NDArray all = manager.create(padded, new Shape(2, 4))) {
+            List<Logits.DeviceToken> best = Logits.of(all.get(":, :3")).deviceTokens();
+            assertEquals(2, best.get(0).token());
+            assertEquals(3, best.get(0).logit());
+            assertEquals(0, best.get(1).token());
+            assertEquals(9, best.get(1).logit());
+            double logSumExp = 9 + Math.log1p(Math.exp(-1) + Math.exp(-2));
+            assertEquals(logSumExp, best.get(1).logSumExp(), 1e-6);
+        }
     }
 
     @Test
