@@ -73,10 +73,10 @@ public interface Logits {
         return new Logits() {
             @Override
             public List<DeviceToken> deviceTokens() {
-                NDArray[] of = argMax(logits);
-                long[] tokens = of[0].toLongArray();
-                float[] maxima = of[1].toFloatArray();
-                float[] sums = of[2].toFloatArray();
+                NDArray[] tokensMaximaSums = argMax(logits);
+                long[] tokens = tokensMaximaSums[0].toLongArray();
+                float[] maxima = tokensMaximaSums[1].toFloatArray();
+                float[] sums = tokensMaximaSums[2].toFloatArray();
                 List<DeviceToken> result = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
                     double logSumExp = maxima[i] + Math.log(sums[i]);
@@ -106,7 +106,7 @@ public interface Logits {
     }
 
     /**
-     * Returns three arrays with an element for each row: the first index of its maximum, the
+     * Returns three arrays with an element for each row: the first token with the maximum, the
      * maximum, and the sum of the exponentials of the row less the maximum.
      */
     private static NDArray[] argMax(NDArray rows) {
