@@ -4,6 +4,7 @@ package org.djlx.collectives;
 import ai.djl.engine.Engine;
 import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -56,7 +57,7 @@ public final class TorchThreads {
         chosen = threads;
         System.setProperty(PROPERTY, Integer.toString(threads));
         // libtorch may be loaded already, and then ignores the property.
-        Engine.getEngine("PyTorch");
+        ContextLoader.of(TorchThreads.class, () -> Engine.getEngine("PyTorch"));
         JniUtils.setNumThreads(threads);
         LOG.info(
                 "libtorch threads per rank: {} (cores: {}, ranks: {}); {} or -D{} overrides this",

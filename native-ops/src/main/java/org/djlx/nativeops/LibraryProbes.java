@@ -14,7 +14,7 @@ public final class LibraryProbes {
 
     static void libtorch() {
         try {
-            if (Engine.getEngine("PyTorch") == null) {
+            if (pytorch() == null) {
                 throw new UnsatisfiedLinkError("DJL has no engine named PyTorch");
             }
         } catch (RuntimeException | LinkageError e) {
@@ -45,6 +45,10 @@ public final class LibraryProbes {
                             + "); use libtorch 2.7.1 or later",
                     cause);
         }
+    }
+
+    private static Engine pytorch() {
+        return ContextLoader.of(LibraryProbes.class, () -> Engine.getEngine("PyTorch"));
     }
 
     static void cpuKernels() {

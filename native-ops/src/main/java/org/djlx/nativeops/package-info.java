@@ -11,6 +11,8 @@
  * library is an {@link ai.djl.engine.EngineException}.
  *
  * <ul>
+ *   <li>{@link org.djlx.nativeops.ContextLoader} - lookups that do not depend on the context class
+ *       loader
  *   <li>{@link org.djlx.nativeops.CudaProbe} - probes the CUDA driver
  *   <li>{@link org.djlx.nativeops.LibraryProbes} - probes the other libraries
  *   <li>{@link org.djlx.nativeops.LoadedLibraries} - finds libraries that the process has loaded

@@ -5,6 +5,7 @@ import ai.djl.Device;
 import ai.djl.MalformedModelException;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
+import ai.djl.engine.EngineException;
 import ai.djl.inference.Predictor;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -22,13 +23,13 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.OutputStream;
 import java.net.URL;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Map;
 import java.util.Properties;
-import java.util.ServiceLoader;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.function.Predicate;
@@ -40,6 +41,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.DividedBlock;
+import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -63,7 +65,10 @@ final class P2pModel implements Model {
     private final Device device; // may stand for several devices; null if the user named none
     private volatile int process; // this process's data-parallel rank
     private volatile ParallelModel parallel; // null if the model is not divided among ranks
-    private volatile Path directory; // of the parallel model
+    // Of the parallel model, as passed to load(). DJL Serving deletes it with the model if it lies
+    // in
+    // DJL's cache: never the directory of the user that the option model_id names.
+    private volatile Path directory;
 
     P2pModel(Model model, Device device) {
         this.model = model;
@@ -172,16 +177,65 @@ final class P2pModel implements Model {
         }
         if (getBlock() == null && Files.isDirectory(modelPath)) {
             Map<String, Object> given = new HashMap<>(options == null ? Map.of() : options);
-            Path files = files(modelPath, given.remove(MODEL_ID));
-            for (ParallelModelLoader loader : ServiceLoader.load(ParallelModelLoader.class)) {
-                if (loader.canLoad(files)) {
-                    directory = files;
-                    parallel = loader.load(getName(), files, device(modelPath), given);
-                    return;
-                }
+            parallel = loadParallel(modelPath, given.remove(MODEL_ID), given);
+            if (parallel != null) {
+                directory = modelPath.toAbsolutePath();
+                return;
             }
         }
         model.load(modelPath, prefix, options);
+    }
+
+    /**
+     * Loads a model that is divided among ranks; null if no loader accepts it. An error says
+     * everything in its message and has no cause: DJL Serving's clients get the last cause only.
+     */
+    private ParallelModel loadParallel(Path modelPath, Object modelId, Map<String, ?> options)
+            throws IOException {
+        try {
+            Path files = files(modelPath, modelId);
+            for (ParallelModelLoader loader : ContextLoader.providers(ParallelModelLoader.class)) {
+                if (loader.canLoad(files)) {
+                    Device where = device(modelPath);
+                    return ContextLoader.of(
+                            loader.getClass(), () -> loader.load(getName(), files, where, options));
+                }
+            }
+            return null;
+        } catch (IllegalArgumentException e) {
+            throw whole(e, IllegalArgumentException::new);
+        } catch (IOException e) {
+            throw whole(e, IOException::new);
+        } catch (CollectiveException e) {
+            throw whole(e, CollectiveException::new);
+        } catch (RuntimeException e) {
+            throw whole(e, EngineException::new);
+        }
+    }
+
+    /**
+     * Returns an exception without a cause, whose message has those of all causes. The given
+     * exception is suppressed in it.
+     */
+    private static <E extends Exception> E whole(E failure, Function<String, E> maker) {
+        if (failure.getCause() == null && failure.getMessage() != null) {
+            return failure;
+        }
+        String all = text(failure);
+        for (Throwable t = failure.getCause(); t != null; t = t.getCause()) {
+            if (t.getMessage() == null || !all.contains(t.getMessage())) {
+                all += ": " + text(t);
+            }
+        }
+        E whole = maker.apply(all);
+        whole.addSuppressed(failure);
+        return whole;
+    }
+
+    /** Returns the message, with the type where it would not be understood without. */
+    private static String text(Throwable failure) {
+        boolean clear = failure.getMessage() != null && !(failure instanceof FileSystemException);
+        return clear ? failure.getMessage() : failure.toString();
     }
 
     /** Returns the directory of the model's files; the option that names it may be null. */

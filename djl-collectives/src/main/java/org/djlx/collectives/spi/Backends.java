@@ -2,15 +2,15 @@
 package org.djlx.collectives.spi;
 
 import java.util.Map;
-import java.util.ServiceLoader;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.nativeops.ContextLoader;
 
 /**
  * The available backends: first backends registered with {@link #register}, then backends found by
- * {@link ServiceLoader}.
+ * {@link java.util.ServiceLoader}.
  */
 public final class Backends {
 
@@ -47,7 +47,7 @@ public final class Backends {
         if (registered != null) {
             return registered;
         }
-        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+        for (BackendFactory factory : ContextLoader.providers(BackendFactory.class)) {
             if (factory.name().equals(name)) {
                 return factory;
             }
@@ -59,7 +59,7 @@ public final class Backends {
     /** {@return the names of all backends, sorted} */
     public static Set<String> names() {
         Set<String> names = new TreeSet<>(REGISTERED.keySet());
-        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+        for (BackendFactory factory : ContextLoader.providers(BackendFactory.class)) {
             names.add(factory.name());
         }
         return names;

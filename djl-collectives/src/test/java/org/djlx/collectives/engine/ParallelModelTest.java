@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.engine;
 
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
@@ -9,8 +10,10 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.MalformedModelException;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
+import ai.djl.engine.EngineException;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
@@ -19,13 +22,18 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
+import java.io.EOFException;
 import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.atomic.AtomicReference;
+import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -40,6 +48,7 @@ class ParallelModelTest {
     public static final class Loader implements ParallelModelLoader {
 
         private static Loaded last;
+        private static Exception failure; // of the next load
 
         @Override
         public boolean canLoad(Path directory) {
@@ -48,7 +57,15 @@ class ParallelModelTest {
 
         @Override
         public ParallelModel load(
-                String name, Path directory, Device device, Map<String, ?> options) {
+                String name, Path directory, Device device, Map<String, ?> options)
+                throws IOException {
+            Exception thrown = failure;
+            failure = null;
+            if (thrown instanceof IOException e) {
+                throw e;
+            } else if (thrown instanceof RuntimeException e) {
+                throw e;
+            }
             last = new Loaded(device, options);
             return last;
         }
@@ -59,6 +76,7 @@ class ParallelModelTest {
 
         final Device device;
         final Map<String, ?> options;
+        final ClassLoader context = Thread.currentThread().getContextClassLoader();
         String lost;
         final Map<String, String> properties = new HashMap<>();
         boolean closed;
@@ -134,6 +152,8 @@ class ParallelModelTest {
                 Criteria.builder().setTypes(Input.class, Output.class).optModelPath(own).build();
         try (ZooModel<Input, Output> model = criteria.loadModel()) {
             assertEquals(Map.of(), Loader.last.options);
+            // DJL Serving deletes this path with the model, if it lies in DJL's cache.
+            assertEquals(own.toAbsolutePath(), model.getModelPath());
             model.setProperty("metric_dimension", "registered");
             assertEquals(Map.of("metric_dimension", "registered"), Loader.last.properties);
         }
@@ -168,6 +188,54 @@ class ParallelModelTest {
         other.load(directory, null, Map.of());
         assertEquals(Engine.getEngine(P2pEngine.NAME).defaultDevice(), Loader.last.device);
         other.close();
+    }
+
+    /** DJL Serving's clients see the message of the last cause only. */
+    @Test
+    void loadErrorsHaveNoCauseAndSayEverything() {
+        Exception cause = new IllegalStateException("line 3", new NoSuchFileException("/a/b"));
+        fails(
+                new IllegalArgumentException("config.json: wrong", cause),
+                IllegalArgumentException.class,
+                "config.json: wrong: line 3: java.nio.file.NoSuchFileException: /a/b");
+        fails(new IOException("no c", new EOFException()), IOException.class, "no c: java.io.EOF");
+        fails(
+                new CollectiveException("rank 1: out of memory", new EngineException("memory")),
+                CollectiveException.class,
+                "rank 1: out of memory");
+        fails(new UncheckedIOException(new IOException("full")), EngineException.class, "full");
+        fails(new NullPointerException(), EngineException.class, "NullPointerException");
+    }
+
+    private void fails(Exception failure, Class<? extends Exception> type, String message) {
+        Loader.failure = failure;
+        try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
+            Exception e = assertThrows(type, () -> model.load(directory));
+            assertNull(e.getCause());
+            assertTrue(e.getMessage().contains(message), e.getMessage());
+            assertSame(failure, e.getSuppressed()[0]);
+            assertDoesNotThrow(() -> model.load(directory));
+        }
+    }
+
+    /** Such a thread sees neither the loaders nor DJL's engines by its context class loader. */
+    @Test
+    void isLoadedByAThreadOfAServer() throws Exception {
+        AtomicReference<ClassLoader> context = new AtomicReference<>();
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
+                                model.load(directory);
+                                context.set(Loader.last.context);
+                            } catch (IOException | MalformedModelException e) {
+                                throw new IllegalStateException(e);
+                            }
+                        });
+        thread.setContextClassLoader(ClassLoader.getPlatformClassLoader());
+        thread.start();
+        thread.join();
+        assertSame(Loader.class.getClassLoader(), context.get());
     }
 
     @Test

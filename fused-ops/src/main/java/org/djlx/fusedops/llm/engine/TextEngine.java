@@ -28,6 +28,7 @@ import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.nativeops.ContextLoader;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
@@ -481,7 +482,7 @@ public final class TextEngine implements TextGenerator {
                 if (directory == null) {
                     throw new IllegalArgumentException("set the model directory: setDirectory");
                 }
-                return new TextEngine(this);
+                return ContextLoader.of(TextEngine.class, () -> new TextEngine(this));
             } catch (Throwable e) {
                 if (group != null) {
                     group.destroy(); // Otherwise the other processes would wait for this process.

@@ -18,6 +18,7 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
+import org.djlx.nativeops.ContextLoader;
 
 /** A tokenizer from {@code tokenizer.json}, with Hugging Face's tokenizers library. */
 public final class ModelTokenizer implements TextTokenizer {
@@ -100,10 +101,13 @@ public final class ModelTokenizer implements TextTokenizer {
     public static ModelTokenizer read(Path file) throws IOException {
         try {
             // No truncation: a prompt that is too long is an error.
-            return new ModelTokenizer(
-                    HuggingFaceTokenizer.newInstance(
-                            file, Map.of("truncation", "do_not_truncate", "padding", "false")),
-                    file);
+            Map<String, String> options =
+                    Map.of("truncation", "do_not_truncate", "padding", "false");
+            return ContextLoader.of(
+                    ModelTokenizer.class,
+                    () ->
+                            new ModelTokenizer(
+                                    HuggingFaceTokenizer.newInstance(file, options), file));
         } catch (RuntimeException e) { // The library throws no other type.
             throw new IllegalArgumentException(
                     file + " is not a valid tokenizer: " + e.getMessage(), e);

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops;
+
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.ServiceLoader;
+
+/**
+ * Lookups that do not depend on the caller's context class loader. DJL finds its engines and native
+ * libraries by the context class loader, and only once. A server's worker thread may have one that
+ * does not see this library, such as the temporary workers of DJL Serving.
+ */
+public final class ContextLoader {
+
+    private ContextLoader() {}
+
+    /**
+     * A call with a result.
+     *
+     * @param <T> the result's type
+     * @param <E> what it may throw
+     */
+    @FunctionalInterface
+    public interface Call<T, E extends Exception> {
+
+        /**
+         * Calls.
+         *
+         * @return the result
+         * @throws E as the call says
+         */
+        T run() throws E;
+    }
+
+    /**
+     * Calls with a context class loader that sees a class: the thread's own if it does, otherwise
+     * the class's loader. Threads that the call creates inherit it.
+     *
+     * @param type the class
+     * @param call the call
+     * @return its result
+     * @throws E what it throws
+     * @param <T> the result's type
+     * @param <E> what it may throw
+     */
+    public static <T, E extends Exception> T of(Class<?> type, Call<T, E> call) throws E {
+        Thread thread = Thread.currentThread();
+        ClassLoader before = thread.getContextClassLoader();
+        if (sees(before, type)) {
+            return call.run();
+        }
+        thread.setContextClassLoader(type.getClassLoader());
+        try {
+            return call.run();
+        } finally {
+            thread.setContextClassLoader(before);
+        }
+    }
+
+    /**
+     * Returns the providers of a service, by {@link ServiceLoader}: those that the service's class
+     * loader sees, then those that only the context class loader sees.
+     *
+     * @param service the service
+     * @return one provider of each class
+     * @param <T> the service's type
+     */
+    public static <T> List<T> providers(Class<T> service) {
+        Map<Class<?>, T> found = new LinkedHashMap<>();
+        ServiceLoader.load(service, service.getClassLoader())
+                .forEach(provider -> found.put(provider.getClass(), provider));
+        ClassLoader context = Thread.currentThread().getContextClassLoader();
+        if (sees(context, service)) {
+            ServiceLoader.load(service, context)
+                    .forEach(provider -> found.putIfAbsent(provider.getClass(), provider));
+        }
+        return new ArrayList<>(found.values());
+    }
+
+    /** Returns whether a class loader has the class itself, not another copy or none. */
+    private static boolean sees(ClassLoader loader, Class<?> type) {
+        try {
+            return loader != null && Class.forName(type.getName(), false, loader) == type;
+        } catch (ClassNotFoundException e) {
+            return false;
+        }
+    }
+}
