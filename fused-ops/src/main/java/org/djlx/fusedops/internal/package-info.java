@@ -29,6 +29,8 @@
  *       float32 matrices
  *   <li>{@link org.djlx.fusedops.internal.QuantizeKernels} - conversions of 16-bit rows to 8 and 4
  *       bits
+ *   <li>{@link org.djlx.fusedops.internal.ReasonPhrase} - messages of answers of DJL Serving, on
+ *       one line
  *   <li>{@link org.djlx.fusedops.internal.RequestJson} - parses the JSON of requests strictly (RFC
  *       8259)
  *   <li>{@link org.djlx.fusedops.internal.RmsNormKernels} - all-reduce, residual and RMSNorm in one

@@ -25,12 +25,12 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
+import org.djlx.fusedops.internal.ReasonPhrase;
 import org.djlx.nativeops.torch.Torch;
 
 /** Serves requests by a TorchScript model on each rank. */
@@ -169,14 +169,7 @@ final class TorchScriptService implements ParallelModel {
 
     private static Output output(int code, Exception failure) {
         String message = String.valueOf(failure.getMessage());
-        // DJL Serving uses the message as the reason phrase of the status line: it must be one
-        // line.
-        String line =
-                message.lines()
-                        .map(String::strip)
-                        .filter(each -> !each.isEmpty())
-                        .collect(Collectors.joining(" "));
-        Output output = new Output(code, line);
+        Output output = new Output(code, ReasonPhrase.of(message));
         output.addProperty("Content-Type", "text/plain");
         output.add(message);
         return output;

@@ -54,11 +54,20 @@ final class OpenAiOptions {
     }
 
     /**
+     * Reads options that do not change the answer.
+     *
+     * @param accepted the accepted values of each option, in JSON; none if all values are accepted
+     */
+    static void neutral(JsonOptions json, Map<String, String[]> accepted) {
+        accepted.forEach(json::neutral);
+    }
+
+    /**
      * Reads sampling parameters and stop conditions. An unsupported option may have a value that
      * does not change the answer, because clients send defaults; another value is an error.
      */
     static GenerationRequest.Builder read(JsonOptions json) {
-        NEUTRAL.forEach(json::neutral);
+        neutral(json, NEUTRAL);
         return sampling(json, 1, 1)
                 .optIgnoreEndOfText(json.flag("ignore_eos", false))
                 .optStopStrings(stops(json, "stop"));

@@ -34,6 +34,19 @@ public final class TextApi {
     private static final int DEFAULT_COMPLETION = 16; // OpenAI's
     private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
 
+    /** Parameters of LMI that do not change the answer; see {@link OpenAiOptions#neutral}. */
+    private static final Map<String, String[]> INVOCATION_NEUTRAL =
+            Map.of(
+                    "n", new String[] {"1"},
+                    "best_of", new String[] {"1"},
+                    "num_beams", new String[] {"1"},
+                    "early_stopping", new String[] {"false"},
+                    "length_penalty", new String[] {"1", "1.0"},
+                    "min_length", new String[] {"0", "1"},
+                    "skip_special_tokens", new String[] {"true"},
+                    "spaces_between_special_tokens", new String[] {},
+                    "include_stop_str_in_output", new String[] {"false"});
+
     /** The options that a response repeats, with OpenAI's defaults. */
     private static final String RESPONSE_SETTINGS =
             """
@@ -563,6 +576,7 @@ public final class TextApi {
     }
 
     private TextCall readInvocation(JsonOptions json) {
+        prepare(json);
         boolean array = json.isArray("inputs");
         JsonOptions inputs = json.prompts("inputs");
         List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
@@ -594,8 +608,7 @@ public final class TextApi {
                     "decoder_input_details",
                     "false; log probabilities of the prompt are not supported");
         }
-        options.neutral("n", "1");
-        options.neutral("best_of", "1");
+        OpenAiOptions.neutral(options, INVOCATION_NEUTRAL);
         boolean details = options.flag("details", false);
         boolean echoes = options.flag("return_full_text", false);
         options.requireNoOthers();

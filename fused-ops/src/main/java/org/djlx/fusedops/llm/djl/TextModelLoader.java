@@ -83,7 +83,8 @@ import org.slf4j.LoggerFactory;
  *   <li>{@code max_rolling_batch_size}: see {@link TextEngine.Builder#optMaxRunning}. DJL Serving
  *       sets 32 unless {@code rolling_batch} is {@code vllm} or {@code trtllm}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link TextEngine.Builder#optPrefillTokens}.
- *       vLLM's name {@code max_num_batched_tokens} is accepted, too.
+ *       vLLM's name {@code max_num_batched_tokens} is accepted, too, and TensorRT-LLM's, {@code
+ *       max_num_tokens}: DJL Serving sets it to 16384 if {@code rolling_batch} is {@code trtllm}.
  *   <li>{@code max_queue_size}: see {@link TextEngine.Builder#optMaxQueued}.
  *   <li>{@code kv_cache_bytes}: see {@link TextEngine.Builder#optCacheBytes}.
  *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
@@ -100,8 +101,9 @@ import org.slf4j.LoggerFactory;
  * the values that do not change it: {@code rolling_batch}, {@code async_mode}, {@code mpi_mode},
  * {@code parallel_loading} and {@code trust_remote_code} with any, {@code entryPoint} with {@code
  * djl_python}'s, and the defaults of {@code output_formatter}, {@code pipeline_parallel_degree},
- * {@code enable_lora}, {@code load_format}, {@code enforce_eager}, {@code enable_chunked_prefill},
- * {@code cpu_offload_gb_per_gpu}, {@code tokenizer_mode}, {@code disable_sliding_window}, {@code
+ * {@code enable_lora}, {@code enable_streaming}, {@code tgi_compat}, {@code model_loading_timeout},
+ * {@code load_format}, {@code enforce_eager}, {@code enable_chunked_prefill}, {@code
+ * cpu_offload_gb_per_gpu}, {@code tokenizer_mode}, {@code disable_sliding_window}, {@code
  * enable_auto_tool_choice} and {@code task}.
  */
 public final class TextModelLoader implements ParallelModelLoader {
@@ -128,6 +130,9 @@ public final class TextModelLoader implements ParallelModelLoader {
                     Map.entry("output_formatter", "json"),
                     Map.entry("pipeline_parallel_degree", "1"),
                     Map.entry("enable_lora", "false"),
+                    Map.entry("enable_streaming", "false"),
+                    Map.entry("tgi_compat", "false"),
+                    Map.entry("model_loading_timeout", "1800"),
                     Map.entry("load_format", "auto|safetensors"),
                     Map.entry("enforce_eager", "false"),
                     Map.entry("enable_chunked_prefill", "true"),
@@ -167,8 +172,8 @@ public final class TextModelLoader implements ParallelModelLoader {
     @Override
     public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
             throws IOException {
-        if (!Files.exists(
-                directory.resolve("tokenizer.json"))) { // Checked before weights are read.
+        // Checked before weights are read.
+        if (!Files.isRegularFile(directory.resolve("tokenizer.json"))) {
             throw new IllegalArgumentException(
                     directory + " has no tokenizer.json; download it from where the weights are");
         }
@@ -182,6 +187,7 @@ public final class TextModelLoader implements ParallelModelLoader {
         number(left, "max_model_len", builder::optMaxLength);
         number(left, "max_rolling_batch_size", builder::optMaxRunning);
         number(left, "max_num_batched_tokens", builder::optPrefillTokens);
+        number(left, "max_num_tokens", builder::optPrefillTokens);
         number(left, "max_rolling_batch_prefill_tokens", builder::optPrefillTokens);
         number(left, "max_queue_size", builder::optMaxQueued);
         set(left, "kv_cache_bytes", "a whole number", Long::valueOf, builder::optCacheBytes);
@@ -270,12 +276,14 @@ public final class TextModelLoader implements ParallelModelLoader {
         if (value == null) {
             return;
         }
+        T parsed;
         try {
-            setter.accept(parser.apply(value));
-        } catch (IllegalArgumentException e) {
+            parsed = parser.apply(value);
+        } catch (IllegalArgumentException e) { // It says less.
             throw new IllegalArgumentException(
-                    String.format("option %s must be %s, not %s", name, must, value), e);
+                    String.format("option %s must be %s, not %s", name, must, value));
         }
+        setter.accept(parsed);
     }
 
     private static void number(Map<String, String> left, String name, IntConsumer setter) {

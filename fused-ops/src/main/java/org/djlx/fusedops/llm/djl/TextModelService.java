@@ -10,6 +10,7 @@ import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.fusedops.internal.ReasonPhrase;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.AnswerFormat;
 import org.djlx.fusedops.llm.api.ApiException;
@@ -64,7 +65,7 @@ final class TextModelService implements ParallelModel {
 
     /** Refuses a request. The call is null if it was not parsed; the schema is then OpenAI's. */
     private static Output refusal(TextCall call, int status, RuntimeException e) {
-        ApiException failure = new ApiException(status, null, e.getMessage());
+        ApiException failure = new ApiException(status, null, String.valueOf(e.getMessage()));
         return refusal(call == null ? failure : call.format().refusal(failure));
     }
 
@@ -74,7 +75,7 @@ final class TextModelService implements ParallelModel {
     }
 
     private static Output output(int code, String message, String type, BytesSupplier content) {
-        Output output = new Output(code, message);
+        Output output = new Output(code, ReasonPhrase.of(message));
         output.addProperty("Content-Type", type);
         output.add(content);
         return output;
@@ -136,7 +137,7 @@ final class TextModelService implements ParallelModel {
                 end(format.failure(failure));
             } else {
                 output.setCode(code);
-                output.setMessage(message);
+                output.setMessage(ReasonPhrase.of(message));
                 output.addProperty("Content-Type", "application/json");
                 end(format.refusal(failure).toJson());
             }

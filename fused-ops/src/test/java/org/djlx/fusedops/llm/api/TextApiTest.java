@@ -417,7 +417,8 @@ class TextApiTest {
                 new Bad(
                         "{'inputs':'a','parameters':{'num_beams':2}}",
                         400,
-                        "unknown option 'parameters.num_beams'"),
+                        "'parameters.num_beams' must be 1; other values are not supported"),
+                new Bad("{'inputs':'a','model':'other'}", 404, "unknown model 'other'"),
                 new Bad(
                         "{'inputs':'a','parameters':{'decoder_input_details':true}}",
                         400,
@@ -486,7 +487,11 @@ class TextApiTest {
         GenerationRequest request =
                 read("{'inputs':'O','parameters':{'decoder_input_details':false,'n':1,"
                                 + "'best_of':1,'presence_penalty':0.0,'frequency_penalty':0,"
-                                + "'min_p':0.0,'top_k':-1}}")
+                                + "'min_p':0.0,'top_k':-1,'num_beams':1,'early_stopping':false,"
+                                + "'length_penalty':1.0,'min_length':1,'skip_special_tokens':true,"
+                                + "'spaces_between_special_tokens':true,"
+                                + "'include_stop_str_in_output':false,'logprobs':null},"
+                                + "'model':'tiny'}")
                         .requests()
                         .get(0);
         assertEquals(0, request.topK());

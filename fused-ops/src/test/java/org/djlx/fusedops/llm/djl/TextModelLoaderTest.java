@@ -189,6 +189,23 @@ class TextModelLoaderTest {
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 128}}");
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokns\": 1}}");
             assertEquals(400, predictor.predict(new Input()).getCode());
+            // DJL Serving writes the message into HTTP's status line.
+            for (String name :
+                    List.of("a\\nb", "\\r\\nX-Header: 1", "\\u0000\\u2028", "x".repeat(9000))) {
+                for (String json :
+                        List.of(
+                                "{\"inputs\": \"a\", \"parameters\": {\"%s\": 1}}",
+                                "{\"prompt\": \"a\", \"guided_regex\": \"(%s\"}",
+                                "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}],"
+                                        + " \"model\": \"%s\"}")) {
+                    Output output = predictor.predict(input(json.formatted(name)));
+                    assertEquals(json.contains("model") ? 404 : 400, output.getCode());
+                    String message = output.getMessage();
+                    assertTrue(message.length() <= 1000, message);
+                    assertTrue(message.codePoints().allMatch(c -> c >= ' '), message);
+                    assertTrue(json(text(output)).has("error"));
+                }
+            }
             for (String json : List.of("{}", "{\"prompt\": \"a\", \"max_tokens\": 128}")) {
                 Output output = predictor.predict(input(json));
                 JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");
@@ -441,7 +458,13 @@ class TextModelLoaderTest {
                     + " output_formatter=json pipeline_parallel_degree=1 enable_lora=False"
                     + " load_format=safetensors enforce_eager=false enable_chunked_prefill=true"
                     + " cpu_offload_gb_per_gpu=0 tokenizer_mode=auto disable_sliding_window=false"
-                    + " enable_auto_tool_choice=true task=auto max_num_batched_tokens=64";
+                    + " enable_auto_tool_choice=true task=auto max_num_batched_tokens=64"
+                    + " model_loading_timeout=1800 tgi_compat=false enable_streaming=false";
+        load(options.split("[ =]")).close();
+        // What DJL Serving sets for TensorRT-LLM.
+        options =
+                "rolling_batch=trtllm max_num_tokens=16384 max_rolling_batch_size=256 mpi_mode=true"
+                        + " pipeline_parallel_degree=1";
         load(options.split("[ =]")).close();
     }
 
