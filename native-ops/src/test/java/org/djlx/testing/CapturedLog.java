@@ -47,6 +47,7 @@ public final class CapturedLog implements AfterEachCallback, AfterAllCallback {
         private final Deque<String> events = new ArrayDeque<>();
         private final Writer file = openFile();
 
+        @SuppressWarnings("deprecation") // setPattern is new in log4j 2.26.
         Buffer() {
             super(
                     "captured",

@@ -34,12 +34,14 @@ final class Replies {
         }
     }
 
-    /** Returns the chat page with its libraries, which WebJars bring. */
+    /** Returns the chat page with its libraries, which the build takes from npm. */
     private static String readPage() {
         String libraries =
-                resource("libraries.txt")
+                resource("npm/libraries.txt")
                         .lines()
-                        .map(name -> resource("/META-INF/resources/webjars/" + name))
+                        .filter(line -> !line.startsWith("#"))
+                        .map(line -> line.split(" "))
+                        .map(library -> resource("npm/" + library[0] + "/" + library[2]))
                         .collect(Collectors.joining("\n"));
         return resource("chat.html").replace("/* LIBRARIES */", libraries);
     }

@@ -678,9 +678,11 @@ class GenerationServerTest {
                             "/127.0.0.1:[0-9]+ \"POST /v1/completions\" 200 [0-9]+ ms"
                                     + " req_[-0-9a-f]+"),
                     line);
-            exchange("GET /a\u0007b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: 7\r\n\r\n");
+            exchange("GET /a\u00e9b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: 7\r\n\r\n");
             line = lines.take();
-            assertTrue(line.contains("\"GET /a?b\" 404 ") && line.endsWith(" ms 7"), line);
+            assertTrue(line.contains("\"GET /a??b\" 404 ") && line.endsWith(" ms 7"), line);
+            String refused = exchange("GET /a\u0007b HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            assertTrue(refused.startsWith("HTTP/1.1 400"), refused);
         } finally {
             logger.removeAppender(appender);
         }
