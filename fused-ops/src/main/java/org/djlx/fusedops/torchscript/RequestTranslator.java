@@ -20,19 +20,33 @@ import com.google.gson.JsonPrimitive;
 import java.nio.FloatBuffer;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.djlx.fusedops.internal.RequestJson;
 
 /**
  * Reads arrays from requests and writes arrays to responses, like DJL's {@link
- * NoopServingTranslatorFactory}. The difference is JSON: a request must be an array, or an object
- * with an array {@code inputs} or {@code instances}. Its rows must have equal length, and its
- * numbers must be finite in float32. DJL's translator accepts rows of different lengths, and infers
- * shapes in another way.
+ * NoopServingTranslatorFactory}, with two differences:
+ *
+ * <ul>
+ *   <li>A request in JSON must be an array, or an object with an array {@code inputs} or {@code
+ *       instances}. Its rows must have equal length, and its numbers must be finite in float32.
+ *       DJL's translator accepts rows of different lengths, and infers shapes in another way.
+ *   <li>The form of the response is the one that {@code Accept} prefers, by HTTP's rules, otherwise
+ *       the request's. DJL's translator compares the whole header with one type.
+ * </ul>
  */
 final class RequestTranslator implements Translator<Input, Output> {
 
     private static final int DEEPEST = 8;
+    private static final String JSON = "application/json";
+    private static final String NDLIST = "tensor/ndlist";
+    private static final List<String> FORMS =
+            List.of(NDLIST, "tensor/npz", "tensor/safetensors", JSON);
+    private static final Pattern QUALITY =
+            Pattern.compile(";\\s*q\\s*=\\s*([01](\\.\\d{0,3})?)", Pattern.CASE_INSENSITIVE);
 
     private final Translator<Input, Output> translator;
 
@@ -50,9 +64,10 @@ final class RequestTranslator implements Translator<Input, Output> {
 
     @Override
     public NDList processInput(TranslatorContext context, Input input) throws Exception {
+        String type = mediaType(input.getProperty("Content-Type", ""));
+        String form = responseForm(input.getProperty("Accept", ""), type);
         NDList arrays;
-        if (isJson(input)) {
-            context.setAttachment("properties", input.getProperties()); // for the response
+        if (type.equals(JSON)) {
             try {
                 arrays = new NDList(read(context.getNDManager(), input.getData().getAsString()));
             } catch (IllegalArgumentException e) {
@@ -72,20 +87,74 @@ final class RequestTranslator implements Translator<Input, Output> {
         if (arrays.isEmpty()) {
             throw new TranslateException("the request has no arrays, but needs 1 or more");
         }
+        // DJL's translator reads the form of the response from there.
+        context.setAttachment("properties", Map.of("Content-Type", form, "Accept", form));
         return arrays;
+    }
+
+    /**
+     * Returns the form of the response.
+     *
+     * @param accept the header {@code Accept} of the request; if it is empty, or prefers nothing,
+     *     the response has the form of the request
+     * @param type the media type of the request
+     * @throws TorchScriptService.Refusal if the client accepts none of the forms, with status 406
+     */
+    static String responseForm(String accept, String type) {
+        String own = FORMS.contains(type) ? type : NDLIST;
+        if (accept.isBlank()) {
+            return own;
+        }
+        String best = null;
+        int most = 0;
+        for (String form : FORMS) {
+            int preference = preference(accept, form);
+            if (preference > 0 && 2 * preference + (form.equals(own) ? 1 : 0) > most) {
+                best = form;
+                most = 2 * preference + (form.equals(own) ? 1 : 0);
+            }
+        }
+        if (best == null) {
+            throw new TorchScriptService.Refusal(
+                    406,
+                    String.format(
+                            "the request accepts %s only, but the answer is %s: name one of these"
+                                    + " in Accept, or leave it out",
+                            accept, String.join(", ", FORMS)));
+        }
+        return best;
     }
 
     @Override
     public Output processOutput(TranslatorContext context, NDList list) throws Exception {
-        return translator.processOutput(context, list);
+        Output output = translator.processOutput(context, list);
+        output.getProperties().putIfAbsent("Content-Type", JSON); // DJL names all others.
+        return output;
     }
 
-    private static boolean isJson(Input input) {
-        String type = input.getProperty("Content-Type", "");
-        int end = type.indexOf(';');
-        return (end < 0 ? type : type.substring(0, end))
-                .strip()
-                .equalsIgnoreCase("application/json");
+    /**
+     * Returns how much a client prefers a form: by its quality, then by how exactly it is named. 0
+     * if the client does not accept it.
+     */
+    private static int preference(String accept, String form) {
+        int exactness = 0;
+        int quality = 0; // of the most exact range, in thousandths
+        for (String range : accept.split(",")) {
+            String name = mediaType(range);
+            String any = form.substring(0, form.indexOf('/')) + "/*";
+            int level = name.equals(form) ? 3 : name.equals(any) ? 2 : name.equals("*/*") ? 1 : 0;
+            if (level > exactness) {
+                exactness = level;
+                Matcher q = QUALITY.matcher(range);
+                quality = q.find() ? (int) (1000 * Double.parseDouble(q.group(1))) : 1000;
+            }
+        }
+        return quality == 0 ? 0 : 4 * quality + exactness;
+    }
+
+    /** Returns a media type without parameters, in lower case. */
+    private static String mediaType(String type) {
+        return type.split(";", 2)[0].strip().toLowerCase(Locale.ROOT);
     }
 
     /** Reads the array of a JSON request. */

@@ -126,7 +126,7 @@ final class TorchScriptService implements ParallelModel {
     }
 
     /** An error response to a request. */
-    private static final class Refusal extends RuntimeException {
+    static final class Refusal extends RuntimeException {
 
         private static final long serialVersionUID = 1L;
 
@@ -134,6 +134,11 @@ final class TorchScriptService implements ParallelModel {
 
         Refusal(int code, Throwable cause) {
             super(cause.getMessage() == null ? cause.toString() : cause.getMessage(), cause);
+            this.code = code;
+        }
+
+        Refusal(int code, String message) {
+            super(message);
             this.code = code;
         }
     }

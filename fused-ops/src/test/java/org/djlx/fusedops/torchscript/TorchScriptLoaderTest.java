@@ -20,6 +20,8 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -41,6 +43,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** TorchScript models on several CPU ranks, loaded and called through DJL. */
@@ -133,6 +136,77 @@ class TorchScriptLoaderTest {
             assertTrue(
                     refused.getData().getAsString().contains("cuda_p2p::all_gather_matmul"),
                     refused.getMessage());
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            value = {
+                "application/json; charset=utf-8 | | application/json",
+                "application/json | */* | application/json",
+                "application/json | application/json | application/json",
+                "application/json | tensor/npz | tensor/npz",
+                "application/json | Tensor/NPZ;q=0.5 , text/html | tensor/npz",
+                "application/json | tensor/ndlist;q=0.1,application/json;Q=0.9 | application/json",
+                "application/json | application/json;q=0, */*;q=0.1 | tensor/ndlist",
+                "application/json | tensor/* | tensor/ndlist",
+                "tensor/npz | application/json | application/json",
+                "tensor/npz | application/json, text/plain, */* | application/json",
+                "tensor/npz | tensor/* | tensor/npz",
+                "tensor/npz | | tensor/npz",
+                "tensor/safetensors | */* | tensor/safetensors",
+                "tensor/ndlist | text/html, tensor/safetensors | tensor/safetensors",
+                "text/plain | | tensor/ndlist",
+            })
+    void theResponseHasTheFormThatIsAccepted(String type, String accept, String form) {
+        String header = accept == null ? "" : accept;
+        String media = type.split(";")[0];
+        assertEquals(form, RequestTranslator.responseForm(header, media));
+    }
+
+    @Test
+    void responsesNameTheirForm() throws Exception {
+        copy(2, directory);
+        Files.writeString(directory.resolve("serving.properties"), "engine=PyTorch-P2P\n");
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .build();
+        byte[] json = Arrays.deepToString(rows()).getBytes(StandardCharsets.UTF_8);
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager()) {
+            for (String accept :
+                    List.of(
+                            "*/*",
+                            "application/json",
+                            "tensor/npz",
+                            NDLIST,
+                            "tensor/safetensors",
+                            "text/html, application/xml;q=0.9",
+                            "text/csv")) {
+                Input input = new Input();
+                input.addProperty("Content-Type", "application/json");
+                input.addProperty("Accept", accept);
+                input.add(json);
+                Output output = predictor.predict(input);
+                String text = output.getData().getAsString();
+                if (accept.startsWith("text/")) {
+                    assertEquals(406, output.getCode());
+                    assertTrue(text.contains("application/json: name one of these"), text);
+                    continue;
+                }
+                String form = accept.equals("*/*") ? "application/json" : accept;
+                assertEquals(form, output.getProperty("Content-Type", null));
+                if (form.equals("application/json")) {
+                    JsonObject answer = JsonParser.parseString(text).getAsJsonObject();
+                    assertEquals(2, answer.getAsJsonArray("predictions").size());
+                } else {
+                    ScriptedMlp.check(NDList.decode(manager, output.getData().getAsBytes()));
+                }
+            }
         }
     }
 
