@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.Supplier;
+import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
@@ -134,6 +135,7 @@ public final class GradientScope implements GradientCollector {
         }
         GradientScope outer = CURRENT.get();
         CURRENT.set(this);
+        ProcessExit.beginUse();
         memory.enter();
         boolean before = JniUtils.isGradMode();
         JniUtils.setGradMode(true);
@@ -142,6 +144,7 @@ public final class GradientScope implements GradientCollector {
         } finally {
             JniUtils.setGradMode(before);
             memory.exit();
+            ProcessExit.endUse();
             CURRENT.set(outer);
         }
     }
@@ -152,11 +155,13 @@ public final class GradientScope implements GradientCollector {
                     "a GradientScope is already open on this thread; close it first");
         }
         CURRENT.set(this);
+        ProcessExit.beginUse();
         memory.enter();
     }
 
     private void exit() {
         memory.exit();
+        ProcessExit.endUse();
         CURRENT.remove();
     }
 
@@ -375,15 +380,26 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Not supported: a scope does not know the parameters.
-     *
-     * @throws UnsupportedOperationException always
+     * Sets the gradients of all arrays of this JVM to zero, on all threads, as DJL's collector
+     * does. {@code trainer.newGradientCollector()} has one that clears only the trainer's.
      */
     @Override
     public void zeroGradients() {
-        throw new UnsupportedOperationException(
-                "zeroGradients: a GradientScope does not know the parameters; use the collector"
-                        + " of trainer.newGradientCollector()");
+        try (NDManager any = NDManager.newBaseManager("PyTorch")) {
+            for (NDArray array : any.getParentManager().getManagedArrays()) {
+                if (!array.isReleased() && Torch.requiresGradient(array)) {
+                    zeroGradient((PtNDArray) array);
+                }
+            }
+        }
+    }
+
+    private static void zeroGradient(PtNDArray array) {
+        try (NDArray gradient = JniUtils.getGradient(array)) {
+            if (gradient != null) {
+                JniUtils.zeroGrad(array);
+            }
+        }
     }
 
     private void checkOpen() {

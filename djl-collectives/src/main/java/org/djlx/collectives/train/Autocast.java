@@ -17,6 +17,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.collectives.train.BlockReplacement.Substitute;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -49,7 +50,7 @@ final class Autocast {
         return converted;
     }
 
-    private static Block replace(Block layer) throws ReflectiveOperationException {
+    private static Block replace(Block layer) {
         Class<?> type = layer.getClass();
         if (type == Linear.class) {
             return new Product(layer);
@@ -103,11 +104,19 @@ final class Autocast {
     }
 
     /** A {@link Linear} layer. */
-    private static final class Product extends Linear {
+    private static final class Product extends Linear implements Substitute {
 
-        Product(Block original) throws ReflectiveOperationException {
+        private final Block original;
+
+        Product(Block original) {
             super(Linear.builder().setUnits(1));
-            BlockReplacement.copyFields(Linear.class, original, this);
+            BlockReplacement.copyFields(original, this);
+            this.original = original;
+        }
+
+        @Override
+        public Block original() {
+            return original;
         }
 
         @Override
@@ -124,14 +133,22 @@ final class Autocast {
     }
 
     /** A convolution of 1 to 3 dimensions. Only Conv2d has a constructor for subclasses. */
-    private static final class Convolved extends Conv2d {
+    private static final class Convolved extends Conv2d implements Substitute {
 
         private static final List<LayoutType> LAYOUT =
                 List.of(LayoutType.DEPTH, LayoutType.HEIGHT, LayoutType.WIDTH);
 
-        Convolved(Block original) throws ReflectiveOperationException {
+        private final Block original;
+
+        Convolved(Block original) {
             super(Conv2d.builder().setKernelShape(new Shape(1, 1)).setFilters(1));
-            BlockReplacement.copyFields(Convolution.class, original, this);
+            BlockReplacement.copyFields(original, this);
+            this.original = original;
+        }
+
+        @Override
+        public Block original() {
+            return original;
         }
 
         @Override

@@ -40,14 +40,31 @@ final class BlockReplacement {
         return new BlockReplacement(rule, problem).convert(block);
     }
 
-    /** Copies the fields that a class and its superclasses declare; the parameters are shared. */
-    static void copyFields(Class<?> type, Block from, Block to)
-            throws ReflectiveOperationException {
-        for (Class<?> each = type; each != Object.class; each = each.getSuperclass()) {
-            for (Field field : fields(each)) {
-                field.set(to, field.get(from));
+    /** A layer in place of one that the program has made, and may hold. */
+    interface Substitute extends Block {
+        Block original();
+    }
+
+    /** Copies the fields of the classes that both blocks have; the parameters are shared. */
+    static void copyFields(Block from, Block to) {
+        try {
+            for (Class<?> each = from.getClass(); each != Object.class; ) {
+                for (Field field : each.isInstance(to) ? fields(each) : List.<Field>of()) {
+                    field.set(to, field.get(from));
+                }
+                each = each.getSuperclass();
             }
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e); // Not thrown: the fields are accessible.
         }
+    }
+
+    /** Copies to the program's layers what {@code initialize} has set in their substitutes. */
+    static void copyBack(Block block) {
+        if (block instanceof Substitute substitute) {
+            copyFields(substitute, substitute.original());
+        }
+        block.getChildren().values().forEach(BlockReplacement::copyBack);
     }
 
     /** Returns the instance fields that a class declares. */

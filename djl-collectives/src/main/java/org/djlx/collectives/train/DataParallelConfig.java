@@ -180,7 +180,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets whether batch normalisation is computed over the rows of all ranks, in one JVM and in
      * processes, as by PyTorch's SyncBatchNorm. {@code newTrainer} then replaces each {@link
      * ai.djl.nn.norm.BatchNorm} in the block's fields and children. All ranks must set the same
-     * value.
+     * value. Ranks of one JVM also synchronise {@link ai.djl.nn.norm.GhostBatchNorm}, and refuse
+     * more rows in all than its virtual batch has.
      *
      * @param synchronize true, which is the default, or false for statistics of each rank's rows
      * @return this configuration

@@ -37,6 +37,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.train.SplitCheck.Layout;
+import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
@@ -111,6 +112,7 @@ public final class DataParallelTrainer extends Trainer {
             TorchThreads.choose(ranks);
         }
         workers = new RankWorkers(ranks, this::abandon);
+        ProcessExit.beginUse();
     }
 
     private void enter(Device[] devices) {
@@ -160,7 +162,7 @@ public final class DataParallelTrainer extends Trainer {
     /** Replaces the block's batch normalisation by one over all ranks, unless an option forbids. */
     private void synchronizeStatistics() {
         if (settings.syncBatchNorm()) {
-            replaceBlock(SyncBatchNorm.convert(getModel().getBlock()));
+            replaceBlock(SyncBatchNorm.convert(getModel().getBlock(), !processes));
         }
     }
 
@@ -294,6 +296,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         Block block = getModel().getBlock();
+        BlockReplacement.copyBack(block);
         TrainerSetup.requireMasters(settings, block);
         requireSameOptions();
         if (isSharded()) {
@@ -1069,6 +1072,7 @@ public final class DataParallelTrainer extends Trainer {
             ownGroups.forEach(ProcessGroup::destroy);
             replicas.forEach(Replica::close);
             workers.close();
+            ProcessExit.endUse();
             super.close();
             if (interrupted) {
                 Thread.currentThread().interrupt();

@@ -67,7 +67,7 @@ final class RankWorkers implements AutoCloseable {
     /**
      * Runs code on the threads of the first {@code ranks} ranks and waits for all of them. The
      * ranks may wait for each other: the first failure is passed to {@code onFailure}, and thrown
-     * at the end.
+     * at the end, with a suppressed {@link CollectiveException} that names the rank.
      */
     void run(int ranks, IntConsumer body) {
         run(ranks, false, body);
@@ -76,7 +76,8 @@ final class RankWorkers implements AutoCloseable {
     /**
      * As {@link #run}.
      *
-     * @param apart whether no rank waits for another; then onFailure is not called
+     * @param apart whether no rank waits for another; then onFailure is not called, as after a
+     *     {@link FailureOfAllRanks}
      */
     void run(int ranks, boolean apart, IntConsumer body) {
         if (threads.isEmpty()) {
@@ -90,12 +91,12 @@ final class RankWorkers implements AutoCloseable {
                 rank -> {
                     try {
                         body.accept(rank);
-                    } catch (RuntimeException | Error e) {
+                    } catch (Throwable e) { // A Kotlin block may throw a checked exception.
                         boolean isInterrupt = rank == 0 && isInterrupt(e);
                         interrupted[0] |= isInterrupt;
                         if (first.compareAndSet(null, e)) {
                             failed[0] = isInterrupt ? INTERRUPTED : rank;
-                            if (!apart) {
+                            if (!apart && !(e instanceof FailureOfAllRanks)) {
                                 onFailure.accept(e);
                             }
                         }
@@ -129,14 +130,22 @@ final class RankWorkers implements AutoCloseable {
             Thread.currentThread().interrupt();
         }
         Throwable failure = first.get();
-        if (failure != null) {
+        if (failure != null && failed[0] == INTERRUPTED) {
             throw new CollectiveException(
-                    failed[0] == INTERRUPTED
-                            ? "the thread was interrupted while it waited for the trainer's ranks,"
-                                    + " so their operations were aborted"
-                            : "rank " + failed[0] + " of the trainer failed: " + failure,
+                    "the thread was interrupted while it waited for the trainer's ranks, so their"
+                            + " operations were aborted",
                     failure);
         }
+        if (failure != null) {
+            failure.addSuppressed(
+                    new CollectiveException("rank " + failed[0] + " of the trainer failed"));
+            throw RankWorkers.<RuntimeException>unchecked(failure);
+        }
+    }
+
+    @SuppressWarnings("unchecked") // The type is erased: the caller throws the failure as it is.
+    private static <E extends Throwable> E unchecked(Throwable failure) throws E {
+        throw (E) failure;
     }
 
     private static boolean isInterrupt(Throwable failure) {

@@ -32,39 +32,54 @@ import org.djlx.nativeops.torch.Torch;
  * BatchNorm} computes.
  */
 // GhostBatchNorm is the only subclass of BatchNorm with a constructor that is not private to DJL.
-final class SyncBatchNorm extends GhostBatchNorm {
+final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Substitute {
 
     private static final String NAME = "batch normalisation"; // for errors
 
+    private final BatchNorm original;
+    private final long virtualRows; // of a GhostBatchNorm's virtual batch
     private final int axis;
     private final float momentum;
     private final float epsilon;
 
     private SyncBatchNorm(BatchNorm original) throws ReflectiveOperationException {
         super(GhostBatchNorm.builder());
-        BlockReplacement.copyFields(BatchNorm.class, original, this);
-        axis = (int) value("axis", original);
-        momentum = (float) value("momentum", original);
-        epsilon = (float) value("epsilon", original);
+        BlockReplacement.copyFields(original, this);
+        this.original = original;
+        virtualRows =
+                original instanceof GhostBatchNorm
+                        ? (int) value(GhostBatchNorm.class, "virtualBatchSize", original)
+                        : Long.MAX_VALUE;
+        axis = (int) value(BatchNorm.class, "axis", original);
+        momentum = (float) value(BatchNorm.class, "momentum", original);
+        epsilon = (float) value(BatchNorm.class, "epsilon", original);
     }
 
-    private static Object value(String name, BatchNorm norm) throws ReflectiveOperationException {
-        Field field = BatchNorm.class.getDeclaredField(name);
+    private static Object value(Class<?> type, String name, BatchNorm norm)
+            throws ReflectiveOperationException {
+        Field field = type.getDeclaredField(name);
         field.setAccessible(true);
         return field.get(norm);
+    }
+
+    @Override
+    public Block original() {
+        return original;
     }
 
     /**
      * Replaces each {@link BatchNorm} of a block and its descendants, in fields and child lists.
      *
+     * @param ghosts whether to replace each {@link GhostBatchNorm}, too
      * @return the block, or its replacement
      * @throws IllegalArgumentException if a block does not let its batch normalisation be replaced
      */
-    static Block convert(Block block) {
+    static Block convert(Block block, boolean ghosts) {
         return BlockReplacement.apply(
                 block,
                 layer ->
                         layer.getClass() == BatchNorm.class
+                                        || ghosts && layer.getClass() == GhostBatchNorm.class
                                 ? new SyncBatchNorm((BatchNorm) layer)
                                 : layer,
                 "the batch normalisation in %s cannot be synchronised between ranks");
@@ -91,7 +106,9 @@ final class SyncBatchNorm extends GhostBatchNorm {
         if (training && store instanceof Replica.Store ranks && ranks.group() != null) {
             return new NDList(normalized(x, own, ranks));
         }
-        return batchNorm(x, own[2], own[3], own[0], own[1], axis, momentum, epsilon, training);
+        return x.getShape().get(0) > virtualRows
+                ? super.forwardInternal(store, inputs, training, params)
+                : batchNorm(x, own[2], own[3], own[0], own[1], axis, momentum, epsilon, training);
     }
 
     /** Mean and reciprocal deviation of each channel, and number of elements, over all ranks. */
@@ -168,10 +185,11 @@ final class SyncBatchNorm extends GhostBatchNorm {
     private Moments moments(NDArray x, NDArray[] own, boolean idle, ProcessGroup group) {
         NDManager manager = x.getManager();
         long channels = x.getShape().get(channel());
-        float rows = (float) x.size() / channels;
-        NDArray mean = x.sum(others(x)).div(rows);
-        NDArray variance = x.sub(wide(mean, x)).square().sum(others(x)).div(rows);
-        NDArray count = mean.get("0:1").zerosLike().add(idle ? 0 : rows);
+        long values = x.size() / Math.max(1, channels);
+        float divisor = Math.max(1, values); // An empty part has weight 0.
+        NDArray mean = x.sum(others(x)).div(divisor);
+        NDArray variance = x.sub(wide(mean, x)).square().sum(others(x)).div(divisor);
+        NDArray count = mean.get("0:1").zerosLike().add(idle ? 0 : values);
         NDArray part = NDArrays.concat(new NDList(mean, variance, count));
         Shape gathered = new Shape(group.worldSize(), part.size());
         NDArray parts = Torch.empty(manager, gathered, Torch.scalarType(part));
@@ -180,12 +198,42 @@ final class SyncBatchNorm extends GhostBatchNorm {
         NDArray variances = parts.get(":, " + channels + ":" + 2 * channels);
         NDArray counts = parts.get(":, " + 2 * channels + ":");
         NDArray total = counts.sum();
+        if (idle || values < 2 || virtualRows < Long.MAX_VALUE) {
+            check(x, (long) total.getFloat()); // A copy from a GPU waits for it.
+        }
         NDArray weights = counts.div(total);
         NDArray whole = means.mul(weights).sum(new int[] {0});
         NDArray spread = variances.add(means.sub(whole).square()).mul(weights).sum(new int[] {0});
         follow(own[2], whole);
         follow(own[3], spread.mul(total.div(total.sub(1)))); // the unbiased variance, as PyTorch
         return new Moments(whole, spread.add(epsilon).pow(-0.5), total);
+    }
+
+    /** Fails on all ranks alike, if all together have one value a channel, or too many rows. */
+    private void check(NDArray x, long total) {
+        if (total < 2) {
+            throw new FailureOfAllRanks(
+                    "Expected more than 1 value per channel when training, but all ranks together"
+                            + " have "
+                            + total
+                            + " in input "
+                            + x.getShape()
+                            + "; leave out a last batch of one row, or add it to another");
+        }
+        long valuesOfRow = 1; // in a channel
+        for (int dimension : others(x)) {
+            valuesOfRow *= dimension == 0 ? 1 : x.getShape().get(dimension);
+        }
+        long rows = total / valuesOfRow;
+        if (rows > virtualRows) {
+            throw new FailureOfAllRanks(
+                    String.format(
+                            "GhostBatchNorm: the %d rows of all ranks are more than a virtual batch"
+                                + " of %d; with several ranks in one JVM set optVirtualBatchSize to"
+                                + " the rows of a batch or more, or optSyncBatchNorm(false) for"
+                                + " virtual batches of each rank's rows",
+                            rows, virtualRows));
+        }
     }
 
     /** Moves a running statistic towards the value of this batch. */

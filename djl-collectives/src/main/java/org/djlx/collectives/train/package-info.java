@@ -2,6 +2,7 @@
 /* Package-private:
  * Autocast           layers that compute in the type of a MixedPrecisionPolicy
  * BlockReplacement   replaces layers of a block
+ * FailureOfAllRanks  an error that no rank waits after
  * FullyShard         one rank's shards of the parameters
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets

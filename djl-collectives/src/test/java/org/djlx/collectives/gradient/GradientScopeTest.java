@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
@@ -17,6 +18,7 @@ import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -445,10 +447,25 @@ class GradientScopeTest {
         assertThrows(IllegalStateException.class, () -> scope.within(() -> null));
     }
 
+    /** As DJL's collector: of all arrays. */
     @Test
-    void zeroesNoGradients() {
-        try (GradientScope scope = GradientScope.open()) {
-            assertThrows(UnsupportedOperationException.class, scope::zeroGradients);
+    void zeroesTheGradientsOfAllArrays() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                NDManager other = NDManager.newBaseManager("PyTorch-P2P");
+                GradientCollector collector =
+                        Engine.getEngine("PyTorch-P2P").newGradientCollector()) {
+            NDArray a = manager.create(3f);
+            NDArray b = other.create(5f);
+            NDArray unused = manager.create(7f);
+            List.of(a, b, unused).forEach(array -> array.setRequiresGradient(true));
+            collector.backward(a.mul(b));
+            assertEquals(5, a.getGradient().getFloat());
+            assertEquals(3, b.getGradient().getFloat());
+            collector.zeroGradients();
+            assertEquals(0, a.getGradient().getFloat());
+            assertEquals(0, b.getGradient().getFloat());
+            collector.backward(a.mul(b));
+            assertEquals(5, a.getGradient().getFloat());
         }
     }
 

@@ -605,7 +605,7 @@ class ModelZooTest {
         Block norm = BatchNorm.builder().build();
         SequentialBlock block = new SequentialBlock().add(norm);
         List<String> before = block.getParameters().keys();
-        SyncBatchNorm.convert(block);
+        SyncBatchNorm.convert(block, true);
         assertTrue(block.getChildren().valueAt(0) instanceof SyncBatchNorm);
         assertEquals(before, block.getParameters().keys());
         assertEquals(norm.getParameters().valueAt(0), block.getParameters().valueAt(0));

@@ -246,12 +246,11 @@ class TrainerCareTest {
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, Training.FEATURES));
                 try (GradientCollector collector = trainer.newGradientCollector()) {
-                    CollectiveException e =
+                    IllegalStateException e =
                             assertThrows(
-                                    CollectiveException.class,
+                                    IllegalStateException.class,
                                     () -> pass(trainer, collector, 4, 1));
-                    assertTrue(e.getMessage().contains("rank 1 of the trainer"), e.getMessage());
-                    assertTrue(e.getMessage().contains("lost its way"), e.getMessage());
+                    assertEquals("lost its way", e.getMessage());
                 }
             }
         }
