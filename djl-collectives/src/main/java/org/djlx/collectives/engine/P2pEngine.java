@@ -56,8 +56,9 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <ul>
  *   <li>{@code trainer.forward} divides the batch along its first dimension and concatenates the
- *       ranks' predictions on the first device. Loss and metrics are computed there, with the same
- *       values as on one device.
+ *       ranks' predictions on the first device, along the dimension in which the ranks' shapes
+ *       differ from one rank's. Loss and metrics are computed there, with the same values as on one
+ *       device.
  *   <li>The backward pass sums the ranks' gradients in buckets; {@code trainer.step} updates each
  *       rank's parameters. In a {@code SequentialBlock}, nested ones included, the buckets of later
  *       blocks are reduced while the backward pass of earlier blocks runs. All gradients are

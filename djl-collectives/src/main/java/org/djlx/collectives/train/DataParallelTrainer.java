@@ -769,13 +769,13 @@ public final class DataParallelTrainer extends Trainer {
         Layout arrays =
                 check != null
                         ? check.layout()
-                        : training && layout != null && layout.fits(data, labels)
+                        : layout != null && layout.fits(data, labels)
                                 ? layout
-                                : Layout.of(data, labels, null);
+                                : Layout.of(data, labels);
         List<Device> devices = replicas.stream().map(Replica::device).toList();
         boolean done = false;
         try {
-            NDList predictions =
+            SplitForward.Result result =
                     SplitForward.run(
                             workers,
                             !isFullySharded() && !(training && meets(getModel().getBlock())),
@@ -783,12 +783,14 @@ public final class DataParallelTrainer extends Trainer {
                             data,
                             labels,
                             arrays,
+                            check == null ? null : check.shapes(),
                             scope,
                             training || isFullySharded(), // All ranks gather.
                             body,
                             (rank, idle) -> replicas.get(rank).setIdle(idle),
                             passes::add,
                             this::endBackward);
+            NDList predictions = result.predictions();
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
                 if (isFullySharded()) {
@@ -796,7 +798,7 @@ public final class DataParallelTrainer extends Trainer {
                 }
             }
             if (training && layout == null && data.head().getShape().get(0) > 1) {
-                layout = arrays; // A single row does not tell what is the batch.
+                layout = result.layout(); // A single row does not tell what is the batch.
             }
             done = true;
             return predictions;

@@ -28,11 +28,17 @@ final class SplitCheck {
     /**
      * Says for each array whether its first dimension is the batch. All ranks get the other arrays
      * whole.
+     *
+     * @param outputs for each prediction the dimension that is the batch, or {@link #NONE}; null
+     *     before they are known
      */
-    record Layout(boolean[] data, boolean[] labels, boolean[] outputs) {
+    record Layout(boolean[] data, boolean[] labels, int[] outputs) {
 
-        /** Compares first dimensions; {@code outputs} is null before they are known. */
-        static Layout of(NDList data, NDList labels, NDList outputs) {
+        /** The dimension of a prediction without the batch. */
+        static final int NONE = -1;
+
+        /** Compares first dimensions of data and labels; the predictions are not known yet. */
+        static Layout of(NDList data, NDList labels) {
             Shape first = data.head().getShape();
             if (first.dimension() == 0 || first.get(0) == 0) {
                 throw new IllegalArgumentException(
@@ -42,14 +48,62 @@ final class SplitCheck {
                                 first));
             }
             long rows = first.get(0);
-            return new Layout(of(data, rows), of(labels, rows), of(outputs, rows));
+            return new Layout(of(data, rows), of(labels, rows), null);
         }
 
-        /** Returns whether a batch has as many arrays as this layout; its size may differ. */
+        /** Returns this layout without its outputs if there are not as many predictions. */
+        Layout forPredictions(int count) {
+            return outputs == null || outputs.length == count
+                    ? this
+                    : new Layout(data, labels, null);
+        }
+
+        /**
+         * Finds the dimension of each prediction that is the batch: the one in which the ranks'
+         * shapes differ from the whole batch's. A block may drop the first dimension of one row.
+         *
+         * @param whole the shapes of one rank's predictions for the whole batch
+         * @param parts the shapes of each rank's predictions
+         * @param rows each rank's rows; ranks without rows do not count
+         */
+        Layout withOutputs(Shape[] whole, List<Shape[]> parts, long[] rows) {
+            long batch = Arrays.stream(rows).sum();
+            int[] dimensions = new int[whole.length];
+            for (int k = 0; k < whole.length; k++) {
+                Shape shape = whole[k];
+                boolean first = shape.dimension() > 0 && shape.get(0) == batch;
+                dimensions[k] = first ? 0 : NONE;
+                for (int d = shape.dimension() - 1; d >= 0; d--) {
+                    boolean divided = shape.get(d) == batch;
+                    for (int rank = 0; divided && rank < rows.length; rank++) {
+                        Shape[] own = parts.get(rank);
+                        divided =
+                                rows[rank] == 0
+                                        || k < own.length && isPart(own[k], shape, d, rows[rank]);
+                    }
+                    if (divided) {
+                        dimensions[k] = d;
+                    }
+                }
+            }
+            return new Layout(data, labels, dimensions);
+        }
+
+        private static boolean isPart(Shape part, Shape whole, int dimension, long rows) {
+            Shape before = whole.slice(0, dimension);
+            Shape after = whole.slice(dimension + 1);
+            return part.equals(before.add(rows).addAll(after))
+                    || rows == 1 && dimension == 0 && part.equals(after);
+        }
+
+        /**
+         * Returns whether a batch has as many arrays as this layout, or no labels; its size may
+         * differ.
+         */
         boolean fits(NDList data, NDList labels) {
             return data.size() == this.data.length
-                    && (labels == null ? 0 : labels.size())
-                            == (this.labels == null ? 0 : this.labels.length)
+                    && (labels == null
+                            || this.labels != null && labels.size() == this.labels.length)
                     && data.head().getShape().dimension() > 0
                     && data.head().getShape().get(0) > 0;
         }
@@ -65,6 +119,7 @@ final class SplitCheck {
     }
 
     private final Layout layout;
+    private final Shape[] shapes; // of the predictions for the whole batch
     private final NDList whole; // predictions in training mode; null if they are random
     private final boolean half; // whether the block computes in a 16-bit type
     private final Supplier<NDList> evaluation; // whole predictions in evaluation mode
@@ -104,7 +159,8 @@ final class SplitCheck {
                                         field));
                     }
                 });
-        layout = Layout.of(data, labels, first);
+        layout = Layout.of(data, labels);
+        shapes = first.getShapes();
         boolean random = difference(first, second) != null;
         whole = random ? null : first;
         this.evaluation = evaluation;
@@ -116,6 +172,11 @@ final class SplitCheck {
 
     Layout layout() {
         return layout;
+    }
+
+    /** Returns the shapes of the predictions for the whole batch. */
+    Shape[] shapes() {
+        return shapes;
     }
 
     /**

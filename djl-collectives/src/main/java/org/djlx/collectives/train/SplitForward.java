@@ -33,6 +33,13 @@ final class SplitForward implements AutoCloseable {
         void set(int rank, boolean idle);
     }
 
+    /**
+     * The predictions for the whole batch.
+     *
+     * @param layout which arrays have the batch; its outputs are null if no shapes were expected
+     */
+    record Result(NDList predictions, Layout layout) {}
+
     /** A rank's part of the batch, its predictions and its gradient scope. */
     private static final class Part implements AutoCloseable {
 
@@ -55,7 +62,7 @@ final class SplitForward implements AutoCloseable {
     }
 
     private final RankWorkers workers;
-    private final Layout layout;
+    private Layout layout;
     private final long batch;
     private final IntConsumer ended;
     private final List<Part> parts = new ArrayList<>();
@@ -74,6 +81,8 @@ final class SplitForward implements AutoCloseable {
      * @param apart whether the block runs no collectives, so that no rank waits for another
      * @param labels null if there are none
      * @param layout which arrays have the batch; its outputs may be unknown
+     * @param expected the shapes of one rank's predictions for the whole batch, to find out which
+     *     dimension is the batch; null if they are not known
      * @param scope the caller's gradient scope; null if gradients are not recorded
      * @param all whether ranks without rows compute a row that counts for nothing, so that all
      *     ranks take part in the block's collectives, as PyTorch's Join does
@@ -81,13 +90,14 @@ final class SplitForward implements AutoCloseable {
      * @param started called with a recorded pass, which the receiver must close
      * @param ended called on each rank's thread after its backward pass
      */
-    static NDList run(
+    static Result run(
             RankWorkers workers,
             boolean apart,
             List<Device> devices,
             NDList data,
             NDList labels,
             Layout layout,
+            Shape[] expected,
             GradientScope scope,
             boolean all,
             Body body,
@@ -123,6 +133,12 @@ final class SplitForward implements AutoCloseable {
                                             () -> body.forward(rank, part.data, part.labels));
                         }
                     });
+            List<Shape[]> shapes = pass.parts.stream().map(p -> p.predictions.getShapes()).toList();
+            long[] rows = pass.parts.stream().mapToLong(part -> part.rows).toArray();
+            pass.layout =
+                    expected == null // Evaluation may return fewer predictions than training.
+                            ? layout.forPredictions(shapes.get(0).length)
+                            : layout.withOutputs(expected, shapes, rows);
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
             if (scope != null) {
@@ -131,7 +147,7 @@ final class SplitForward implements AutoCloseable {
             if (kept) {
                 started.accept(pass);
             }
-            return whole;
+            return new Result(whole, pass.layout);
         } finally {
             if (!kept) {
                 pass.close();
@@ -198,7 +214,8 @@ final class SplitForward implements AutoCloseable {
             for (int k = 0; k < first.size(); k++) {
                 NDList rows = new NDList();
                 int output = k;
-                boolean divided = isDivided(k);
+                int dimension = dimension(k);
+                boolean divided = dimension != Layout.NONE;
                 int most =
                         parts.stream()
                                 .mapToInt(
@@ -216,7 +233,7 @@ final class SplitForward implements AutoCloseable {
                     }
                     Shape shape = own.getShape();
                     boolean squeezed = shape.dimension() < most || most == 0 || shape.get(0) != 1;
-                    if (divided && part.rows == 1 && squeezed) {
+                    if (dimension == 0 && part.rows == 1 && squeezed) {
                         own = own.expandDims(0); // BertBlock drops the dimension of a single row.
                     }
                     rows.add(own);
@@ -226,7 +243,7 @@ final class SplitForward implements AutoCloseable {
                     }
                 }
                 if (divided) {
-                    joined = NDArrays.concat(rows, 0);
+                    joined = NDArrays.concat(rows, dimension);
                 } else if (joined == null) {
                     joined = rows.get(0).duplicate();
                 }
@@ -238,18 +255,20 @@ final class SplitForward implements AutoCloseable {
         return whole;
     }
 
-    /** Returns whether each rank has its rows of a prediction; otherwise ranks are averaged. */
-    private boolean isDivided(int prediction) {
+    /** Returns which dimension of a prediction is the batch; {@code NONE}: ranks are averaged. */
+    private int dimension(int prediction) {
         if (layout.outputs() != null) {
             return layout.outputs()[prediction];
         }
-        return parts.stream()
-                .filter(part -> part.rows > 0)
-                .allMatch(
-                        part -> {
-                            Shape shape = part.predictions.get(prediction).getShape();
-                            return shape.dimension() > 0 && shape.get(0) == part.rows;
-                        });
+        boolean divided =
+                parts.stream()
+                        .filter(part -> part.rows > 0)
+                        .allMatch(
+                                part -> {
+                                    Shape shape = part.predictions.get(prediction).getShape();
+                                    return shape.dimension() > 0 && shape.get(0) == part.rows;
+                                });
+        return divided ? 0 : Layout.NONE;
     }
 
     /** Records the predictions that require a gradient; returns whether there are any. */
@@ -290,11 +309,12 @@ final class SplitForward implements AutoCloseable {
             List<NDArray> of = new ArrayList<>();
             for (int k = 0; k < gradients.size(); k++) {
                 NDArray gradient = gradients.get(k);
+                int dimension = dimension(recorded.get(k));
                 if (part.rows == 0) {
                     of.add(part.predictions.get(recorded.get(k)).zerosLike());
-                } else if (isDivided(recorded.get(k))) {
+                } else if (dimension != Layout.NONE) {
                     Shape shape = part.predictions.get(recorded.get(k)).getShape();
-                    NDArray rows = Torch.narrow(gradient, 0, row, part.rows).reshape(shape);
+                    NDArray rows = Torch.narrow(gradient, dimension, row, part.rows).reshape(shape);
                     of.add(moved(rows, part.manager));
                 } else {
                     of.add(moved(gradient.mul((float) part.rows / batch), part.manager));

@@ -180,7 +180,7 @@ final class UnevenBatches {
     /** Copies the first row of the first batch, with which join repeats passes. */
     void keepFirst(NDList data, NDList labels) {
         if (firstData == null) {
-            Layout of = Layout.of(data, labels, null);
+            Layout of = Layout.of(data, labels);
             firstData = firstRow(data, of.data());
             firstLabels = labels == null ? null : firstRow(labels, of.labels());
         }

@@ -24,6 +24,7 @@ import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
+import ai.djl.nn.core.Multiplication;
 import ai.djl.nn.norm.BatchNorm;
 import ai.djl.nn.norm.Dropout;
 import ai.djl.nn.recurrent.LSTM;
@@ -93,6 +94,8 @@ class ModelZooTest {
                             .setOutSize(3)
                             .build();
             case "lstm" -> lstm(true);
+            case "multiplication" -> // The predictions' second dimension is the batch.
+                    Multiplication.builder().setUnits(BATCHES[0]).build();
             case "encoder" -> new TransformerEncoderBlock(8, 2, 16, 0f, Activation::relu);
             case "bert" ->
                     BertBlock.builder()
@@ -222,7 +225,8 @@ class ModelZooTest {
         "lstm, 1", "lstm, 2", "lstm, 4",
         "encoder, 1", "encoder, 2", "encoder, 4",
         "bert, 1", "bert, 2", "bert, 4",
-        "ssd, 1", "ssd, 2", "ssd, 4"
+        "ssd, 1", "ssd, 2", "ssd, 4",
+        "multiplication, 1", "multiplication, 2", "multiplication, 4"
     })
     void trainsAsOnOneDevice(String name, int ranks) throws Exception {
         Block plain = withoutDropout(block(name));
