@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares a DJL Serving for Llamas on several ranks: copies the jars of this project and of CLASSPATH to deps/ and, if
-# MODEL_DIRECTORY is given, the model to models/, and prints an example request. If CLASSPATH has the CUDA presets, ranks are
-# GPUs. See docs/serving.md.
+# MODEL_DIRECTORY is given, the model to models/, and prints an example request. A model without a serving.properties will not
+# start, so it must have one. If CLASSPATH has the CUDA presets, ranks are GPUs. See docs/serving.md.
 #   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
 set -euo pipefail
 
@@ -19,6 +19,12 @@ home=$(cd "$1" && pwd -P)
 model=${2:-}
 if [[ -n $model ]]; then
   [[ -f $model/config.json ]] || bad_arguments "$model is not a model directory: it has no config.json"
+  # DJL Serving would take it for a model of its Python engine, and not start.
+  [[ -f $model/serving.properties ]] ||
+    bad_arguments "$model has no serving.properties, without which DJL Serving will not start it: write one with the line engine=PyTorch-P2P; docs/serving.md has an example"
+  # Without GPUs DJL Serving itself would refuse the model, for a lack of memory.
+  ! grep -Eqi '^\s*option\.enable_lora\s*[=:]\s*true' "$model/serving.properties" ||
+    bad_arguments "option.enable_lora=true in $model/serving.properties is not supported: remove it"
   model=$(cd "$model" && pwd) # with a name, also if it is .
 fi
 
@@ -62,7 +68,8 @@ done
 if [[ -n $model ]]; then
   cp -rL "$model" "$home/models/"
 fi
-say "$home is ready: start DJL Serving with MODEL_SERVER_HOME=$home and -s $home/models"
+say "$home is ready: start DJL Serving with"
+echo "NO_OMP_NUM_THREADS=1 MODEL_SERVER_HOME=$home djl-serving -s $home/models"
 if [[ -n $model ]]; then
   say "then ask it:"
   cat <<EOF

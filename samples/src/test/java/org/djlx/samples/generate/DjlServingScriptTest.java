@@ -99,7 +99,7 @@ class DjlServingScriptTest {
                 Main.commandLine()
                         .execute("serve-model", tiny.toString(), "--text", "../README.md"));
         String output = run(0, home, tiny);
-        assertTrue(output.contains("is ready: start DJL Serving"), output);
+        assertTrue(output.contains(" djl-serving -s " + home + "/models\n"), output);
         assertTrue(output.contains("curl http://127.0.0.1:8080/predictions/tiny "), output);
         Matcher request = Pattern.compile("-d '(.*)'\n").matcher(output);
         assertTrue(request.find(), output);
@@ -166,6 +166,14 @@ class DjlServingScriptTest {
         assertTrue(run(2).contains("usage: samples/djl-serving.sh MODEL_SERVER_HOME"));
         assertTrue(run(2, folder.resolve("none")).contains("none is not a directory"));
         assertTrue(run(2, home, folder).contains("it has no config.json"));
+        Path model = Files.createDirectory(folder.resolve("model"));
+        Files.writeString(model.resolve("config.json"), "{}");
+        String output = run(2, home, model);
+        assertTrue(output.contains("no serving.properties, without which DJL Serving"), output);
+        Path properties = model.resolve("serving.properties");
+        Files.writeString(properties, "engine=PyTorch-P2P\n option.enable_lora = True\n");
+        output = run(2, home, model);
+        assertTrue(output.contains("option.enable_lora=true in " + properties), output);
         try (Stream<Path> files = Files.list(home)) {
             assertEquals(0, files.count());
         }
