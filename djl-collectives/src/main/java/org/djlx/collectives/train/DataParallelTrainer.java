@@ -730,7 +730,7 @@ public final class DataParallelTrainer extends Trainer {
                 (rank, part, labels) ->
                         isFullySharded()
                                 ? replicas.get(rank).shards().forward(part, null, false, null)
-                                : block.forward(replicas.get(rank).store(), part, false, null));
+                                : StagedForward.evaluate(block, replicas.get(rank).store(), part));
     }
 
     /** Returns whether ranks run collectives in a block's forward pass. */

@@ -86,7 +86,7 @@ final class Recomputation {
         }
         return training
                 ? StagedForward.forward(block, own, aliases, labels)
-                : block.forward(own, aliases, false, null);
+                : StagedForward.evaluate(block, own, aliases);
     }
 
     /** Returns how the backward pass gets the graph; tries it out in the first pass. */
@@ -133,7 +133,8 @@ final class Recomputation {
     private NDList trial(NDList inputs, NDList labels, Integer seed, NDManager temporary) {
         Replica.Store own = store.withOwnStatistics(block, temporary, store.isIdle());
         setSeed(seed);
-        return compute(own, inputs, labels, true, temporary);
+        NDList data = StagedForward.copy(inputs, temporary);
+        return compute(own, data, StagedForward.copy(labels, temporary), true, temporary);
     }
 
     private static boolean hasDropout(Block block) {
@@ -226,9 +227,7 @@ final class Recomputation {
         try (GradientScope scope = GradientScope.create()) {
             scope.within(
                     () -> {
-                        // Blocks such as LSTM add arrays to the list.
-                        NDList list = new NDList(inputs);
-                        NDList outputs = StagedForward.forward(block, own, list, labels);
+                        NDList outputs = StagedForward.forward(block, own, inputs, labels);
                         List<NDArray> computed = recorded.stream().map(outputs::get).toList();
                         // NaN equals nothing: there the loss shows what is wrong.
                         if (!expected.isEmpty()

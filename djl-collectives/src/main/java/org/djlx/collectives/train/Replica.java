@@ -252,15 +252,20 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Computes a whole batch with this rank's parameters. Statistics do not change: the block
-     * writes to copies.
+     * Computes a whole batch with this rank's parameters. Neither statistics nor the batch change:
+     * the block gets copies.
      */
     NDList whole(Block block, NDList data, NDList labels, boolean training) {
         try (NDManager copies = manager.newSubManager()) {
             Store own = store.withOwnStatistics(block, copies, null, false);
-            return training
-                    ? StagedForward.forward(block, own, data, labels)
-                    : block.forward(own, data, false, null);
+            NDList batch = StagedForward.copy(data, copies);
+            NDList outputs =
+                    training
+                            ? StagedForward.forward(
+                                    block, own, batch, StagedForward.copy(labels, copies))
+                            : StagedForward.evaluate(block, own, batch);
+            outputs.attach(data.head().getManager());
+            return outputs;
         }
     }
 

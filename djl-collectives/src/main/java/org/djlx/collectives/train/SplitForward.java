@@ -165,14 +165,17 @@ final class SplitForward implements AutoCloseable {
             Part part = new Part(parent.newSubManager(devices.get(rank)));
             parts.add(part);
             part.rows = rank < busy ? end - begin : 0;
-            part.data = rows(data, layout.data(), begin, end, part.manager);
-            part.labels =
-                    labels == null ? null : rows(labels, layout.labels(), begin, end, part.manager);
+            part.data = rows(data, layout.data(), begin, end, part);
+            part.labels = labels == null ? null : rows(labels, layout.labels(), begin, end, part);
         }
     }
 
-    /** Returns rows of the arrays that have the batch, and the others whole. */
-    private NDList rows(NDList list, boolean[] divided, long begin, long end, NDManager manager) {
+    /**
+     * Returns rows of the arrays that have the batch, and the others whole. What several ranks get
+     * is copied for all but the first, because a block may change it in place.
+     */
+    private NDList rows(NDList list, boolean[] divided, long begin, long end, Part of) {
+        boolean first = of == parts.get(0);
         NDList rows = new NDList();
         for (int k = 0; k < list.size(); k++) {
             NDArray array = list.get(k);
@@ -187,8 +190,13 @@ final class SplitForward implements AutoCloseable {
             NDArray part =
                     divided[k]
                             ? Torch.narrow(array, 0, begin, end - begin)
-                            : Torch.alias(manager, array).stopGradient();
-            part = moved(part, manager);
+                            : Torch.alias(of.manager, array).stopGradient();
+            if (!first && (!divided[k] || of.rows == 0)) {
+                try (NDArray shared = part) {
+                    part = shared.duplicate();
+                }
+            }
+            part = moved(part, of.manager);
             part.setName(array.getName());
             rows.add(part);
         }

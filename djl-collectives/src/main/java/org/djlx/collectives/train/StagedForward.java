@@ -3,6 +3,7 @@ package org.djlx.collectives.train;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -15,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -66,10 +68,29 @@ final class StagedForward {
         return current;
     }
 
+    /** Runs a block on copies of the lists, as blocks such as DJL's LSTM add arrays to theirs. */
     static NDList forward(Block block, ParameterStore store, NDList data, NDList labels) {
+        NDList list = new NDList(data);
         return labels == null
-                ? block.forward(store, data, true)
-                : block.forward(store, data, labels, null);
+                ? block.forward(store, list, true)
+                : block.forward(store, list, new NDList(labels), null);
+    }
+
+    /** As {@link #forward}, in evaluation mode. */
+    static NDList evaluate(Block block, ParameterStore store, NDList data) {
+        return block.forward(store, new NDList(data), false, null);
+    }
+
+    /** Returns copies of arrays, which a block may change; null for null. */
+    static NDList copy(NDList arrays, NDManager manager) {
+        NDList copies = arrays == null ? null : new NDList();
+        for (int k = 0; arrays != null && k < arrays.size(); k++) {
+            NDArray copy = NoGradient.get(arrays.get(k)::duplicate);
+            copy.attach(manager);
+            copy.setName(arrays.get(k).getName());
+            copies.add(copy);
+        }
+        return copies;
     }
 
     /** Collects the blocks of nested SequentialBlocks, in their order. */

@@ -140,8 +140,9 @@ final class UnevenBatches {
                 switch (call) {
                     case FORWARD -> {
                         requireBatch();
-                        NDList data = copy(firstData, passes.manager);
-                        trainer.pass(data, copy(firstLabels, passes.manager)).stream()
+                        NDList data = StagedForward.copy(firstData, passes.manager);
+                        NDList labels = StagedForward.copy(firstLabels, passes.manager);
+                        trainer.pass(data, labels).stream()
                                 .filter(Torch::requiresGradient)
                                 .forEach(passes.outputs::add);
                     }
@@ -195,15 +196,5 @@ final class UnevenBatches {
             rows.add(row);
         }
         return rows;
-    }
-
-    private static NDList copy(NDList arrays, NDManager manager) {
-        NDList copies = arrays == null ? null : new NDList();
-        for (int k = 0; arrays != null && k < arrays.size(); k++) {
-            NDArray copy = Torch.alias(manager, arrays.get(k));
-            copy.setName(arrays.get(k).getName());
-            copies.add(copy);
-        }
-        return copies;
     }
 }
