@@ -155,39 +155,23 @@ public final class CudaP2pOptions extends BackendOptions {
     private static final String AUTOMATIC = "automatic";
     private static final long MAX_SIZE = 1L << 40; // beyond any GPU; sums do not overflow a long
 
-    private final long bufferSize;
-    private final long heapSize;
+    private final Builder values; // never changed
     private final NcclOptions ncclOptions;
-    private final Long oneShotBytes; // null: depends on the number of ranks
-    private final Long twoShotBytes; // null: depends on the number of ranks, and on graphs
-    private final GpuTopology.Kind topology;
-    private final boolean sharedGpus;
-    private final Boolean direct; // null: depends on the number of ranks, and on graphs
-    private final Boolean copyEngines; // null: only if ranks share GPUs
 
     private CudaP2pOptions(Builder builder) {
-        super(
-                builder.timeout == null ? builder.ncclOptions.timeout() : builder.timeout,
-                builder.ncclOptions.warnAfter());
-        bufferSize = builder.bufferSize;
-        heapSize = builder.heapSize;
-        ncclOptions = builder.ncclOptions.withTimeout(timeout());
-        oneShotBytes = builder.oneShotBytes;
-        twoShotBytes = builder.twoShotBytes;
-        topology = builder.topology;
-        sharedGpus = builder.sharedGpus;
-        direct = builder.direct;
-        copyEngines = builder.copyEngines;
+        super(builder, builder.ncclOptions);
+        values = builder.copy();
+        ncclOptions = values.ncclOptions.withCommon(this);
     }
 
     /** {@return the size of each rank's P2P buffer in bytes; 0 if there is none} */
     public long bufferSize() {
-        return bufferSize;
+        return values.bufferSize;
     }
 
     /** {@return the size of each rank's P2P heap in bytes; 0 if there is none} */
     public long heapSize() {
-        return heapSize;
+        return values.heapSize;
     }
 
     /** {@return the NCCL options} Their timeout and devices apply to the whole backend. */
@@ -200,7 +184,7 @@ public final class CudaP2pOptions extends BackendOptions {
      * {@link Builder#optOneShotBytes} sets it}
      */
     public long meshBytes() {
-        return oneShotBytes != null ? oneShotBytes : MESH_BYTES;
+        return values.oneShotBytes != null ? values.oneShotBytes : MESH_BYTES;
     }
 
     /**
@@ -209,8 +193,8 @@ public final class CudaP2pOptions extends BackendOptions {
      * @param worldSize the number of ranks, at least 1
      */
     public long oneShotBytes(int worldSize) {
-        if (oneShotBytes != null) {
-            return oneShotBytes;
+        if (values.oneShotBytes != null) {
+            return values.oneShotBytes;
         }
         return worldSize <= 2 ? ONE_SHOT_BYTES : ONE_SHOT_BYTES_TO_ALL / (worldSize - 1);
     }
@@ -222,15 +206,15 @@ public final class CudaP2pOptions extends BackendOptions {
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      */
     public long twoShotBytes(int worldSize, boolean recorded) {
-        if (twoShotBytes != null) {
-            return twoShotBytes;
+        if (values.twoShotBytes != null) {
+            return values.twoShotBytes;
         }
         return worldSize < MANY || recorded ? TWO_SHOT_BYTES : TWO_SHOT_BYTES_OF_MANY;
     }
 
     /** {@return the assumed topology of the GPUs; empty if NVML is queried} */
     public Optional<GpuTopology.Kind> topology() {
-        return Optional.ofNullable(topology);
+        return Optional.ofNullable(values.topology);
     }
 
     /** Returns the options that must be the same on all ranks, as text. */
@@ -239,30 +223,30 @@ public final class CudaP2pOptions extends BackendOptions {
         return String.format(
                 "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
                         + " %s%s%s%s%s",
-                bufferSize,
-                heapSize,
-                oneShotBytes == null ? AUTOMATIC : oneShotBytes,
-                twoShotBytes == null ? AUTOMATIC : twoShotBytes,
-                topology == null ? "from NVML" : topology,
-                sharedGpus ? ", shared GPUs" : "",
-                direct == null ? "" : direct ? ", direct" : ", not direct",
+                values.bufferSize,
+                values.heapSize,
+                values.oneShotBytes == null ? AUTOMATIC : values.oneShotBytes,
+                values.twoShotBytes == null ? AUTOMATIC : values.twoShotBytes,
+                values.topology == null ? "from NVML" : values.topology,
+                values.sharedGpus ? ", shared GPUs" : "",
+                values.direct == null ? "" : values.direct ? ", direct" : ", not direct",
                 isCopyEngines() ? ", copy engines" : "",
                 ncclOptions.isVerify() ? ", verified" : "");
     }
 
     /** {@return whether ranks may share a GPU} */
     public boolean isSharedGpus() {
-        return sharedGpus;
+        return values.sharedGpus;
     }
 
     /** {@return whether copy engines run collectives, see {@link Builder#optCopyEngines}} */
     public boolean isCopyEngines() {
-        return copyEngines == null ? sharedGpus : copyEngines;
+        return values.copyEngines == null ? values.sharedGpus : values.copyEngines;
     }
 
     /** {@return whether ranks of one process may read and write each other's tensors} */
     public boolean isDirect() {
-        return direct == null || direct;
+        return values.direct == null || values.direct;
     }
 
     /**
@@ -273,7 +257,7 @@ public final class CudaP2pOptions extends BackendOptions {
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      */
     public boolean isDirect(int worldSize, boolean recorded) {
-        return direct != null ? direct : worldSize < MANY || recorded;
+        return values.direct != null ? values.direct : worldSize < MANY || recorded;
     }
 
     /** {@return the builder, with the defaults} */
@@ -282,18 +266,17 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /** Builds {@link CudaP2pOptions}. */
-    public static final class Builder {
+    public static final class Builder extends BackendOptions.Builder<Builder> {
 
         private long bufferSize = DEFAULT_BUFFER_SIZE;
         private long heapSize;
         private NcclOptions ncclOptions = NcclOptions.builder().build();
-        private Duration timeout; // null: the timeout of the NCCL options
-        private Long oneShotBytes;
-        private Long twoShotBytes;
-        private GpuTopology.Kind topology;
+        private Long oneShotBytes; // null: depends on the number of ranks
+        private Long twoShotBytes; // null: depends on the number of ranks, and on graphs
+        private GpuTopology.Kind topology; // null: from NVML
         private boolean sharedGpus;
-        private Boolean direct;
-        private Boolean copyEngines;
+        private Boolean direct; // null: depends on the number of ranks, and on graphs
+        private Boolean copyEngines; // null: only if ranks share GPUs
 
         private Builder() {}
 
@@ -326,9 +309,9 @@ public final class CudaP2pOptions extends BackendOptions {
          * @param timeout the timeout; the timeout of the NCCL options unless set
          * @return this builder
          */
+        @Override
         public Builder optTimeout(Duration timeout) {
-            this.timeout = Required.argument("optTimeout: timeout", timeout);
-            return this;
+            return super.optTimeout(timeout);
         }
 
         /**

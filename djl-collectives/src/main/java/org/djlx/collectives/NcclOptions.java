@@ -20,41 +20,17 @@ public final class NcclOptions extends BackendOptions {
     /** The environment variable that is the default of {@link Builder#optIntraNodeComm}. */
     public static final String INTRA_NODE_COMM = "ENABLE_INTRA_NODE_COMM";
 
-    private final boolean highPriorityStream;
-    private final boolean blockingWait;
-    private final boolean verify;
-    private final boolean intraNodeComm;
-    private final NcclConfig config;
-    private final List<Device> devices;
+    private final Builder values; // never changed
 
     private NcclOptions(Builder builder) {
-        super(builder.timeout, builder.warnAfter);
-        highPriorityStream = builder.highPriorityStream;
-        blockingWait = builder.blockingWait;
-        verify = builder.verify;
-        intraNodeComm = builder.intraNodeComm;
-        check(builder);
-        config = new NcclConfig(builder.splitShare);
-        devices = List.copyOf(builder.devices);
+        super(builder, DEFAULTS);
+        values = builder.copy();
+        check(values);
     }
 
-    private NcclOptions(NcclOptions other, Duration timeout) {
-        super(timeout, other.warnAfter());
-        highPriorityStream = other.highPriorityStream;
-        blockingWait = other.blockingWait;
-        verify = other.verify;
-        intraNodeComm = other.intraNodeComm;
-        config = other.config;
-        devices = other.devices;
-    }
-
-    /**
-     * {@return these options with another timeout}
-     *
-     * @param timeout how long an operation may take
-     */
-    public NcclOptions withTimeout(Duration timeout) {
-        return new NcclOptions(this, timeout);
+    /** {@return these options, with those that all backends have from other options} */
+    NcclOptions withCommon(BackendOptions options) {
+        return values.copy().optCommon(options).build();
     }
 
     private static void check(Builder builder) {
@@ -85,27 +61,27 @@ public final class NcclOptions extends BackendOptions {
 
     /** {@return whether operations run on a high-priority stream} */
     public boolean isHighPriorityStream() {
-        return highPriorityStream;
+        return values.highPriorityStream;
     }
 
     /** {@return whether waiting for a work blocks the host} */
     public boolean isBlockingWait() {
-        return blockingWait;
+        return values.blockingWait;
     }
 
     /** {@return whether calls are compared across ranks before they run} */
     public boolean isVerify() {
-        return verify;
+        return values.verify;
     }
 
     /** {@return whether {@code nccl} groups use the GPU-to-GPU all-reduces of {@code cuda_p2p}} */
     public boolean isIntraNodeComm() {
-        return intraNodeComm;
+        return values.intraNodeComm;
     }
 
     /** {@return the NCCL configuration of communicators} */
     public NcclConfig config() {
-        return config;
+        return new NcclConfig(values.splitShare);
     }
 
     /**
@@ -113,7 +89,7 @@ public final class NcclOptions extends BackendOptions {
      * ranks in rank order, or an empty list}
      */
     public List<Device> devices() {
-        return devices;
+        return values.devices;
     }
 
     /** {@return the builder, with the defaults} */
@@ -122,10 +98,8 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /** Builds {@link NcclOptions}. */
-    public static final class Builder {
+    public static final class Builder extends BackendOptions.Builder<Builder> {
 
-        private Duration timeout = DEFAULT_TIMEOUT;
-        private Duration warnAfter = DEFAULT_WARN_AFTER;
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean verify;
@@ -145,21 +119,9 @@ public final class NcclOptions extends BackendOptions {
          * @param timeout the timeout; 30 minutes unless set
          * @return this builder
          */
+        @Override
         public Builder optTimeout(Duration timeout) {
-            this.timeout = Required.argument("optTimeout: timeout", timeout);
-            return this;
-        }
-
-        /**
-         * Sets after how long the log warns of an operation that still waits for other ranks.
-         *
-         * @param warnAfter the time; 60 s unless set
-         * @return this builder
-         * @see BackendOptions#warnAfter
-         */
-        public Builder optWarnAfter(Duration warnAfter) {
-            this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
-            return this;
+            return super.optTimeout(timeout);
         }
 
         /**

@@ -34,12 +34,15 @@ final class OperationChecks {
         return Arrays.stream(sizes).reduce(1, Math::multiplyExact);
     }
 
-    /** Checks that a list is not null and contains no null. */
+    /** Checks that a list is not null or empty, as c10d does, and contains no null. */
     static void present(Object operation, String role, List<?> list) {
         // Not contains(null), which immutable lists reject.
-        if (list == null || list.stream().anyMatch(Objects::isNull)) {
+        if (list == null || list.isEmpty() || list.stream().anyMatch(Objects::isNull)) {
+            String problem = list == null ? "null" : list.isEmpty() ? "empty" : list.toString();
             throw new IllegalArgumentException(
-                    operation + ": " + role + (list == null ? " is null" : " contains null"));
+                    String.format(
+                            "%s: %s is %s; pass at least one element, and no null",
+                            operation, role, problem));
         }
     }
 

@@ -777,8 +777,9 @@ public final class ProcessGroup implements AutoCloseable {
      * Issues sends and receives that run concurrently; the counterpart of {@code
      * torch.distributed.batch_isend_irecv}. All messages are checked before the first is issued.
      *
-     * @param ops the sends and receives
+     * @param ops the sends and receives, at least one
      * @return the works, in the order of {@code ops}
+     * @throws IllegalArgumentException if {@code ops} is empty, or a message is invalid
      */
     public List<Work> batchIsendIrecv(List<P2pOp> ops) {
         OperationChecks.present("batchIsendIrecv", "ops", ops);
@@ -872,7 +873,8 @@ public final class ProcessGroup implements AutoCloseable {
      *     shapes in the same order on all ranks; must not overlap in memory
      * @param op the reduction
      * @return one work for all tensors
-     * @throws IllegalArgumentException as {@link #allReduce}, and if tensors overlap
+     * @throws IllegalArgumentException as {@link #allReduce}, and if there are no tensors or they
+     *     overlap
      * @see #allReduce
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
@@ -896,6 +898,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks;
      *     an input may be this rank's part of its output
      * @return one work for all tensors
+     * @throws IllegalArgumentException as {@link #allGatherIntoTensor}, and if there are no tensors
      * @see #allGatherIntoTensor
      */
     public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
@@ -917,7 +920,8 @@ public final class ProcessGroup implements AutoCloseable {
      * @param inputs one contribution per output
      * @param op the reduction
      * @return one work for all tensors
-     * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if outputs overlap
+     * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if there are no tensors
+     *     or outputs overlap
      * @see #reduceScatterTensor
      */
     public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
@@ -1037,7 +1041,7 @@ public final class ProcessGroup implements AutoCloseable {
      *       the new one too.
      * </ul>
      *
-     * @param ranksToExclude ranks of this group, the same on all remaining ranks
+     * @param ranksToExclude ranks of this group, at least one; the same on all remaining ranks
      * @return the group of the remaining ranks
      * @throws IllegalArgumentException if a rank is out of range, or is this rank
      * @throws CollectiveMismatchException if another rank excludes other ranks

@@ -51,8 +51,6 @@ import org.djlx.nativeops.cuda.CudaDevice;
 public final class ProcessGroups {
 
     private static final String DEFAULT_NAME = "default";
-    private static final BackendOptions DEFAULTS =
-            new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
     // How long destroy() on rank 0 waits for the other ranks to close their store connections.
     private static final Duration STORE_CLOSE_TIMEOUT = Duration.ofSeconds(5);
     // How long the other rank threads may run after one has failed. Ranks that wait for it in an
@@ -76,7 +74,7 @@ public final class ProcessGroups {
      * @see #init(String, BackendOptions)
      */
     public static ProcessGroup init(String backend) {
-        return init(backend, DEFAULTS);
+        return init(backend, BackendOptions.DEFAULTS);
     }
 
     /**
@@ -260,7 +258,7 @@ public final class ProcessGroups {
      * @see #run
      */
     public static List<ProcessGroup> local(int worldSize) {
-        return local("shm", worldSize, DEFAULTS);
+        return local("shm", worldSize, BackendOptions.DEFAULTS);
     }
 
     /**
@@ -271,7 +269,8 @@ public final class ProcessGroups {
      * @param worldSize the number of ranks
      * @param options the backend's options, such as {@link ShmOptions}
      * @return one handle per rank, in rank order; use each on its own thread
-     * @throws IllegalArgumentException if the world size is out of range or the backend is unknown
+     * @throws IllegalArgumentException if the world size is out of range, the backend is unknown,
+     *     or it does not accept the options
      * @throws CollectiveException if a rank cannot create its handle; the other handles are
      *     destroyed
      * @see #run
@@ -297,6 +296,9 @@ public final class ProcessGroups {
         } catch (RuntimeException | Error e) {
             for (ProcessGroup group : created) {
                 destroyAfter(e, group);
+            }
+            if (e.getCause() instanceof IllegalArgumentException wrong) {
+                throw new IllegalArgumentException(wrong.getMessage(), e);
             }
             throw e;
         }

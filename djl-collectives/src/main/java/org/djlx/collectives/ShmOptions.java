@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives;
 
-import java.time.Duration;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
 
 /** Options of the {@code shm} backend. They must be the same on all ranks of a group. */
@@ -14,25 +12,21 @@ public final class ShmOptions extends BackendOptions {
     /** The default size of one half of a rank's staging buffer: 1 MiB. */
     public static final long DEFAULT_CHUNK_SIZE = 1L << 20;
 
-    private final long bufferSize;
-    private final long heapSize;
-    private final long chunkSize;
+    private final Builder values; // never changed
 
     private ShmOptions(Builder builder) {
-        super(builder.timeout, builder.warnAfter);
-        this.bufferSize = builder.bufferSize;
-        this.heapSize = builder.heapSize;
-        this.chunkSize = builder.chunkSize;
+        super(builder, DEFAULTS);
+        values = builder.copy();
     }
 
     /** {@return the size of each rank's P2P buffer in bytes; 0 if there is none} */
     public long bufferSize() {
-        return bufferSize;
+        return values.bufferSize;
     }
 
     /** {@return the size of each rank's P2P heap in bytes; 0 if there is none} */
     public long heapSize() {
-        return heapSize;
+        return values.heapSize;
     }
 
     /**
@@ -40,7 +34,7 @@ public final class ShmOptions extends BackendOptions {
      * once}
      */
     public long chunkSize() {
-        return chunkSize;
+        return values.chunkSize;
     }
 
     /** {@return the builder, with the defaults} */
@@ -49,38 +43,13 @@ public final class ShmOptions extends BackendOptions {
     }
 
     /** Builds {@link ShmOptions}. */
-    public static final class Builder {
+    public static final class Builder extends BackendOptions.Builder<Builder> {
 
-        private Duration timeout = DEFAULT_TIMEOUT;
-        private Duration warnAfter = DEFAULT_WARN_AFTER;
         private long bufferSize = DEFAULT_BUFFER_SIZE;
         private long heapSize;
         private long chunkSize = DEFAULT_CHUNK_SIZE;
 
         private Builder() {}
-
-        /**
-         * Sets how long an operation waits for the other ranks.
-         *
-         * @param timeout the timeout; 30 minutes unless set
-         * @return this builder
-         */
-        public Builder optTimeout(Duration timeout) {
-            this.timeout = Required.argument("optTimeout: timeout", timeout);
-            return this;
-        }
-
-        /**
-         * Sets after how long the log warns of an operation that still waits for other ranks.
-         *
-         * @param warnAfter the time; 60 s unless set
-         * @return this builder
-         * @see BackendOptions#warnAfter
-         */
-        public Builder optWarnAfter(Duration warnAfter) {
-            this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
-            return this;
-        }
 
         /**
          * Sets the size of each rank's P2P buffer. A page takes memory only after its first access.

@@ -243,10 +243,7 @@ final class SubGroups {
     }
 
     private static List<Integer> remaining(ProcessGroup parent, List<Integer> excluded) {
-        if (excluded == null || excluded.stream().anyMatch(Objects::isNull)) {
-            throw new IllegalArgumentException(
-                    "shrink: the excluded ranks must not be null or contain null: " + excluded);
-        }
+        OperationChecks.present("shrink", "ranksToExclude", excluded);
         int worldSize = parent.worldSize();
         for (int rank : excluded) {
             if (rank < 0 || rank >= worldSize || rank == parent.rank()) {

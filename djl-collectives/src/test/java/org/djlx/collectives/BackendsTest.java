@@ -4,6 +4,7 @@ package org.djlx.collectives;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeFalse;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -22,6 +23,7 @@ import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.store.TcpStore;
+import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -227,6 +229,34 @@ class BackendsTest {
                         () -> ProcessGroups.local("unloadable", 2, options));
         assertTrue(e.getMessage().contains("no such library"), e.getMessage());
         assertTrue(e.getCause() instanceof UnsatisfiedLinkError);
+    }
+
+    @Test
+    void wrongOptionsOfLocalRanksAreAnIllegalArgument() {
+        for (BackendOptions wrong :
+                List.of(
+                        NcclOptions.builder().build(),
+                        ShmOptions.builder().optChunkSize(4096).build())) {
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> ProcessGroups.local("shm", 1000, wrong));
+            String text = wrong instanceof NcclOptions ? "got NcclOptions" : "chunk size of 4096";
+            assertTrue(e.getMessage().contains(text), e.getMessage());
+        }
+    }
+
+    @Test
+    void missingDriverIsAnErrorOfTheBackendAskedFor() {
+        assumeFalse(NativeLibrary.CUDA.isAvailable() && NativeLibrary.NCCL.isAvailable());
+        for (String backend : List.of("nccl", "cuda_p2p")) {
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> ProcessGroups.local(backend, 2, BackendOptions.DEFAULTS));
+            String text = "backend '" + backend + "' cannot be used here";
+            assertTrue(e.getMessage().contains(text), e.getMessage());
+        }
     }
 
     @Test

@@ -94,6 +94,7 @@ final class GroupCases {
         int n = group.worldSize();
         ProcessGroup parent = copy(group);
         assertThrows(IllegalArgumentException.class, () -> parent.shrink(null));
+        assertThrows(IllegalArgumentException.class, () -> parent.shrink(List.of()));
         assertThrows(IllegalArgumentException.class, () -> parent.shrink(List.of(n)));
         assertThrows(IllegalArgumentException.class, () -> parent.shrink(List.of(parent.rank())));
         if (n > 1 && group.rank() < n - 1) {

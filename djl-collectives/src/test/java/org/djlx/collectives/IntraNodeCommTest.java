@@ -36,11 +36,4 @@ class IntraNodeCommTest {
                 "the environment variable ENABLE_INTRA_NODE_COMM is \"on\"; set it to 1 or 0",
                 message);
     }
-
-    @Test
-    void optionsKeepIt() {
-        NcclOptions options = NcclOptions.builder().optIntraNodeComm(true).build();
-        assertTrue(options.isIntraNodeComm());
-        assertTrue(options.withTimeout(options.timeout().plusSeconds(1)).isIntraNodeComm());
-    }
 }

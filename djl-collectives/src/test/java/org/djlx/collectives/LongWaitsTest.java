@@ -101,11 +101,6 @@ class LongWaitsTest {
     void theTimeIsAnOption() {
         assertEquals(Duration.ofMinutes(1), ShmOptions.builder().build().warnAfter());
         assertEquals(Duration.ofMinutes(1), new BackendOptions(Duration.ofDays(1)).warnAfter());
-        NcclOptions nccl = NcclOptions.builder().optWarnAfter(Duration.ofSeconds(2)).build();
-        assertEquals(Duration.ofSeconds(2), nccl.withTimeout(Duration.ofDays(1)).warnAfter());
-        CudaP2pOptions p2p = CudaP2pOptions.builder().optNcclOptions(nccl).build();
-        assertEquals(Duration.ofSeconds(2), p2p.warnAfter());
-        assertEquals(Duration.ofSeconds(2), p2p.ncclOptions().warnAfter());
         for (Duration wrong : new Duration[] {Duration.ZERO, Duration.ofSeconds(-1), null}) {
             assertThrows(
                     IllegalArgumentException.class,

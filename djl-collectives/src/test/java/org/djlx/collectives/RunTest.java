@@ -7,6 +7,8 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -125,8 +127,6 @@ class RunTest {
         assertNamed("tensors", () -> group.allReduceCoalesced(null, ReduceOp.SUM));
         assertNamed("tensors", () -> group.allReduceCoalesced(nulls(), ReduceOp.SUM));
         assertNamed("outputs", () -> group.allGatherCoalesced(null, List.of()));
-        assertNamed("inputs", () -> group.allGatherCoalesced(List.of(), null));
-        assertNamed("inputs", () -> group.reduceScatterCoalesced(List.of(), null, ReduceOp.SUM));
         assertNamed("input", () -> group.allGather(null, null));
         assertNamed("ops", () -> group.batchIsendIrecv(null));
         assertNamed("ops", () -> group.batchIsendIrecv(nulls()));
@@ -134,6 +134,33 @@ class RunTest {
         Agreed nothing = new Agreed(null, new long[0], null, 0);
         assertNamed("body", () -> group.execute(new OpType("own"), nothing, null));
         assertNamed("type", () -> group.execute(null, nothing, operation -> {}));
+    }
+
+    /** As in c10d. */
+    @Test
+    void emptyListsAreRefused() {
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            List<NDArray> none = List.of();
+            List<NDArray> one = List.of(manager.create(1f));
+            ReduceOp sum = ReduceOp.SUM;
+            assertNamed("tensors is empty", () -> group.allReduceCoalesced(none, sum));
+            assertNamed("outputs is empty", () -> group.allGatherCoalesced(none, none));
+            assertNamed("inputs is empty", () -> group.allGatherCoalesced(one, none));
+            assertNamed("inputs is null", () -> group.allGatherCoalesced(one, null));
+            assertNamed("outputs is empty", () -> group.reduceScatterCoalesced(none, none, sum));
+            assertNamed("inputs is empty", () -> group.reduceScatterCoalesced(one, none, sum));
+            assertNamed("inputs is null", () -> group.reduceScatterCoalesced(one, null, sum));
+            assertNamed("ops is empty", () -> group.batchIsendIrecv(List.of()));
+            assertNamed("ranks is empty", () -> group.newGroup(List.of()));
+            assertNamed("ranksToExclude is empty", () -> group.shrink(List.of()));
+            NDArray tensor = one.get(0);
+            assertNamed("outputs must have one", () -> group.allGather(none, tensor));
+            assertNamed("inputs must have one", () -> group.reduceScatter(tensor, none, sum));
+            assertNamed("outputs must have one", () -> group.allToAll(none, none));
+            assertNamed("outputs must have one", () -> group.gather(none, tensor, 0));
+            assertNamed("inputs must have one", () -> group.scatter(tensor, none, 0));
+        }
     }
 
     private static BackendOptions groupOptions() {

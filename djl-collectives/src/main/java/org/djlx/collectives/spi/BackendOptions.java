@@ -2,9 +2,13 @@
 package org.djlx.collectives.spi;
 
 import java.time.Duration;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.host.Durations;
 
-/** Options that all backends have. A backend may define a subclass with more options. */
+/**
+ * Options that all backends have. A backend may define a subclass with more options, built by a
+ * subclass of {@link Builder}.
+ */
 public class BackendOptions {
 
     /** The default timeout: 30 minutes, as in c10d. */
@@ -15,6 +19,9 @@ public class BackendOptions {
 
     // 73 years; twice this in nanoseconds still fits a long.
     private static final Duration LONGEST_TIMEOUT = Duration.ofNanos(Long.MAX_VALUE / 4);
+
+    /** The options if none are given. */
+    public static final BackendOptions DEFAULTS = new BackendOptions(DEFAULT_TIMEOUT);
 
     private final Duration timeout;
     private final Duration warnAfter;
@@ -39,6 +46,18 @@ public class BackendOptions {
     public BackendOptions(Duration timeout, Duration warnAfter) {
         this.timeout = checked(timeout, "timeout");
         this.warnAfter = checked(warnAfter, "warnAfter time");
+    }
+
+    /**
+     * Creates options from a builder.
+     *
+     * @param builder the builder
+     * @param defaults what the builder does not set
+     */
+    protected BackendOptions(Builder<?> builder, BackendOptions defaults) {
+        this(
+                builder.timeout == null ? defaults.timeout : builder.timeout,
+                builder.warnAfter == null ? defaults.warnAfter : builder.warnAfter);
     }
 
     /**
@@ -75,5 +94,69 @@ public class BackendOptions {
      */
     public Duration warnAfter() {
         return warnAfter;
+    }
+
+    /**
+     * Builds options. Options keep a {@link #copy} of their builder instead of its values, so that
+     * options made from other options have all of their values.
+     *
+     * @param <B> the builder's class
+     */
+    public abstract static class Builder<B extends Builder<B>> implements Cloneable {
+
+        private Duration timeout; // null: the default
+        private Duration warnAfter; // null: the default
+
+        /** Creates a builder with the defaults. */
+        protected Builder() {}
+
+        /**
+         * Sets how long an operation waits for the other ranks.
+         *
+         * @param timeout the timeout; 30 minutes unless set
+         * @return this builder
+         */
+        public B optTimeout(Duration timeout) {
+            this.timeout = Required.argument("optTimeout: timeout", timeout);
+            return self();
+        }
+
+        /**
+         * Sets after how long the log warns of an operation that still waits for other ranks.
+         *
+         * @param warnAfter the time; 60 s unless set
+         * @return this builder
+         * @see BackendOptions#warnAfter
+         */
+        public B optWarnAfter(Duration warnAfter) {
+            this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
+            return self();
+        }
+
+        /**
+         * Sets the options that all backends have to those of other options.
+         *
+         * @param options the other options
+         * @return this builder
+         */
+        public B optCommon(BackendOptions options) {
+            Required.argument("optCommon: options", options);
+            return optTimeout(options.timeout).optWarnAfter(options.warnAfter);
+        }
+
+        /** {@return a copy of this builder} */
+        @SuppressWarnings("unchecked")
+        public B copy() {
+            try {
+                return (B) clone();
+            } catch (CloneNotSupportedException e) {
+                throw new AssertionError(e);
+            }
+        }
+
+        @SuppressWarnings("unchecked")
+        private B self() {
+            return (B) this;
+        }
     }
 }

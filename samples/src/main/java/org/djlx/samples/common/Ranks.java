@@ -24,9 +24,6 @@ public final class Ranks {
     /** Largest number of ranks that are threads of a process: each has its own copy of the data. */
     static final int MOST_THREADS = Math.max(64, Runtime.getRuntime().availableProcessors());
 
-    private static final BackendOptions OPTIONS =
-            new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
-
     private final boolean threads;
     private final int worldSize;
     private final int first;
@@ -164,7 +161,8 @@ public final class Ranks {
                 return List.of(body.run(group));
             }
         }
-        List<ProcessGroup> groups = ProcessGroups.local(backend, worldSize, OPTIONS);
+        List<ProcessGroup> groups =
+                ProcessGroups.local(backend, worldSize, BackendOptions.DEFAULTS);
         try {
             return ProcessGroups.run(groups, body);
         } finally {

@@ -65,6 +65,7 @@ final class CudaP2pBackend extends Backend {
             GroupContext context,
             CudaP2pOptions options,
             Function<List<String>, GpuTopology> topology) {
+        NcclBackend.requireLibraries(NAME);
         // NCCL refuses ranks that share a GPU: only operations that need it may fail.
         NcclBackend nccl =
                 NcclBackend.create(context, options.ncclOptions(), !options.isSharedGpus());

@@ -51,7 +51,8 @@ public final class CudaP2pBackendFactory implements BackendFactory {
         return CudaP2pBackend.create(context, options(context.options()), topology);
     }
 
-    private static CudaP2pOptions options(BackendOptions options) {
+    /** Converts the user's options to this backend's options. */
+    static CudaP2pOptions options(BackendOptions options) {
         if (options instanceof CudaP2pOptions p2pOptions) {
             return p2pOptions;
         }
@@ -63,7 +64,6 @@ public final class CudaP2pBackendFactory implements BackendFactory {
                     "backend '%s' takes CudaP2pOptions, NcclOptions or BackendOptions, not %s"
                             .formatted(CudaP2pBackend.NAME, options.getClass().getSimpleName()));
         }
-        NcclOptions ncclOptions = NcclOptions.builder().optTimeout(options.timeout()).build();
-        return CudaP2pOptions.builder().optNcclOptions(ncclOptions).build();
+        return CudaP2pOptions.builder().optCommon(options).build();
     }
 }

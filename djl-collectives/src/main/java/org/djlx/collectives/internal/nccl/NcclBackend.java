@@ -168,7 +168,7 @@ public final class NcclBackend extends Backend {
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
     public static NcclBackend create(GroupContext context, NcclOptions options, boolean eager) {
-        requireNccl();
+        requireLibraries(NAME);
         // A background thread may still be freeing a communicator and waiting for a running kernel.
         // Meanwhile it can block the calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
@@ -186,13 +186,19 @@ public final class NcclBackend extends Backend {
                 : backend;
     }
 
-    private static void requireNccl() {
+    /**
+     * Checks that this machine has the libraries of a backend that builds on NCCL.
+     *
+     * @param backend the backend's name, for the error
+     */
+    public static void requireLibraries(String backend) {
         for (NativeLibrary library :
                 List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {
             Throwable cause = library.unavailabilityCause();
             if (cause != null) {
                 throw new CollectiveException(
-                        "backend '" + NAME + "' cannot be used here: " + cause.getMessage(), cause);
+                        "backend '" + backend + "' cannot be used here: " + cause.getMessage(),
+                        cause);
             }
         }
     }

@@ -46,6 +46,6 @@ public final class NcclBackendFactory implements BackendFactory {
                     "backend '%s' takes NcclOptions or BackendOptions, not %s"
                             .formatted(NcclBackend.NAME, options.getClass().getSimpleName()));
         }
-        return NcclOptions.builder().optTimeout(options.timeout()).build();
+        return NcclOptions.builder().optCommon(options).build();
     }
 }

@@ -94,7 +94,8 @@ final class ShmBackend extends CpuBackend {
                                 segment.mailbox(rank, peer, copies)));
     }
 
-    private static ShmOptions options(BackendOptions options) {
+    /** Converts the user's options to this backend's options. */
+    static ShmOptions options(BackendOptions options) {
         if (options instanceof ShmOptions shmOptions) {
             return shmOptions;
         }
@@ -103,7 +104,7 @@ final class ShmBackend extends CpuBackend {
                     "backend '%s' needs ShmOptions or BackendOptions, but got %s"
                             .formatted(NAME, options.getClass().getSimpleName()));
         }
-        return ShmOptions.builder().optTimeout(options.timeout()).build();
+        return ShmOptions.builder().optCommon(options).build();
     }
 
     @Override
