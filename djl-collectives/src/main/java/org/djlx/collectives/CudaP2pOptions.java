@@ -46,12 +46,24 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <td>the caller's</td>
  * </tr>
  * <tr>
- *   <td>all-gather, reduce-scatter, broadcast, barrier with {@link Builder#optCopyEngines}</td>
+ *   <td>all-gather, all-to-all, broadcast; reduce-scatter of SUM or AVG in float32, float16 or
+ *       bfloat16</td>
+ *   <td>exchange kernel, if every two GPUs are linked by NVLink</td>
+ *   <td>the group's; the caller's with {@code asyncOp=false}</td>
+ * </tr>
+ * <tr>
+ *   <td>the same above 1 MiB a rank (not all-to-all), and barrier, with {@link
+ *       Builder#optCopyEngines}</td>
  *   <td>copies</td>
  *   <td>the group's</td>
  * </tr>
  * <tr><td>all else</td><td>NCCL</td><td>the group's</td></tr>
  * </table>
+ *
+ * <p>Exchange kernels move every bit as it is, and add in rank order, in float32, with one
+ * rounding: the same bits in every run. On the group's stream a kernel of many bytes takes at most
+ * 32 SMs, because other work may run beside it. With {@link NcclOptions.Builder#optVerify} NCCL
+ * runs all-to-alls outside of graphs, because it compares the sizes of all parts first.
  *
  * <p>Operations of a group run in the order of the calls, whichever stream or library runs them.
  * For batches see {@link NcclBatch}.
@@ -366,8 +378,9 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
-         * NCCL does not support shared GPUs. All-reduces, all-gathers, reduce-scatters, broadcasts
-         * and barriers run without NCCL, see {@link #optCopyEngines}; other collectives fail.
+         * NCCL does not support shared GPUs. All-reduces, all-gathers, reduce-scatters,
+         * all-to-alls, broadcasts and barriers run without NCCL, see {@link #optCopyEngines}; other
+         * collectives fail.
          *
          * <p>For ranks in one process:
          *
@@ -434,16 +447,16 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Runs all-gathers, reduce-scatters, broadcasts and barriers as copies through the P2P
-         * buffers instead of by NCCL. Copy engines leave the SMs to concurrent computation, for
-         * example while a fully sharded trainer gathers parameters.
+         * Runs all-gathers, reduce-scatters and broadcasts of more than 1 MiB a rank, and barriers,
+         * as copies through the P2P buffers. Copy engines leave the SMs to concurrent computation,
+         * for example while a fully sharded trainer gathers parameters.
          *
          * <ul>
          *   <li>Kernels run only to wait for the other ranks and to reduce.
          *   <li>Tensors larger than the buffers are copied in several rounds.
          *   <li>Reductions run in rank order, as in {@link org.djlx.collectives.spi.Reductions}.
          *   <li>Like fused operators, these collectives overwrite the P2P buffers.
-         *   <li>They cannot be captured in a CUDA graph.
+         *   <li>In a CUDA graph, kernels run instead of the copies.
          *   <li>If ranks share GPUs, all-reduces without a kernel also run as copies.
          *   <li>Without P2P buffers, NCCL runs all of them.
          * </ul>

@@ -348,12 +348,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     reduction
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
-        return issue(
-                OpType.ALL_REDUCE,
-                reduced(tensor, op),
-                op,
-                0,
-                operation -> backend.allReduce(operation, tensor, op));
+        return allReduce(tensor, op, true);
     }
 
     /**
@@ -379,17 +374,36 @@ public final class ProcessGroup implements AutoCloseable {
      *     NcclBatch}, because its operations start only when the batch ends; nothing is sent
      */
     public Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp) {
-        if (asyncOp) {
-            return allReduce(tensor, op);
-        }
         TensorInfo info = reduced(tensor, op);
+        return issue(
+                asyncOp,
+                OpType.ALL_REDUCE,
+                OperationChecks.agreed(info, op, 0),
+                info,
+                operation -> backend.allReduce(operation, tensor, op));
+    }
+
+    /** Issues a collective; lets the current stream wait for it unless the caller does. */
+    private Work issue(
+            boolean asyncOp,
+            OpType type,
+            Agreed agreed,
+            TensorInfo tensor,
+            Function<Operation, Work> call) {
+        if (asyncOp) {
+            return issue(type, agreed, tensor, 0, call);
+        }
         Work work =
                 issue(
-                        OpType.ALL_REDUCE,
-                        info,
-                        op,
+                        type,
+                        agreed,
+                        tensor,
                         0,
-                        operation -> backend.allReduceInOrder(operation, tensor, op));
+                        operation -> {
+                            backend.checkInOrder(operation);
+                            operation.setInOrder();
+                            return call.apply(operation);
+                        });
         if (device().isGpu()) {
             work.blockCurrentStream();
         } else {
@@ -439,6 +453,19 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalArgumentException if the root is out of range or the tensor is unusable
      */
     public Work broadcast(NDArray tensor, int root) {
+        return broadcast(tensor, root, true);
+    }
+
+    /**
+     * Copies a tensor from one rank to all other ranks. With {@code asyncOp=false}, the code after
+     * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
+     *
+     * @param tensor the input on the root, the output on other ranks; the same shape on all ranks
+     * @param root the rank of this group that sends
+     * @param asyncOp true if the caller waits for the work itself
+     * @return the work
+     */
+    public Work broadcast(NDArray tensor, int root, boolean asyncOp) {
         state.checkUsable();
         TensorInfo info = checks.moved(OpType.BROADCAST, "tensor", tensor);
         checks.root(OpType.BROADCAST, root);
@@ -446,10 +473,10 @@ public final class ProcessGroup implements AutoCloseable {
             checks.written(OpType.BROADCAST, "tensor", info);
         }
         return issue(
+                asyncOp,
                 OpType.BROADCAST,
+                OperationChecks.agreed(info, null, root),
                 info,
-                null,
-                root,
                 operation -> backend.broadcast(operation, tensor, root));
     }
 
@@ -483,7 +510,20 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allGatherIntoTensor(NDArray output, NDArray input) {
-        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input);
+        return allGatherIntoTensor(output, input, true);
+    }
+
+    /**
+     * Gathers the tensors of all ranks into one tensor. With {@code asyncOp=false}, the code after
+     * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
+     *
+     * @param output the gathered tensor, as of {@link #allGatherIntoTensor(NDArray, NDArray)}
+     * @param input this rank's tensor
+     * @param asyncOp true if the caller waits for the work itself
+     * @return the work
+     */
+    public Work allGatherIntoTensor(NDArray output, NDArray input, boolean asyncOp) {
+        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input, asyncOp);
     }
 
     /**
@@ -508,11 +548,17 @@ public final class ProcessGroup implements AutoCloseable {
 
     /** All-gathers for an operation with its own name; all ranks must pass the same index. */
     Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
+        return allGatherIntoTensor(type, index, output, input, true);
+    }
+
+    private Work allGatherIntoTensor(
+            OpType type, int index, NDArray output, NDArray input, boolean asyncOp) {
+        TensorInfo info = checkAllGather(output, input);
         return issue(
+                asyncOp,
                 type,
-                checkAllGather(output, input),
-                null,
-                index,
+                OperationChecks.agreed(info, null, index),
+                info,
                 operation -> backend.allGather(operation, List.of(output), input));
     }
 
@@ -605,11 +651,27 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
+        return reduceScatterTensor(output, input, op, true);
+    }
+
+    /**
+     * Reduces a tensor over all ranks and scatters the result. With {@code asyncOp=false}, the code
+     * after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
+     *
+     * @param output this rank's part, as of {@link #reduceScatterTensor(NDArray, NDArray,
+     *     ReduceOp)}
+     * @param input this rank's contribution
+     * @param op the reduction
+     * @param asyncOp true if the caller waits for the work itself
+     * @return the work
+     */
+    public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp) {
+        TensorInfo info = checkReduceScatter(output, input, op);
         return issue(
+                asyncOp,
                 OpType.REDUCE_SCATTER_TENSOR,
-                checkReduceScatter(output, input, op),
-                op,
-                0,
+                OperationChecks.agreed(info, op, 0),
+                info,
                 operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
@@ -668,6 +730,20 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Sends an equal part of a tensor from every rank to every rank. With {@code asyncOp=false},
+     * the code after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp,
+     * boolean)}.
+     *
+     * @param output the parts from all ranks
+     * @param input the parts for all ranks
+     * @param asyncOp true if the caller waits for the work itself
+     * @return the work
+     */
+    public Work allToAllSingle(NDArray output, NDArray input, boolean asyncOp) {
+        return allToAllSingle(output, input, null, null, asyncOp);
+    }
+
+    /**
      * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must
      * equal {@code outputSplits[r]} on rank q. {@code shm} checks this before any tensor changes
      * and fails on all ranks; NCCL checks it only with {@link NcclOptions.Builder#optVerify}.
@@ -683,6 +759,15 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work allToAllSingle(
             NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
+        return allToAllSingle(output, input, outputSplits, inputSplits, true);
+    }
+
+    private Work allToAllSingle(
+            NDArray output,
+            NDArray input,
+            long[] outputSplits,
+            long[] inputSplits,
+            boolean asyncOp) {
         OpType type = OpType.ALL_TO_ALL_SINGLE;
         state.checkUsable();
         TensorInfo in = checks.moved(type, "input", input);
@@ -706,8 +791,10 @@ public final class ProcessGroup implements AutoCloseable {
         }
         checks.overlap(type, out, in, -1);
         return issue(
+                asyncOp,
                 type,
                 new Agreed(in.type(), row, null, 0),
+                null,
                 operation ->
                         backend.allToAllSingle(
                                 operation, output, input, outputCounts, inputCounts));

@@ -95,6 +95,14 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
+     * Checks that the caller may wait for an operation immediately.
+     *
+     * @param operation an operation that is {@linkplain Operation#isInOrder in order}
+     * @throws IllegalStateException if the operation would not start before the wait
+     */
+    public void checkInOrder(Operation operation) {}
+
+    /**
      * See {@link ProcessGroup#allReduce}.
      *
      * @param operation the operation
@@ -104,19 +112,6 @@ public abstract class Backend implements AutoCloseable {
      */
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         throw unsupported(operation.type());
-    }
-
-    /**
-     * As {@link #allReduce}, for a caller that makes its current stream wait for the work
-     * immediately. The backend may therefore run the operation on that stream.
-     *
-     * @param operation the operation
-     * @param tensor input and output
-     * @param op how to reduce
-     * @return the work
-     */
-    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
-        return allReduce(operation, tensor, op);
     }
 
     /**

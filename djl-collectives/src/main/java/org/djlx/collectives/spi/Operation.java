@@ -77,6 +77,7 @@ public final class Operation {
     private boolean announced; // used by the calling thread only
     private Runnable keeper; // keeps the group reachable; null once the operation has ended
     private String algorithm;
+    private boolean inOrder;
     private Work before; // the previous operation of the same call; null if none or ended
 
     /**
@@ -228,6 +229,22 @@ public final class Operation {
      */
     public void setTensor(TensorInfo info) {
         tensor = info;
+    }
+
+    /**
+     * Tells that the caller's current stream waits for the work immediately. For {@link
+     * org.djlx.collectives.ProcessGroup}.
+     */
+    public void setInOrder() {
+        inOrder = true;
+    }
+
+    /**
+     * {@return whether the caller lets its current stream wait for the work immediately} The
+     * backend may then run the operation on that stream. May differ between ranks.
+     */
+    public boolean isInOrder() {
+        return inOrder;
     }
 
     /**

@@ -138,6 +138,10 @@ class KernelArchitectureTest {
         Set<String> exchange = names(List.of("reduce_scatter"), types);
         exchange.add("all_gather");
         sources.put("gathered/gathered.cu", exchange);
+        Set<String> collectives = names(List.of("reduce_scatter"), types);
+        collectives.addAll(
+                List.of("gather_packs", "gather_bytes", "exchange_packs", "exchange_bytes"));
+        sources.put("collectives/collectives.cu", collectives);
         sources.put(
                 "all_reduce_rms_norm/all_reduce_rms_norm.cu",
                 names(List.of("all_reduce_rms_norm", "add_rms_norm"), types));

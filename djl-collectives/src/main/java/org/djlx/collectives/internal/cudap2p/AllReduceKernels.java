@@ -214,9 +214,20 @@ final class AllReduceKernels implements AutoCloseable {
         if (algorithm == Algorithm.DIRECT) {
             return LaunchSize.of(Math.min(maxBlocks, DIRECT_BLOCKS), maxThreads);
         }
-        int most = Math.min(maxBlocks, now.getAsInt());
-        int threads = ceilDiv(work, THREADS) <= most ? THREADS : maxThreads;
-        return LaunchSize.of((int) Math.min(most, ceilDiv(work, threads)), threads);
+        return size(work, maxThreads, Integer.MAX_VALUE);
+    }
+
+    /**
+     * Returns the launch size of a kernel whose threads wait for packs.
+     *
+     * @param packs how many packs each rank sends to a peer
+     * @param maxThreads the most threads of a block
+     * @param limit the most blocks; may differ between ranks
+     */
+    synchronized LaunchSize size(long packs, int maxThreads, int limit) {
+        int most = Math.min(limit, Math.min(maxBlocks, now.getAsInt()));
+        int threads = ceilDiv(packs, THREADS) <= most ? THREADS : maxThreads;
+        return LaunchSize.of((int) Math.max(1, Math.min(most, ceilDiv(packs, threads))), threads);
     }
 
     private static long ceilDiv(long a, long b) {

@@ -23,13 +23,17 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Sends each operation to NCCL, to {@link P2p} or to {@link CopyCollectives}. P2P runs all-reduces
- * and operators on P2P buffers. It needs GPUs that all reach each other's memory, or form a hybrid
- * cube mesh; otherwise NCCL runs everything.
+ * Sends each operation to NCCL, {@link P2p}, {@link KernelCollectives} or {@link CopyCollectives}.
+ * P2P runs all-reduces and operators on P2P buffers. It needs GPUs that all reach each other's
+ * memory, or form a hybrid cube mesh; otherwise NCCL runs everything.
  */
 final class CudaP2pBackend extends Backend {
 
     static final String NAME = "cuda_p2p";
+
+    // With copy engines, kernels move up to so many bytes of a rank: the kernel is over before a
+    // copy would have begun.
+    private static final long COPIED_BYTES = 1 << 20;
 
     private final String name;
     private final CudaP2pOptions options;
@@ -37,7 +41,8 @@ final class CudaP2pBackend extends Backend {
     private final CudaDevice device;
     private final NcclBackend nccl;
     private final Optional<P2p> p2p;
-    private final CopyCollectives copies; // null if NCCL runs these collectives
+    private final KernelCollectives kernels; // null if there are none
+    private final CopyCollectives copies; // null if there are none
     private boolean closed; // guarded by this
 
     private CudaP2pBackend(
@@ -54,6 +59,7 @@ final class CudaP2pBackend extends Backend {
             this.p2p = P2p.create(context, options, device, topology, nccl.group());
             boolean used = options.isCopyEngines();
             this.copies = used ? p2p.flatMap(P2p::copies).orElse(null) : null;
+            this.kernels = p2p.flatMap(P2p::collectives).orElse(null);
         } catch (Throwable e) {
             device.close();
             throw e;
@@ -112,27 +118,40 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
-    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        return allReduce(operation, tensor, op, false);
+    public void checkInOrder(Operation operation) {
+        Batch.requireNone(operation);
     }
 
     @Override
-    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
-        Batch.requireNone(operation);
-        return allReduce(operation, tensor, op, true);
-    }
-
-    private Work allReduce(Operation operation, NDArray tensor, ReduceOp op, boolean inOrder) {
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         if (p2p.isEmpty()) {
             return nccl.allReduce(operation, tensor, op);
         }
         Algorithm algorithm = p2p.get().algorithm(operation.tensor(), op);
         if (algorithm != null) {
-            return p2p.get().allReduce(operation, tensor, op, algorithm, inOrder);
+            return p2p.get().allReduce(operation, tensor, op, algorithm);
         }
         return copies != null && options.isSharedGpus()
                 ? copies.allReduce(operation, tensor, op)
                 : nccl.allReduce(operation, tensor, op);
+    }
+
+    /**
+     * Returns whether kernels run a collective; the same on all ranks.
+     *
+     * @param byteSize the bytes that a rank sends to each peer, if all ranks know it; otherwise 0
+     */
+    private boolean isForKernels(long byteSize) {
+        return kernels != null
+                && (copies == null || byteSize <= COPIED_BYTES || p2p.get().isCapturing());
+    }
+
+    /**
+     * Returns whether kernels run an all-to-all. With verification NCCL does, because it compares
+     * the sizes of the parts before it moves them.
+     */
+    private boolean isForKernels() {
+        return isForKernels(0) && (!options.ncclOptions().isVerify() || p2p.get().isCapturing());
     }
 
     @Override
@@ -149,6 +168,9 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
+        if (isForKernels(operation.byteSize())) {
+            return kernels.broadcast(operation, tensor, root);
+        }
         return copies != null
                 ? copies.broadcast(operation, tensor, root)
                 : nccl.broadcast(operation, tensor, root);
@@ -156,6 +178,9 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        if (isForKernels(operation.byteSize())) {
+            return kernels.allGather(operation, outputs, input);
+        }
         return copies != null
                 ? copies.allGather(operation, outputs, input)
                 : nccl.allGather(operation, outputs, input);
@@ -164,6 +189,9 @@ final class CudaP2pBackend extends Backend {
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        if (isForKernels(operation.byteSize()) && kernels.isPossible(operation, op)) {
+            return kernels.reduceScatter(operation, output, inputs, op);
+        }
         return copies != null
                 ? copies.reduceScatter(operation, output, inputs, op)
                 : nccl.reduceScatter(operation, output, inputs, op);
@@ -181,7 +209,9 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        return nccl.allToAll(operation, outputs, inputs);
+        return isForKernels()
+                ? kernels.allToAll(operation, outputs, inputs)
+                : nccl.allToAll(operation, outputs, inputs);
     }
 
     @Override
@@ -191,7 +221,9 @@ final class CudaP2pBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        return nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
+        return isForKernels()
+                ? kernels.allToAllSingle(operation, output, input, outputCounts, inputCounts)
+                : nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
     }
 
     @Override

@@ -54,6 +54,8 @@ final class P2p {
     private final P2pRegion region;
     private final WaitStatus waits;
     private final AllReduceKernels kernels;
+    private final ExchangeKernels exchanges;
+    private final KernelCollectives collectives;
     private final SignalKernels signals;
     private final HostSync hosts;
     private final RegionHandshake.Place place;
@@ -77,6 +79,7 @@ final class P2p {
         this.region = parts.region;
         this.waits = parts.waits;
         this.kernels = parts.kernels;
+        this.exchanges = parts.exchanges;
         this.signals = parts.signals;
         this.hosts = parts.hosts;
         this.place = parts.place;
@@ -103,6 +106,7 @@ final class P2p {
                         waits,
                         group,
                         place);
+        collectives = new KernelCollectives(exchanges, queue, group, currentStreams, region);
     }
 
     /**
@@ -220,6 +224,7 @@ final class P2p {
         private final HostSync hosts; // null if there is no region
         private WaitStatus waits;
         private AllReduceKernels kernels;
+        private ExchangeKernels exchanges;
         private SignalKernels signals;
         private final RegionHandshake.Place place; // null if there is no region
         private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
@@ -250,16 +255,21 @@ final class P2p {
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             SignalKernels.prepare(device, compiler); // in parallel to the all-reduces
+            ExchangeKernels.prepare(device, compiler, region.ranks());
             waits = new WaitStatus(device, region.rank());
             kernels = new AllReduceKernels(region, device, waits, compiler);
+            exchanges = new ExchangeKernels(region, device, waits, compiler, kernels);
             signals = new SignalKernels(region, device, waits, compiler);
         }
 
         /** Drops kernels that another rank cannot run: NCCL runs those cases on all ranks. */
         void agreeOnKernels(GroupContext context) {
             Set<String> own = kernels.names();
-            kernels.retain(RegionHandshake.common(context, "p2p-kernel-names", own));
-            own.removeAll(kernels.names());
+            own.addAll(exchanges.names());
+            Set<String> common = RegionHandshake.common(context, "p2p-kernel-names", own);
+            kernels.retain(common);
+            exchanges.retain(common);
+            own.removeAll(common);
             if (!own.isEmpty()) {
                 logger.info(
                         "rank {} of group '{}' does not use kernels {}: another rank cannot run"
@@ -305,7 +315,7 @@ final class P2p {
             if (place != null) {
                 place.leave();
             }
-            for (AutoCloseable part : new AutoCloseable[] {signals, kernels, waits}) {
+            for (AutoCloseable part : new AutoCloseable[] {signals, exchanges, kernels, waits}) {
                 closePart(part);
             }
             if (region != null) {
@@ -331,6 +341,16 @@ final class P2p {
         return buffers.bufferSize() + buffers.heapSize() == 0
                 ? Optional.empty()
                 : Optional.of(buffers);
+    }
+
+    /** Returns the collectives by kernels; empty if there are none, on all ranks. */
+    Optional<KernelCollectives> collectives() {
+        return Optional.of(collectives).filter(KernelCollectives::isPossible);
+    }
+
+    /** Returns whether the caller's current stream is being captured into a graph. */
+    boolean isCapturing() {
+        return capturing.getAsBoolean();
     }
 
     /** Returns collectives by copies through the buffers; empty if the buffers are too small. */
@@ -381,12 +401,7 @@ final class P2p {
      * captured, or if the caller waits for the result at once and the kernel can use the tensor in
      * place. Otherwise it runs on the group's stream.
      */
-    Work allReduce(
-            Operation operation,
-            NDArray tensor,
-            ReduceOp op,
-            Algorithm algorithm,
-            boolean inOrder) {
+    Work allReduce(Operation operation, NDArray tensor, ReduceOp op, Algorithm algorithm) {
         operation.setAlgorithm(algorithm.kernel());
         TensorInfo info = operation.tensor();
         boolean direct = algorithm == Algorithm.DIRECT;
@@ -399,12 +414,13 @@ final class P2p {
             Reduction reduction = new Reduction(operation, tensor, algorithm, divisor, inPlace);
             // Only works of the group's stream hold tensors that late peers may write to, make
             // copies before the call is published, and wait for the helper.
-            boolean here = inOrder && !direct && inPlace && group.collectives().isLaunched();
+            boolean here =
+                    operation.isInOrder() && !direct && inPlace && group.collectives().isLaunched();
             if (!here && !current.isCapturing()) {
                 return group.run(operation, tensor, inPlace, current, reduction);
             }
             Work work = queue.run(operation, current, reduction, List.of(tensor));
-            if (inOrder && work instanceof StreamWork onCurrent) {
+            if (operation.isInOrder() && work instanceof StreamWork onCurrent) {
                 onCurrent.setOrdered();
             }
             return work;
@@ -528,6 +544,7 @@ final class P2p {
         place.leave();
         buffers.end();
         kernels.end();
+        exchanges.end();
         waits.stop(); // Graphs may still run.
     }
 
@@ -536,6 +553,7 @@ final class P2p {
         try {
             queue.close();
             kernels.close();
+            exchanges.close();
             signals.close();
             waits.close();
             buffers.close();

@@ -54,8 +54,9 @@ final class RegionLayout {
     /** The value of each byte of a one-shot or two-shot slot before its data arrives. */
     static final byte ABSENT = (byte) 0xff;
 
-    // A tensor larger than a slot takes several launches, of some 2 us each.
-    private static final long MAX_SLOT = 32 << 20;
+    // A tensor larger than a slot takes several launches, of some 2 us each. A slot of this size
+    // holds 32 MiB and the escape words of collectives.cu.
+    private static final long MAX_SLOT = 40 << 20;
     private static final long MAX_HALF = 48 << 20;
 
     private final int worldSize;

@@ -4,6 +4,7 @@ package org.djlx.collectives.internal.gpu;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorHold;
@@ -23,24 +24,18 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class DeviceTensor implements AutoCloseable {
 
-    private final NDArray original; // null if the hold suffices
-    private final NDArray contiguous; // the original or a copy; null if the hold suffices
-    private final TensorHold
-            hold; // on the tensor or its copy; null if there is no tensor and no copy
+    private final NDArray original; // an alias; null if there is no copy
+    private final NDArray contiguous; // the copy, or null
+    private final TensorHold hold; // on the tensor or its copy
     private final TensorInfo info;
     private final long address;
     private final boolean input;
 
-    private DeviceTensor(NDManager manager, NDArray tensor, boolean input, boolean copied) {
+    /** Copies a tensor. */
+    private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
         this.input = input;
         original = Torch.alias(manager, tensor);
         info = Torch.info(original);
-        if (info.isContiguous() && !copied) {
-            contiguous = original;
-            hold = null;
-            address = info.address();
-            return;
-        }
         try {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
             hold = new TensorHold(contiguous);
@@ -55,9 +50,9 @@ public final class DeviceTensor implements AutoCloseable {
      * Wraps a contiguous tensor. Makes no alias of the array, because making it would cost most of
      * the time.
      */
-    private DeviceTensor(NDArray tensor, TensorInfo info) {
+    private DeviceTensor(NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
-        input = true;
+        this.input = input;
         hold = new TensorHold(tensor);
         original = null;
         contiguous = null;
@@ -66,22 +61,35 @@ public final class DeviceTensor implements AutoCloseable {
 
     /** Wraps a contiguous tensor with known properties, which is read and written. */
     static DeviceTensor inPlace(NDArray tensor, TensorInfo info) {
-        return new DeviceTensor(tensor, info);
+        return new DeviceTensor(tensor, info, true);
     }
 
     /** Copies a tensor that is read and written. */
     static DeviceTensor copied(NDManager manager, NDArray tensor) {
-        return new DeviceTensor(manager, tensor, true, true);
+        return new DeviceTensor(manager, tensor, true);
     }
 
     /** Wraps a tensor that is read, or read and written. The manager owns a copy. */
     public static DeviceTensor input(NDManager manager, NDArray tensor) {
-        return new DeviceTensor(manager, tensor, true, false);
+        return of(manager, tensor, true);
     }
 
     /** Wraps a tensor; the operation writes all its elements. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
-        return new DeviceTensor(manager, tensor, false, false);
+        return of(manager, tensor, false);
+    }
+
+    private static DeviceTensor of(NDManager manager, NDArray tensor, boolean input) {
+        TensorInfo info = Torch.info(tensor);
+        return info.isContiguous()
+                ? new DeviceTensor(tensor, info, input)
+                : new DeviceTensor(manager, tensor, input);
+    }
+
+    /** Keeps the memory that a captured operation uses, as long as the graph of the stream. */
+    public void keepIn(CudaStream captured, NDArray tensor) {
+        captured.keepAlive(
+                isStaged() ? new NDArray[] {original, contiguous} : new NDArray[] {tensor});
     }
 
     /** Returns the address of the first element. */
@@ -106,7 +114,7 @@ public final class DeviceTensor implements AutoCloseable {
 
     /** Returns whether the memory is a copy. */
     boolean isStaged() {
-        return contiguous != original;
+        return contiguous != null;
     }
 
     /** Copies an input's elements into the copy, on the current stream. */
@@ -128,9 +136,7 @@ public final class DeviceTensor implements AutoCloseable {
 
     @Override
     public void close() {
-        if (hold != null) {
-            hold.close();
-        }
+        hold.close();
         if (original != null) {
             contiguous.close();
             original.close();

@@ -211,8 +211,9 @@ public final class GpuGroup {
         return refused != null
                 ? refused
                 : new IllegalStateException(
-                        ("%s cannot go into a CUDA graph, as %s runs it; sums and fused operators"
-                                        + " of backend 'cuda_p2p' can")
+                        ("%s cannot go into a CUDA graph, because %s runs it; sums, all-gathers,"
+                                        + " broadcasts, all-to-alls and fused operators of backend"
+                                        + " 'cuda_p2p' can")
                                 .formatted(operation, backend));
     }
 

@@ -99,12 +99,12 @@ public final class GpuResources implements AutoCloseable {
     }
 
     /** Copies inputs that are not contiguous, before the operation, on its stream. */
-    void load(List<DeviceTensor> tensors, CudaStream stream) {
+    public void load(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::load, stream);
     }
 
     /** Copies results to tensors that are not contiguous, after the operation, on its stream. */
-    void flush(List<DeviceTensor> tensors, CudaStream stream) {
+    public void flush(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::flush, stream);
     }
 

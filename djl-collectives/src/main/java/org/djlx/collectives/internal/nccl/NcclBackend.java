@@ -286,14 +286,13 @@ public final class NcclBackend extends Backend {
     }
 
     @Override
-    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        return group.issue(operation, calls.allReduce(input(tensor), op), List.of(tensor));
+    public void checkInOrder(Operation operation) {
+        Batch.requireNone(operation);
     }
 
     @Override
-    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
-        Batch.requireNone(operation);
-        return allReduce(operation, tensor, op);
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        return group.issue(operation, calls.allReduce(input(tensor), op), List.of(tensor));
     }
 
     @Override

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cudap2p.ExchangeKernels.Run;
+import org.djlx.collectives.internal.gpu.DeviceTensor;
+import org.djlx.collectives.internal.gpu.GpuCall;
+import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+
+/**
+ * All-gather, reduce-scatter, all-to-all and broadcast by {@link ExchangeKernels}. A collective
+ * runs on the caller's current stream if that is being captured into a graph, or if the caller lets
+ * it wait immediately; otherwise on the group's stream, beside computation, and then a large one
+ * uses few SMs.
+ */
+final class KernelCollectives {
+
+    private final ExchangeKernels kernels;
+    private final P2pQueue queue;
+    private final GpuGroup group;
+    private final CurrentStreams currentStreams;
+    private final int rank;
+    private final int ranks;
+
+    KernelCollectives(
+            ExchangeKernels kernels,
+            P2pQueue queue,
+            GpuGroup group,
+            CurrentStreams currentStreams,
+            P2pRegion region) {
+        this.kernels = kernels;
+        this.queue = queue;
+        this.group = group;
+        this.currentStreams = currentStreams;
+        rank = region.rank();
+        ranks = region.ranks();
+    }
+
+    /** Returns whether the kernels move tensors; the same on all ranks. */
+    boolean isPossible() {
+        return kernels.isPossible();
+    }
+
+    /** Returns whether the kernels have a reduction; the same on all ranks. */
+    boolean isPossible(Operation operation, ReduceOp op) {
+        return (op == ReduceOp.SUM || op == ReduceOp.AVG)
+                && kernels.isSupported(operation.tensor().type());
+    }
+
+    /** Enqueues the kernels of a collective. */
+    private interface Launch {
+        void enqueue(Run run);
+    }
+
+    /**
+     * Runs a collective.
+     *
+     * @param in the tensors that it reads
+     * @param out the tensors that it writes
+     * @param arrays the arrays of {@code in}, then of {@code out}
+     */
+    private Work run(
+            Operation operation,
+            List<DeviceTensor> in,
+            List<DeviceTensor> out,
+            List<NDArray> arrays,
+            List<NDArray> result,
+            Launch launch) {
+        operation.setAlgorithm("exchange");
+        try (CurrentStreams.Scope scope = currentStreams.hold()) {
+            CudaStream current = scope.stream();
+            boolean captured = current.isCapturing();
+            boolean here = captured || operation.isInOrder() && group.collectives().isLaunched();
+            GpuCall.Body body =
+                    stream -> launch.enqueue(new Run(stream, operation.timeout(), !here));
+            if (!here) {
+                return group.issue(
+                        operation, new GpuCall(body, in, out, new long[0], false), result);
+            }
+            List<DeviceTensor> tensors = new ArrayList<>(in);
+            tensors.addAll(out);
+            try {
+                Work work =
+                        queue.run(
+                                operation,
+                                current,
+                                (stream, recorded) -> {
+                                    group.resources().load(in, stream);
+                                    body.enqueue(stream);
+                                    group.resources().flush(out, stream);
+                                    for (int i = 0; recorded && i < tensors.size(); i++) {
+                                        tensors.get(i).keepIn(stream, arrays.get(i));
+                                    }
+                                },
+                                result);
+                if (work instanceof StreamWork onCurrent) {
+                    onCurrent.setOrdered();
+                }
+                return work;
+            } finally {
+                // Later work that reuses the memory of a copy follows on the same stream.
+                tensors.forEach(DeviceTensor::close);
+            }
+        }
+    }
+
+    private DeviceTensor input(NDArray tensor) {
+        return DeviceTensor.input(group.resources().manager(), tensor);
+    }
+
+    private DeviceTensor output(NDArray tensor) {
+        return DeviceTensor.output(group.resources().manager(), tensor);
+    }
+
+    private static List<NDArray> join(List<NDArray> first, List<NDArray> second) {
+        List<NDArray> all = new ArrayList<>(first);
+        all.addAll(second);
+        return all;
+    }
+
+    /** Gathers into one array, or into one array per rank. */
+    Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        DeviceTensor in = input(input);
+        List<DeviceTensor> out = outputs.stream().map(this::output).toList();
+        long[] places = places(out, in.byteSize());
+        return run(
+                operation,
+                List.of(in),
+                out,
+                join(List.of(input), outputs),
+                outputs,
+                run -> kernels.gather(run, in.address(), places, in.byteSize()));
+    }
+
+    /**
+     * Returns the address of each rank's part: consecutive parts of one tensor, or one tensor per
+     * rank.
+     */
+    private long[] places(List<DeviceTensor> tensors, long byteSize) {
+        long[] parts = new long[ranks];
+        for (int i = 0; i < ranks; i++) {
+            parts[i] =
+                    tensors.size() == 1
+                            ? tensors.get(0).address() + i * byteSize
+                            : tensors.get(i).address();
+        }
+        return parts;
+    }
+
+    Work broadcast(Operation operation, NDArray tensor, int root) {
+        boolean sends = rank == root;
+        DeviceTensor io = sends ? input(tensor) : output(tensor);
+        List<DeviceTensor> own = List.of(io);
+        return run(
+                operation,
+                sends ? own : List.of(),
+                sends ? List.of() : own,
+                List.of(tensor),
+                List.of(tensor),
+                run -> kernels.broadcast(run, io.address(), io.byteSize(), root));
+    }
+
+    /** Reduce-scatters the parts of one array, or one array per rank. */
+    Work reduceScatter(Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        DeviceTensor out = output(output);
+        List<DeviceTensor> in = inputs.stream().map(this::input).toList();
+        long[] parts = places(in, out.byteSize());
+        float divisor = op == ReduceOp.AVG ? ranks : 1;
+        return run(
+                operation,
+                in,
+                List.of(out),
+                join(inputs, List.of(output)),
+                List.of(output),
+                run ->
+                        kernels.reduceScatter(
+                                run, parts, out.address(), out.count(), out.type(), divisor));
+    }
+
+    Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        List<DeviceTensor> in = inputs.stream().map(this::input).toList();
+        List<DeviceTensor> out = outputs.stream().map(this::output).toList();
+        return exchange(
+                operation,
+                in,
+                out,
+                join(inputs, outputs),
+                outputs,
+                addresses(in),
+                sizes(in),
+                addresses(out),
+                sizes(out));
+    }
+
+    private static long[] addresses(List<DeviceTensor> tensors) {
+        return tensors.stream().mapToLong(DeviceTensor::address).toArray();
+    }
+
+    private static long[] sizes(List<DeviceTensor> tensors) {
+        return tensors.stream().mapToLong(DeviceTensor::byteSize).toArray();
+    }
+
+    Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        DeviceTensor in = input(input);
+        DeviceTensor out = output(output);
+        long itemSize = in.type().itemSize();
+        long[] inputSizes = Arrays.stream(inputCounts).map(count -> count * itemSize).toArray();
+        long[] outputSizes = Arrays.stream(outputCounts).map(count -> count * itemSize).toArray();
+        return exchange(
+                operation,
+                List.of(in),
+                List.of(out),
+                List.of(input, output),
+                List.of(output),
+                starts(in.address(), inputSizes),
+                inputSizes,
+                starts(out.address(), outputSizes),
+                outputSizes);
+    }
+
+    private static long[] starts(long address, long[] sizes) {
+        long[] starts = new long[sizes.length];
+        long next = address;
+        for (int i = 0; i < sizes.length; i++) {
+            starts[i] = next;
+            next += sizes[i];
+        }
+        return starts;
+    }
+
+    private Work exchange(
+            Operation operation,
+            List<DeviceTensor> in,
+            List<DeviceTensor> out,
+            List<NDArray> arrays,
+            List<NDArray> result,
+            long[] inputs,
+            long[] inputSizes,
+            long[] outputs,
+            long[] outputSizes) {
+        return run(
+                operation,
+                in,
+                out,
+                arrays,
+                result,
+                run -> kernels.exchange(run, inputs, inputSizes, outputs, outputSizes));
+    }
+}
