@@ -136,6 +136,9 @@ import org.djlx.nativeops.NativeLibrary;
  * divided among ranks when it is loaded. Such a model takes an {@link ai.djl.modality.Input} and
  * returns an {@link ai.djl.modality.Output}; models on arrays also take and return an {@link
  * ai.djl.ndarray.NDList}.
+ *
+ * <p>{@code Criteria.optEngine("PyTorch-P2P")} without a group id, or with {@code
+ * ai.djl.pytorch-p2p}, finds the models of all zoos on the class path that are for PyTorch.
  */
 public final class P2pEngine extends Engine {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * P2pModel           DJL's PyTorch model, except for trainer, saving and loading
+ * P2pModelZoo        DJL's PyTorch models for the engine PyTorch-P2P
  * ParallelPredictor  passes requests to a ParallelModel
  */
 /**

@@ -13,14 +13,18 @@ import ai.djl.inference.Predictor;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.SequentialBlock;
+import ai.djl.repository.Repository;
 import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ModelZoo;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.training.Trainer;
 import ai.djl.translate.NoopTranslator;
 import java.nio.file.Path;
 import java.util.Map;
+import java.util.Set;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.Training;
@@ -29,6 +33,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 class P2pEngineTest {
 
@@ -91,6 +96,51 @@ class P2pEngineTest {
             NDArray input = manager.create(x, new Shape(1, Training.FEATURES));
             float[] actual = predictor.predict(new NDList(input)).head().toFloatArray();
             assertArrayEquals(expected, actual, 1e-6f);
+        }
+    }
+
+    /** A zoo that names PyTorch only, with one model in a directory. */
+    private static final class Zoo extends ModelZoo {
+
+        Zoo(Path directory) {
+            addModel(Repository.newInstance("local", directory).getResources().get(0));
+        }
+
+        @Override
+        public String getGroupId() {
+            return "org.djlx.test";
+        }
+
+        @Override
+        public Set<String> getSupportedEngines() {
+            return Set.of("PyTorch");
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"", "ai.djl.pytorch-p2p"})
+    void criteriaFindModelsOfPyTorchsZoos(String groupId, @TempDir Path directory)
+            throws Exception {
+        Path files = directory.resolve("ofzoo");
+        try (Model model = Model.newInstance("ofzoo", "PyTorch")) {
+            model.setBlock(Training.block());
+            Shape shape = new Shape(1, Training.FEATURES);
+            model.getBlock().initialize(model.getNDManager(), DataType.FLOAT32, shape);
+            model.save(files, "ofzoo");
+        }
+        ModelZoo.registerModelZoo(() -> new Zoo(files));
+        Criteria<NDList, NDList> criteria =
+                Criteria.builder()
+                        .setTypes(NDList.class, NDList.class)
+                        .optEngine(P2pEngine.NAME)
+                        .optGroupId(groupId.isEmpty() ? null : groupId)
+                        .optArtifactId("ofzoo")
+                        .optModelName("ofzoo")
+                        .optBlock(Training.block())
+                        .optTranslator(new NoopTranslator())
+                        .build();
+        try (ZooModel<NDList, NDList> model = criteria.loadModel()) {
+            assertTrue(model.getWrappedModel() instanceof P2pModel);
         }
     }
 
