@@ -96,8 +96,7 @@ import org.slf4j.LoggerFactory;
  *   <li><b>Batch normalisation</b>: {@code EasyTrain} calls the listener between a batch's backward
  *       pass and its step. So running statistics in a checkpoint within an epoch include the batch
  *       that the resumed job computes again.
- *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates); without
- *       synchronised batch normalisation, statistics of ranks other than 0.
+ *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates).
  *   <li><b>Sharded trainers</b> ({@link org.djlx.collectives.train.ShardingStrategy}): each process
  *       writes what its ranks own. Processes other than 0 write {@code
  *       checkpoint-STEP.part-PROCESS-RANDOM.safetensors}; process 0 writes its part and the names

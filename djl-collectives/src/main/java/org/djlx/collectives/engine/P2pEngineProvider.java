@@ -4,9 +4,24 @@ package org.djlx.collectives.engine;
 import ai.djl.engine.Engine;
 import ai.djl.engine.EngineProvider;
 import org.djlx.collectives.TorchThreads;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** Provides {@link P2pEngine} to DJL through {@link java.util.ServiceLoader}. */
 public final class P2pEngineProvider implements EngineProvider {
+
+    private static final Logger LOG = LoggerFactory.getLogger(P2pEngineProvider.class);
+
+    /** Creates a provider; DJL does once, when it loads the engines. */
+    public P2pEngineProvider() {
+        String ranks = System.getProperty("org.djlx.ranks");
+        if (ranks != null) {
+            LOG.info(
+                    "org.djlx.ranks is {}: only models of the engine {} train on several ranks",
+                    ranks,
+                    P2pEngine.NAME);
+        }
+    }
 
     private static final class Holder {
         static final P2pEngine ENGINE = engine();

@@ -2,6 +2,8 @@
 package org.djlx.collectives.train;
 
 import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.loss.Loss;
 import java.time.Duration;
 import java.util.Arrays;
@@ -57,6 +59,34 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      */
     public DataParallelConfig(Loss loss) {
         super(loss);
+        addTrainingListeners(new EngineCheck());
+    }
+
+    /** Refuses trainers of other engines, which would ignore the options. */
+    private final class EngineCheck extends TrainingListenerAdapter {
+
+        @Override
+        public void onTrainingBegin(Trainer trainer) {
+            boolean ignored =
+                    ranks() != null && ranks() > 1
+                            || group != null
+                            || join
+                            || sharding != ShardingStrategy.NO_SHARD
+                            || precision != MixedPrecisionPolicy.NONE;
+            if (ignored && !(trainer instanceof DataParallelTrainer)) {
+                throw new IllegalStateException(
+                        String.format(
+                                "newTrainer: the model's engine is %s, which would train on one"
+                                    + " rank and ignore ranks %s, sharding %s, mixed precision %s,"
+                                    + " join %s and the process group; create it by"
+                                    + " Model.newInstance(name, \"PyTorch-P2P\")",
+                                trainer.getManager().getEngine().getEngineName(),
+                                ranks,
+                                sharding,
+                                precision,
+                                join));
+            }
+        }
     }
 
     private static boolean flag(String name, Flag otherwise) {
@@ -183,7 +213,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * value. Ranks of one JVM also synchronise {@link ai.djl.nn.norm.GhostBatchNorm}, and refuse
      * more rows in all than its virtual batch has.
      *
-     * @param synchronize true, which is the default, or false for statistics of each rank's rows
+     * @param synchronize true, which is the default, or false for statistics of each rank's rows.
+     *     Running statistics are then rank 0's after each pass, as with PyTorch's DDP. Buffers of
+     *     other layers are always (parameters of the type {@code OTHER} that are not trained)
      * @return this configuration
      */
     public DataParallelConfig optSyncBatchNorm(boolean synchronize) {
@@ -194,8 +226,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Sets whether the first forward pass of several ranks in one JVM checks that their predictions
      * equal those of one rank with the whole batch. The check computes the whole batch twice on the
-     * first device, or three times if the block draws random numbers, such as dropout's; then it
-     * compares in evaluation mode.
+     * first device, or three times if the block draws random numbers, such as dropout's, or has
+     * statistics of each rank's rows; then it compares in evaluation mode.
      *
      * @param check true, which is the default, or false not to check
      * @return this configuration

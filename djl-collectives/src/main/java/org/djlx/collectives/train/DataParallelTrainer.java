@@ -747,7 +747,11 @@ public final class DataParallelTrainer extends Trainer {
             GradientScope scope,
             SplitForward.Body body) {
         if (replicas.size() == 1) {
-            return body.forward(0, data, labels);
+            NDList predictions = body.forward(0, data, labels);
+            if (training) {
+                sendBuffers();
+            }
+            return predictions;
         }
         SplitCheck check = null;
         if (training && layout == null) {
@@ -762,6 +766,7 @@ public final class DataParallelTrainer extends Trainer {
                                     data,
                                     labels,
                                     settings.mixedPrecision() != MixedPrecisionPolicy.NONE,
+                                    replicas.get(0).hasBuffers(),
                                     () -> replicas.get(0).whole(block, data, labels, true),
                                     () -> replicas.get(0).whole(block, data, null, false))
                             : null;
@@ -791,6 +796,9 @@ public final class DataParallelTrainer extends Trainer {
                             passes::add,
                             this::endBackward);
             NDList predictions = result.predictions();
+            if (training) {
+                sendBuffers();
+            }
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
                 if (isFullySharded()) {
@@ -807,6 +815,18 @@ public final class DataParallelTrainer extends Trainer {
                 replicas.forEach(
                         Replica::reduceLate); // Some ranks have begun the pass, others not.
             }
+        }
+    }
+
+    /**
+     * Makes buffers, such as the statistics of batch normalisation that is not synchronised, those
+     * of the first rank that has rows. DDP does so before a pass; after it, they are equal in
+     * evaluation and in checkpoints, too.
+     */
+    private void sendBuffers() {
+        if (replicas.get(0).hasBuffers()) {
+            int source = isUneven() ? unevenBatches.firstBusy() : 0;
+            eachRank(replica -> replica.receiveBuffers(source));
         }
     }
 

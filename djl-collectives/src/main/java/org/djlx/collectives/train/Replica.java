@@ -22,6 +22,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -70,6 +71,11 @@ public final class Replica implements AutoCloseable {
 
         boolean isStatistic() {
             return FullyShard.isStatistic(parameter);
+        }
+
+        /** Returns whether passes may write to it, as to PyTorch's buffers. */
+        boolean isBuffer() {
+            return isStatistic() || parameter.getType() == Parameter.Type.OTHER && !isTrained();
         }
     }
 
@@ -120,6 +126,7 @@ public final class Replica implements AutoCloseable {
     private boolean sharesMemory; // whether the ranks of this JVM have the same parameters
     private boolean late; // whether gradients are reduced after backward passes, none within
     private boolean synchronizes = true; // whether backward passes reduce gradients
+    private List<NDArray> buffers = List.of(); // that each rank's passes write to
 
     Replica(
             int index,
@@ -329,6 +336,24 @@ public final class Replica implements AutoCloseable {
         if (sharding == ShardingStrategy.SHARD_OPTIMIZER) {
             divideUpdates();
         }
+        Set<Parameter> equal = new HashSet<>(); // on all ranks
+        SyncBatchNorm.collectParameters(block, equal);
+        buffers =
+                parameters.stream()
+                        .filter(own -> own.isBuffer() && !equal.contains(own.parameter))
+                        .map(Own::array)
+                        .toList();
+    }
+
+    /** Returns whether passes write to arrays that may then differ between the ranks. */
+    boolean hasBuffers() {
+        return group != null && !buffers.isEmpty();
+    }
+
+    /** Replaces this rank's buffers by those of another rank. All ranks call it. */
+    void receiveBuffers(int source) {
+        List<Work> works = buffers.stream().map(array -> group.broadcast(array, source)).toList();
+        works.forEach(work -> complete(device, work));
     }
 
     /**

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.train;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.pytorch.jni.JniUtils;
 import java.lang.reflect.Field;
 import java.lang.reflect.Modifier;
 import java.util.ArrayList;
@@ -120,7 +123,8 @@ final class SplitCheck {
 
     private final Layout layout;
     private final Shape[] shapes; // of the predictions for the whole batch
-    private final NDList whole; // predictions in training mode; null if they are random
+    // Predictions in training mode; null if random numbers or each rank's rows change them.
+    private final NDList whole;
     private final boolean half; // whether the block computes in a 16-bit type
     private final Supplier<NDList> evaluation; // whole predictions in evaluation mode
 
@@ -128,6 +132,7 @@ final class SplitCheck {
      * Computes the whole batch.
      *
      * @param half whether the block computes in a 16-bit type
+     * @param apart whether training uses statistics of each rank's rows
      * @param training computes the predictions in training mode
      * @param evaluation computes the predictions in evaluation mode
      * @throws IllegalArgumentException if the block keeps state in fields
@@ -137,10 +142,14 @@ final class SplitCheck {
             NDList data,
             NDList labels,
             boolean half,
+            boolean apart,
             Supplier<NDList> training,
             Supplier<NDList> evaluation) {
         this.half = half;
-        NDList first = NoGradient.get(training);
+        NDList[] passes = new NDList[1];
+        NDManager manager = data.head().getManager();
+        boolean draws = draws(manager, () -> passes[0] = NoGradient.get(training));
+        NDList first = passes[0];
         Map<String, Object> before = new LinkedHashMap<>();
         state("", block, before);
         NDList second = NoGradient.get(training);
@@ -161,12 +170,35 @@ final class SplitCheck {
                 });
         layout = Layout.of(data, labels);
         shapes = first.getShapes();
-        boolean random = difference(first, second) != null;
+        boolean random = draws || apart || difference(first, second) != null;
         whole = random ? null : first;
         this.evaluation = evaluation;
         (random ? first : second).close();
         if (random) {
             second.close();
+        }
+    }
+
+    /**
+     * Returns whether a pass draws random numbers: two passes of a layer that drops one element of
+     * 100 may well be equal. Generators go on from a seed that follows from the program's.
+     */
+    private static boolean draws(NDManager manager, Runnable pass) {
+        long seed = draw(manager, Device.cpu());
+        long next = draw(manager, Device.cpu());
+        JniUtils.setSeed(seed);
+        long[] unused = {draw(manager, Device.cpu()), draw(manager, manager.getDevice())};
+        JniUtils.setSeed(seed);
+        pass.run();
+        long[] after = {draw(manager, Device.cpu()), draw(manager, manager.getDevice())};
+        JniUtils.setSeed(next);
+        return !Arrays.equals(unused, after);
+    }
+
+    private static long draw(NDManager parent, Device device) {
+        try (NDManager manager = parent.newSubManager(device)) {
+            Shape one = new Shape(1);
+            return manager.randomInteger(0, Long.MAX_VALUE, one, DataType.INT64).getLong(0);
         }
     }
 

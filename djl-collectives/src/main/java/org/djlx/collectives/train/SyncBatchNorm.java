@@ -15,6 +15,7 @@ import ai.djl.util.PairList;
 import java.lang.reflect.Field;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -83,6 +84,16 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
                                 ? new SyncBatchNorm((BatchNorm) layer)
                                 : layer,
                 "the batch normalisation in %s cannot be synchronised between ranks");
+    }
+
+    /**
+     * Collects the parameters of a block that such batch normalisation keeps equal on all ranks.
+     */
+    static void collectParameters(Block block, Set<Parameter> parameters) {
+        if (block instanceof SyncBatchNorm) {
+            parameters.addAll(block.getDirectParameters().values());
+        }
+        block.getChildren().values().forEach(child -> collectParameters(child, parameters));
     }
 
     @Override

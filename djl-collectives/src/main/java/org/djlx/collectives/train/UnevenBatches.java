@@ -19,7 +19,7 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A process that trains announces each call: forward, backward, step or a listener.
  *   <li>A process in {@link DataParallelTrainer#join} repeats the call, so that its collectives
- *       match. Its passes use one row of its first batch, which adds nothing to gradients.
+ *       match. Its passes use rows of its first batch, which add nothing to gradients.
  * </ul>
  */
 final class UnevenBatches {
@@ -60,8 +60,8 @@ final class UnevenBatches {
     }
 
     private final DataParallelTrainer trainer;
-    private NDList firstData; // the first row of the first batch; null before that batch
-    private NDList firstLabels; // the labels of that row; null without labels
+    private NDList firstData; // the first rows of the first batch; null before that batch
+    private NDList firstLabels; // the labels of these rows; null without labels
     private NDArray announced; // the number of the last announced call; null before the first
     private Work announcement; // the all-reduce of that number
 
@@ -169,6 +169,17 @@ final class UnevenBatches {
         }
     }
 
+    /** Returns the first process that is not in join. All processes call it. */
+    int firstBusy() {
+        ProcessGroup group = trainer.group();
+        int own = replica().store().isIdle() ? group.worldSize() : group.rank();
+        try (NDArray first = replica().manager().create(new long[] {own})) {
+            group.allReduce(first, ReduceOp.MIN).await();
+            CurrentStreams.await(first.getDevice());
+            return (int) first.getLong(0);
+        }
+    }
+
     private void requireBatch() {
         if (firstData == null) {
             throw new IllegalStateException(
@@ -178,23 +189,30 @@ final class UnevenBatches {
         }
     }
 
-    /** Copies the first row of the first batch, with which join repeats passes. */
+    /**
+     * Copies the first rows of the first batch, with which join repeats passes. Two, if there are:
+     * batch normalisation that is not synchronised refuses one.
+     */
     void keepFirst(NDList data, NDList labels) {
         if (firstData == null) {
             Layout of = Layout.of(data, labels);
-            firstData = firstRow(data, of.data());
-            firstLabels = labels == null ? null : firstRow(labels, of.labels());
+            firstData = firstRows(data, of.data());
+            firstLabels = labels == null ? null : firstRows(labels, of.labels());
         }
     }
 
-    private NDList firstRow(NDList arrays, boolean[] divided) {
+    private NDList firstRows(NDList arrays, boolean[] divided) {
         NDList rows = new NDList();
         for (int k = 0; k < arrays.size(); k++) {
             NDArray array = arrays.get(k);
-            NDArray row = replica().copy(divided[k] ? array.get("0:1") : array);
+            NDArray row = replica().copy(divided[k] ? firstTwo(array) : array);
             row.setName(array.getName());
             rows.add(row);
         }
         return rows;
+    }
+
+    private static NDArray firstTwo(NDArray array) {
+        return array.get("0:" + Math.min(2, array.getShape().get(0)));
     }
 }

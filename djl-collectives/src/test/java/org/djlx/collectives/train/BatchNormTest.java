@@ -234,6 +234,72 @@ class BatchNormTest {
         }
     }
 
+    /** As with DDP, rank 0's statistics are those of all ranks. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void equalRowsGetEqualAnswersWithoutSynchronisation(boolean ghost) throws Exception {
+        Block norm = ghost ? GhostBatchNorm.builder().build() : BatchNorm.builder().build();
+        DataParallelConfig config =
+                new DataParallelConfig(Training.loss()).optRanks(3).optSyncBatchNorm(false);
+        config.optOptimizer(Training.optimizer("sgd"));
+        try (Model model = Model.newInstance("norm", P2pEngine.NAME)) {
+            model.setBlock(withLinear(norm));
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(2, FEATURES));
+                NDManager manager = trainer.getManager();
+                for (int rows : new int[] {6, 7}) {
+                    step(trainer, rows);
+                    NDArray equal = manager.ones(new Shape(6, FEATURES));
+                    float[] y = trainer.evaluate(new NDList(equal)).head().toFloatArray();
+                    for (int i = 2; i < y.length; i++) {
+                        assertEquals(y[i % 2], y[i], 1e-6f);
+                    }
+                }
+            }
+        }
+    }
+
+    /** Also after a process has trained on fewer batches: its row then counts for nothing. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void statisticsOfProcessesAreThoseOfTheFirstThatTrains(boolean join) throws Exception {
+        float[][] running = new float[2][];
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        Block block = withLinear(BatchNorm.builder().build());
+                        DataParallelConfig config =
+                                new DataParallelConfig(Training.loss())
+                                        .optProcessGroup(group)
+                                        .optJoin(join)
+                                        .optSyncBatchNorm(false);
+                        config.optOptimizer(Training.optimizer("sgd"));
+                        try (Model model = Model.newInstance("norm", P2pEngine.NAME)) {
+                            model.setBlock(block);
+                            try (DataParallelTrainer trainer =
+                                    (DataParallelTrainer) model.newTrainer(config)) {
+                                trainer.initialize(new Shape(2, FEATURES));
+                                int batches = join && group.rank() == 0 ? 1 : 3;
+                                for (int i = 0; i < batches; i++) {
+                                    step(trainer, 4 + 2 * group.rank() + i);
+                                }
+                                trainer.join();
+                            }
+                            running[group.rank()] = parameters(block).get(4);
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+        assertArrayEquals(running[0], running[1]);
+        for (float value : running[0]) {
+            assertTrue(value != 0 && Float.isFinite(value), "statistics are those of training");
+        }
+    }
+
     @Test
     void ghostBatchNormRefusesSeveralVirtualBatches() throws Exception {
         train(

@@ -427,6 +427,25 @@ class DataParallelTest {
     }
 
     /** They have one loss, of which there is no mean to take. */
+    /** Engine PyTorch would train on one rank, and ignore the options. */
+    @Test
+    void optionsOfRanksAreRefusedByOtherEngines() {
+        try (Model model = Model.newInstance("plain", "PyTorch")) {
+            model.setBlock(Training.block());
+            for (DataParallelConfig ignored :
+                    List.of(
+                            config("sgd").optRanks(2),
+                            config("sgd").optMixedPrecision(MixedPrecisionPolicy.BFLOAT16),
+                            config("sgd").optShardingStrategy(ShardingStrategy.FULL_SHARD))) {
+                String message =
+                        assertThrows(IllegalStateException.class, () -> model.newTrainer(ignored))
+                                .getMessage();
+                assertTrue(message.contains("PyTorch-P2P"), message);
+            }
+            model.newTrainer(config("sgd").optRanks(1)).close();
+        }
+    }
+
     @Test
     void ranksOfOneJvmRefuseMean() throws Exception {
         try (Model model = Model.newInstance("mean", P2pEngine.NAME)) {

@@ -407,6 +407,30 @@ class ModelZooTest {
         assertRefused(new Own(body), ROWS, "predict something else than one rank");
     }
 
+    /** A difference in training alone is one, too, unless random numbers are drawn. */
+    @Test
+    void blocksThatLookAtOtherRowsInTrainingAreRefused() {
+        Body body =
+                (store, in, training) -> {
+                    NDArray x = in.head();
+                    return new NDList(training ? x.sub(x.mean(new int[] {0}, true)) : x);
+                };
+        assertRefused(new Own(body), ROWS, "predict something else than one rank");
+    }
+
+    /** As dropout of few elements, which may happen to drop none in the check's whole passes. */
+    @Test
+    void randomNumbersThatShowOnRanksOnlyAreNotRefused() {
+        Body body =
+                (store, in, training) -> {
+                    NDArray x = in.head();
+                    NDArray noise = x.getManager().randomNormal(x.getShape());
+                    boolean whole = x.getShape().get(0) == 8;
+                    return new NDList(whole || !training ? x : x.add(noise));
+                };
+        train(P2pEngine.NAME, 2, new Own(body), ROWS);
+    }
+
     /** Dropout draws other numbers on each rank: that alone is no difference. */
     @Test
     void dropoutIsNotRefused() {
@@ -464,7 +488,7 @@ class ModelZooTest {
         float[][] gradients = new float[2][];
         for (int turn = 0; turn < 2; turn++) {
             DataParallelConfig config = new DataParallelConfig(Training.loss());
-            config.optRanks(ranks);
+            config.optRanks(turn == 0 ? 1 : ranks);
             SequentialBlock block = Training.block();
             block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
             try (Model model = Model.newInstance("m", turn == 0 ? "PyTorch" : P2pEngine.NAME)) {
@@ -564,7 +588,7 @@ class ModelZooTest {
         float[][] weights = new float[2][];
         for (int turn = 0; turn < 2; turn++) {
             DataParallelConfig config = new DataParallelConfig(Training.loss());
-            config.optRanks(ranks).optOptimizer(Training.optimizer("momentum"));
+            config.optRanks(turn == 0 ? 1 : ranks).optOptimizer(Training.optimizer("momentum"));
             SequentialBlock block = Training.block();
             block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
             try (Model model = Model.newInstance("m", turn == 0 ? "PyTorch" : P2pEngine.NAME)) {
