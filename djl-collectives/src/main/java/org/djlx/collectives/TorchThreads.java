@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives;
 
-import ai.djl.engine.Engine;
 import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.ContextLoader;
@@ -57,7 +56,7 @@ public final class TorchThreads {
         chosen = threads;
         System.setProperty(PROPERTY, Integer.toString(threads));
         // libtorch may be loaded already, and then ignores the property.
-        ContextLoader.of(TorchThreads.class, () -> Engine.getEngine("PyTorch"));
+        ContextLoader.pytorch();
         JniUtils.setNumThreads(threads);
         LOG.info(
                 "libtorch threads per rank: {} (cores: {}, ranks: {}); {} or -D{} overrides this",

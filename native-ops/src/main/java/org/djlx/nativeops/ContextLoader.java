@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops;
 
+import ai.djl.engine.Engine;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -77,6 +78,15 @@ public final class ContextLoader {
                     .forEach(provider -> found.putIfAbsent(provider.getClass(), provider));
         }
         return new ArrayList<>(found.values());
+    }
+
+    /**
+     * {@return DJL's PyTorch engine; null if DJL has none} The first call loads libtorch.
+     *
+     * @throws ai.djl.engine.EngineException if libtorch cannot be loaded
+     */
+    public static Engine pytorch() {
+        return of(ContextLoader.class, () -> Engine.getEngine("PyTorch"));
     }
 
     /** Returns whether a class loader has the class itself, not another copy or none. */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops;
 
-import ai.djl.engine.Engine;
 import com.sun.jna.ptr.IntByReference;
 
 /**
@@ -14,7 +13,7 @@ public final class LibraryProbes {
 
     static void libtorch() {
         try {
-            if (pytorch() == null) {
+            if (ContextLoader.pytorch() == null) {
                 throw new UnsatisfiedLinkError("DJL has no engine named PyTorch");
             }
         } catch (RuntimeException | LinkageError e) {
@@ -45,10 +44,6 @@ public final class LibraryProbes {
                             + "); use libtorch 2.7.1 or later",
                     cause);
         }
-    }
-
-    private static Engine pytorch() {
-        return ContextLoader.of(LibraryProbes.class, () -> Engine.getEngine("PyTorch"));
     }
 
     static void cpuKernels() {

@@ -4,6 +4,7 @@ package org.djlx.collectives.engine;
 import ai.djl.engine.Engine;
 import ai.djl.engine.EngineProvider;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -28,7 +29,7 @@ public final class P2pEngineProvider implements EngineProvider {
 
         private static P2pEngine engine() {
             TorchThreads.chooseFirst(Math.max(1, Integer.getInteger("org.djlx.ranks", 1)));
-            return new P2pEngine(Engine.getEngine("PyTorch"));
+            return new P2pEngine(ContextLoader.pytorch());
         }
     }
 

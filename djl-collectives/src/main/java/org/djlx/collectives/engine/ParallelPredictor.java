@@ -10,6 +10,7 @@ import ai.djl.translate.TranslateException;
 import ai.djl.translate.Translator;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.nativeops.ContextLoader;
 
 /**
  * Passes requests to a {@link ParallelModel}: an {@link Input} is answered by an {@link Output}, an
@@ -33,7 +34,7 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
         List<O> outputs = new ArrayList<>(inputs.size());
         for (I input : inputs) {
             if (input instanceof Input request) {
-                outputs.add((O) parallel.predict(request));
+                outputs.add((O) ask(request));
             } else if (input instanceof NDList arrays) {
                 outputs.add((O) predict(arrays));
             } else {
@@ -50,10 +51,15 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
         return outputs;
     }
 
+    /** Servers ask from threads whose context class loader may not see the model's classes. */
+    private Output ask(Input request) {
+        return ContextLoader.of(parallel.getClass(), () -> parallel.predict(request));
+    }
+
     private NDList predict(NDList arrays) throws TranslateException {
         Input request = new Input();
         request.add(arrays);
-        Output answer = parallel.predict(request);
+        Output answer = ask(request);
         if (answer.getCode() >= 400) {
             throw new TranslateException(answer.getMessage());
         }

@@ -10,7 +10,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
-import ai.djl.MalformedModelException;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
 import ai.djl.engine.EngineException;
@@ -29,10 +28,11 @@ import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import java.util.concurrent.atomic.AtomicReference;
 import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -76,7 +76,7 @@ class ParallelModelTest {
 
         final Device device;
         final Map<String, ?> options;
-        final ClassLoader context = Thread.currentThread().getContextClassLoader();
+        final List<ClassLoader> contexts = new ArrayList<>();
         String lost;
         final Map<String, String> properties = new HashMap<>();
         boolean closed;
@@ -84,10 +84,12 @@ class ParallelModelTest {
         Loaded(Device device, Map<String, ?> options) {
             this.device = device;
             this.options = options;
+            contexts.add(Thread.currentThread().getContextClassLoader());
         }
 
         @Override
         public Output predict(Input input) {
+            contexts.add(Thread.currentThread().getContextClassLoader());
             if (lost != null) {
                 return new Output(503, lost);
             }
@@ -220,22 +222,22 @@ class ParallelModelTest {
 
     /** Such a thread sees neither the loaders nor DJL's engines by its context class loader. */
     @Test
-    void isLoadedByAThreadOfAServer() throws Exception {
-        AtomicReference<ClassLoader> context = new AtomicReference<>();
-        Thread thread =
-                new Thread(
-                        () -> {
-                            try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
-                                model.load(directory);
-                                context.set(Loader.last.context);
-                            } catch (IOException | MalformedModelException e) {
-                                throw new IllegalStateException(e);
-                            }
-                        });
+    void isLoadedAndServesOnAThreadOfAServer() throws Exception {
+        Thread thread = Thread.currentThread();
+        ClassLoader before = thread.getContextClassLoader();
         thread.setContextClassLoader(ClassLoader.getPlatformClassLoader());
-        thread.start();
-        thread.join();
-        assertSame(Loader.class.getClassLoader(), context.get());
+        try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
+            model.load(directory);
+            try (Predictor<Input, Output> predictor = model.newPredictor(null)) {
+                Input input = new Input();
+                input.add("hello");
+                predictor.predict(input);
+            }
+        } finally {
+            thread.setContextClassLoader(before);
+        }
+        ClassLoader own = Loaded.class.getClassLoader();
+        assertEquals(List.of(own, own), Loader.last.contexts);
     }
 
     @Test

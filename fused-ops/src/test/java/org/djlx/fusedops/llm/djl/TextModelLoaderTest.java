@@ -23,6 +23,7 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.lang.reflect.Proxy;
 import java.nio.file.Files;
@@ -411,6 +412,38 @@ class TextModelLoaderTest {
         }
         assertEquals("reset", calls.get(0));
         assertEquals("end", calls.get(calls.size() - 1));
+    }
+
+    /** DJL Serving's temporary workers have a context class loader that does not see deps/. */
+    @Test
+    void doesNotDependOnTheContextClassLoader(@TempDir Path own) throws Exception {
+        copyModel(own);
+        Files.writeString(
+                own.resolve("chat_template.jinja"),
+                "{% for m in messages %}{{ m['role'] | upper }}: {{ m.content | trim }}\n"
+                        + "{% endfor %}{% if add_generation_prompt %}A: {% endif %}");
+        Path output = own.resolve("output");
+        Process process =
+                new ProcessBuilder(
+                                Path.of(System.getProperty("java.home"), "bin/java").toString(),
+                                "-cp",
+                                Path.of("target/test-classes").toAbsolutePath().toString(),
+                                ContextLoaderMain.class.getName(),
+                                System.getProperty("java.class.path"),
+                                own.toString(),
+                                "src/test/resources/org/djlx/fusedops/torchscript/2")
+                        .redirectErrorStream(true)
+                        .redirectOutput(output.toFile())
+                        .start();
+        assertEquals(0, process.waitFor(), () -> read(output));
+    }
+
+    private static String read(Path file) {
+        try {
+            return Files.readString(file);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
     }
 
     @Test
