@@ -60,12 +60,17 @@ final class TextModelService implements ParallelModel {
             return refusal(call, 429, e);
         } catch (IllegalStateException e) {
             return refusal(call, 503, e);
+        } catch (RuntimeException | StackOverflowError e) { // They would end DJL Serving's worker.
+            LOG.warn("a request has failed", e);
+            return refusal(call, 500, e);
         }
     }
 
     /** Refuses a request. The call is null if it was not parsed; the schema is then OpenAI's. */
-    private static Output refusal(TextCall call, int status, RuntimeException e) {
-        ApiException failure = new ApiException(status, null, String.valueOf(e.getMessage()));
+    private static Output refusal(TextCall call, int status, Throwable e) {
+        ApiException failure =
+                new ApiException(
+                        status, null, e.getMessage() == null ? e.toString() : e.getMessage());
         return refusal(call == null ? failure : call.format().refusal(failure));
     }
 

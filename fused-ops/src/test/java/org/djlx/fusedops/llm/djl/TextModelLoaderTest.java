@@ -333,6 +333,31 @@ class TextModelLoaderTest {
         }
     }
 
+    /** Of other exceptions a worker of DJL Serving ends. */
+    @Test
+    void defectsAreAnsweredWithStatus500() throws Exception {
+        try (TextEngine generator = TextEngine.builder().setDirectory(directory).build()) {
+            for (Throwable defect : List.of(new ArithmeticException(), new StackOverflowError())) {
+                TextGenerator broken =
+                        (TextGenerator)
+                                Proxy.newProxyInstance(
+                                        TextGenerator.class.getClassLoader(),
+                                        new Class<?>[] {TextGenerator.class},
+                                        (proxy, called, values) -> {
+                                            if (called.getName().startsWith("submit")) {
+                                                throw defect;
+                                            }
+                                            return called.invoke(generator, values);
+                                        });
+                TextApi api = new TextApi("llama", broken, ChatTemplate.PLAIN);
+                Output output =
+                        new TextModelService(broken, api).predict(input(invocation(2, false)));
+                assertEquals(500, output.getCode());
+                assertTrue(text(output).contains(defect.toString()), text(output));
+            }
+        }
+    }
+
     /** Returns the generator of a model that DJL has loaded. */
     private static TextEngine generatorOf(ZooModel<Input, Output> model) throws Exception {
         Model wrapped = model.getWrappedModel();
