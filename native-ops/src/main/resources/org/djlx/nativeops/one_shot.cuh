@@ -112,14 +112,25 @@ __device__ __forceinline__ bool has_arrived(const uint4& value) {
   return value.x != EMPTY && value.y != EMPTY && value.z != EMPTY && value.w != EMPTY;
 }
 
+const int FAST_POLLS = 32;            // about 20 us
+const u32 SLOWER = 16, SLOWEST = 8192;  // ns of sleep: for each poll so far, and at most
+const int POLLS_TO_CHECK = 1024;      // about 8 ms
+
 // Polls a pack until the peer's data has arrived. `value` is the pack as last loaded, and the result. Returns false on timeout or
-// stop.
+// stop. After FAST_POLLS it sleeps between polls, for 2 % of the wait so far.
+//
+// Up to 270,000 threads poll, and a read of host memory by each warp takes a millisecond together. If waits of a millisecond led to
+// such reads, a single late launch would make all later ones late: in that time the peer waits, and begins to read, too. So reads are
+// rare, and warps take turns.
 __device__ __forceinline__ bool wait_data(const Launch& launch, const uint4* from, u32 peer, uint4& value) {
   if (has_arrived(value)) return true;
   u64 begin = global_time();
   for (u32 i = 1; !has_arrived(value); i++) {
+    if (i > FAST_POLLS) __nanosleep(min(i * SLOWER, SLOWEST));
     value = load_relaxed(from);
-    if (i % 1024 == 0 && (launch.status->stop != 0 || global_time() - begin > launch.timeout)) {
+    if (i % POLLS_TO_CHECK != 0) continue;
+    bool asks_host = (i / POLLS_TO_CHECK + threadIdx.x / WARP) % 8 == 0;
+    if ((asks_host && launch.status->stop != 0) || global_time() - begin > launch.timeout) {
       launch.status->missing = 1 + peer;
       __threadfence_system();
       return false;
