@@ -195,6 +195,10 @@ public final class FusedOps {
         int operator = GATHER + output.ordinal() + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, gatherDim, operands);
         GroupPlans plans = GroupPlans.of(group);
+        if (plans.isMeasuring() && output != Output.GATED_PRODUCT && !scaled) {
+            var measured = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
+            MatmulPlan.measure(measured, group, operands, GatheredMatmul::close);
+        }
         MatmulPlan<GatheredMatmul> plan;
         synchronized (plans) {
             plan = plans.find(key);
@@ -329,6 +333,10 @@ public final class FusedOps {
         int operator = (op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM) + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, scatterDim, operands);
         GroupPlans plans = GroupPlans.of(group);
+        if (plans.isMeasuring() && !scaled) {
+            var measured = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
+            MatmulPlan.measure(measured, group, operands, NDArray::close);
+        }
         MatmulPlan<NDArray> plan;
         synchronized (plans) {
             plan = plans.find(key);
@@ -734,6 +742,41 @@ public final class FusedOps {
         new OperandChecks("force").checkNotNull("the path", path);
         FORCED.incrementAndGet(path.ordinal());
         return () -> FORCED.decrementAndGet(path.ordinal());
+    }
+
+    /**
+     * Makes a rank's calls with new sizes measure their paths, until the scope is closed, instead
+     * of predicting the fastest. For programs that use the same sizes many times: open the scope,
+     * run one step, close the scope.
+     *
+     * <pre>{@code
+     * try (FusedOps.Scope measuring = FusedOps.measurePaths(group)) {
+     *     trainingStep(); // takes some milliseconds more for each new size
+     * }
+     * }</pre>
+     *
+     * <ul>
+     *   <li>Each rank opens it before the same call, and closes it after the same call.
+     *   <li>The first eager call of {@link #allGatherMatmul} or {@link #matmulReduceScatter} with
+     *       given sizes runs each possible path with its operands about 40 times. Then the ranks
+     *       agree on the fastest path for eager calls, and on the fastest for calls recorded into a
+     *       graph. Later calls take these paths until the group is destroyed.
+     *   <li>Two sizes may differ between ranks, and do not decide: the columns of B of {@link
+     *       #allGatherMatmul}, and the inner dimension of {@link #matmulReduceScatter}. If calls
+     *       differ in these alone, they all take the path with the least time in total.
+     *   <li>While the scope is open, every eager call waits for all ranks.
+     *   <li>Paths may differ in the last bits of results, and another run may measure another
+     *       winner. Without this scope, each run takes the same paths.
+     *   <li>Float8, calls recorded into a graph, and groups on the CPU are not measured.
+     * </ul>
+     *
+     * @param group the group
+     * @return the scope; close it once
+     * @throws IllegalArgumentException if the group is null
+     */
+    public static Scope measurePaths(ProcessGroup group) {
+        new OperandChecks("measurePaths").checkNotNull("the group", group);
+        return GroupPlans.of(group).measurePaths();
     }
 
     static boolean isForced(Path path) {

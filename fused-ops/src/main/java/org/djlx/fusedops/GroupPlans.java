@@ -3,8 +3,11 @@ package org.djlx.fusedops;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
@@ -31,6 +34,8 @@ final class GroupPlans implements AutoCloseable {
     private final int worldSize;
     private final NDManager manager; // of temporary arrays; each operation closes its own
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
+    private final Map<PathMeasurement.Key, PathMeasurement.Measured> measured = new HashMap<>();
+    private final AtomicInteger measuring = new AtomicInteger(); // open scopes
     private Compute compute; // null before the first use
     private Pipeline pipeline; // null before the first use
 
@@ -66,6 +71,32 @@ final class GroupPlans implements AutoCloseable {
         return plan;
     }
 
+    /** As {@link FusedOps#measurePaths}. */
+    FusedOps.Scope measurePaths() {
+        measuring.incrementAndGet();
+        return measuring::decrementAndGet;
+    }
+
+    boolean isMeasuring() {
+        return measuring.get() > 0;
+    }
+
+    /** Returns the measurements of an operator; empty if it was not measured. */
+    synchronized Optional<PathMeasurement.Measured> measured(PathMeasurement.Key key) {
+        return Optional.ofNullable(measured.get(key));
+    }
+
+    /** Keeps measurements. Plans are made again, because they may use other paths. */
+    synchronized void keep(PathMeasurement.Key key, PathMeasurement.Measured paths) {
+        measured.put(key, paths);
+        closePlans();
+    }
+
+    private void closePlans() {
+        plans.values().forEach(FusedPlan::close);
+        plans.clear();
+    }
+
     /** Returns a scope for the temporary arrays of an operation. */
     OperationScope scope() {
         return new OperationScope(device.isGpu(), manager);
@@ -92,8 +123,7 @@ final class GroupPlans implements AutoCloseable {
 
     @Override
     public synchronized void close() {
-        plans.values().forEach(FusedPlan::close);
-        plans.clear();
+        closePlans();
         if (compute != null) {
             compute.close();
             compute = null;

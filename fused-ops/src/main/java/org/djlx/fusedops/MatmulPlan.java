@@ -4,6 +4,7 @@ package org.djlx.fusedops;
 import java.util.EnumSet;
 import java.util.Optional;
 import java.util.Set;
+import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
@@ -62,9 +63,7 @@ final class MatmulPlan<R> implements FusedPlan {
             return;
         }
         Compute compute = plans.compute();
-        PathChooser chooser =
-                new PathChooser(
-                        group, compute, work, each -> possible(operator, group, compute, each));
+        PathChooser chooser = chooser(operator, group, compute);
         Choice eager = chooser.choose(false);
         Choice recorded = chooser.choose(true);
         MatmulPath<R> eagerPath = prepare(operator, group, operands, eager);
@@ -75,6 +74,37 @@ final class MatmulPlan<R> implements FusedPlan {
                                 compute,
                                 eagerPath,
                                 (ofCall, used) -> prepare(operator, ofCall, used, recorded));
+    }
+
+    private static PathChooser chooser(Operator<?> operator, ProcessGroup group, Compute compute) {
+        return new PathChooser(
+                group, compute, operator, each -> possible(operator, group, compute, each));
+    }
+
+    /**
+     * Measures the paths of an operator, unless its sizes are measured or there is no choice. All
+     * ranks call it in the same order. The caller does not hold the lock of the group's plans.
+     *
+     * @param closeResult frees the result of a call
+     */
+    static <R> void measure(
+            Operator<R> operator, ProcessGroup group, Operands operands, Consumer<R> closeResult) {
+        GroupPlans plans = GroupPlans.of(group);
+        Workload work = operator.workload();
+        if (fallbackReason(operator.opType(), group, work.partBytes()).isPresent()
+                || plans.compute().isRecorded()) {
+            return;
+        }
+        Set<Path> candidates = chooser(operator, group, plans.compute()).candidates();
+        if (candidates.size() > 1) {
+            PathMeasurement.Key key = PathMeasurement.Key.of(operator);
+            var kept = plans.measured(key).orElseGet(PathMeasurement.Measured::new);
+            Set<Path> own = possible(operator, group, plans.compute(), work);
+            if (PathMeasurement.measure(
+                    kept, operator, group, operands, candidates, own, closeResult)) {
+                plans.keep(key, kept);
+            }
+        }
     }
 
     /**
@@ -97,7 +127,7 @@ final class MatmulPlan<R> implements FusedPlan {
                 : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
     }
 
-    private static <R> MatmulPath<R> prepare(
+    static <R> MatmulPath<R> prepare(
             Operator<R> operator, ProcessGroup group, Operands operands, Choice choice) {
         return choice.path() == Path.NCCL
                 ? operator.prepareFallback(

@@ -19,14 +19,16 @@ import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.cuda.GpuRates;
 
 /**
- * Chooses the path of an operator from values that all ranks know: sizes, forced paths, and the
- * rates and SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path, with the
- * measured rates of the GPUs. If GPUs of several kinds are used, it predicts for H200s.
+ * Chooses the path of an operator from values that all ranks know: sizes, forced paths, measured
+ * paths, and the rates and SMs of each rank. On GPUs, if the paths were not {@linkplain
+ * PathMeasurement measured}, the {@link CostModel} predicts the fastest path, with the measured
+ * rates of the GPUs. If GPUs of several kinds are used, it predicts for H200s.
  */
 final class PathChooser {
 
     private final ProcessGroup group;
     private final Compute compute;
+    private final MatmulPlan.Operator<?> operator;
     private final Workload work;
     private final Function<Workload, Set<Path>> possible;
 
@@ -35,17 +37,18 @@ final class PathChooser {
      *
      * @param group the group, which has P2P buffers
      * @param compute computes on the group's device
-     * @param work the operator
+     * @param operator the operator
      * @param possible returns the paths other than NCCL that are possible for given sizes
      */
     PathChooser(
             ProcessGroup group,
             Compute compute,
-            Workload work,
+            MatmulPlan.Operator<?> operator,
             Function<Workload, Set<Path>> possible) {
         this.group = group;
         this.compute = compute;
-        this.work = work;
+        this.operator = operator;
+        this.work = operator.workload();
         this.possible = possible;
     }
 
@@ -68,15 +71,48 @@ final class PathChooser {
                     small ? Path.GATHERED : Path.PIPELINED,
                     work.partBytes() + " bytes from rank to rank");
         }
-        int processors = multiprocessors();
         // If a path is forced but not possible here, other ranks may still take it.
-        boolean noneForced = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
-        // Ranks that share a GPU report a part of its SMs each; NCCL does not run between them.
-        boolean mayBeNccl = noneForced && processors == compute.multiprocessors();
+        boolean noneForced = isNoneForced();
+        if (noneForced) {
+            Optional<Choice> measured = measured(here, recorded);
+            if (measured.isPresent()) {
+                return measured.get();
+            }
+        }
+        int processors = multiprocessors();
+        boolean mayBeNccl = noneForced && mayBeNccl(processors);
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
         return new CostModel(machine(buffers.gpuRates(), processors))
                 .withBufferSize(buffers.bufferSize())
                 .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
+    }
+
+    private static boolean isNoneForced() {
+        return Stream.of(Path.values()).noneMatch(FusedOps::isForced);
+    }
+
+    /** Ranks that share a GPU report a part of its SMs each; NCCL does not run between them. */
+    private boolean mayBeNccl(int processors) {
+        return processors == compute.multiprocessors();
+    }
+
+    /** Returns the measured path; PIPELINED for FUSED where that is not possible on this rank. */
+    private Optional<Choice> measured(Set<Path> here, boolean recorded) {
+        return GroupPlans.of(group)
+                .measured(PathMeasurement.Key.of(operator))
+                .map(paths -> paths.fastest(recorded))
+                .map(
+                        choice ->
+                                choice.path() == Path.FUSED && !here.contains(Path.FUSED)
+                                        ? new Choice(Path.PIPELINED, choice.why())
+                                        : choice);
+    }
+
+    /** Returns the paths that can be chosen, the same on all ranks; empty if there is no choice. */
+    Set<Path> candidates() {
+        return isNoneForced() && work.ranks() > 1 && group.device().isGpu()
+                ? paths(possible.apply(CostModel.agreed(work)), true, mayBeNccl(multiprocessors()))
+                : Set.of();
     }
 
     /**

@@ -22,7 +22,8 @@
  * P2pGatherPath         common part of the paths of all-gather + matmul over P2P buffers
  * P2pPath               common part of all paths over P2P buffers
  * P2pScatterPath        common part of the paths of matmul + reduce-scatter over P2P buffers
- * PathChooser           chooses a path by the cost model, or the forced one
+ * PathChooser           chooses a path: forced, measured, or predicted by the cost model
+ * PathMeasurement       measures the paths of an operator, for FusedOps.measurePaths
  * PipelinedPath         path PIPELINED: matmuls of parts, overlapped with copies
  * PlanKey               operator, shapes, strides, type, device: what a plan depends on
  */

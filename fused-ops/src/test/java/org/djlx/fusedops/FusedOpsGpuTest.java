@@ -4,6 +4,7 @@ package org.djlx.fusedops;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -38,6 +39,7 @@ import org.djlx.collectives.internal.cudap2p.Replays;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
@@ -116,6 +118,38 @@ class FusedOpsGpuTest {
                                     c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                                     c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
                                 }));
+    }
+
+    @Test
+    void measuredPathsAreAgreedOnAndKept() {
+        List<FusedCase> gathers = FusedOpsTest.gatherGrid();
+        List<FusedCase> scatters = FusedOpsTest.scatterGrid(worldSize);
+        Consumer<ProcessGroup> all =
+                group -> {
+                    gathers.forEach(c -> c.checkAllGatherMatmul(group, 2));
+                    scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
+                };
+        run(
+                8 << 20,
+                group -> {
+                    all.accept(group); // Plans of the cost model, which the measurement replaces.
+                    try (FusedOps.Scope measuring = FusedOps.measurePaths(group)) {
+                        assertNotNull(measuring);
+                        all.accept(group);
+                    }
+                    group.barrier().await();
+                    try (UsageCounter usage = FusedOps.countUsage()) {
+                        group.barrier().await();
+                        all.accept(group);
+                        group.barrier().await();
+                        List<String> reasons =
+                                usage.choices().keySet().stream().map(Choice::why).toList();
+                        assertFalse(reasons.isEmpty());
+                        assertTrue(
+                                reasons.stream().allMatch(why -> why.startsWith("measured us: ")),
+                                reasons::toString);
+                    }
+                });
     }
 
     @Test

@@ -222,6 +222,27 @@ class FusedOpsTest {
         }
     }
 
+    @SuppressWarnings("try") // the scope is not named in the body
+    @Test
+    void measurePathsChangesNothingOnCpus() {
+        List<FusedCase> gathers = gatherGrid();
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            expect(
+                    2,
+                    1 << 20,
+                    gathers.size(),
+                    null,
+                    0,
+                    group -> {
+                        try (FusedOps.Scope measuring = FusedOps.measurePaths(group)) {
+                            gathers.forEach(c -> c.checkAllGatherMatmul(group, 1));
+                        }
+                    });
+            assertEquals(2L * gathers.size(), usage.calls());
+        }
+        assertThrows(IllegalArgumentException.class, () -> FusedOps.measurePaths(null));
+    }
+
     /** Calls are counted, and their fallback is forced, by operator. */
     @Test
     void forcesTheFallbackOfOneOperator() {
