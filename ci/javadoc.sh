@@ -9,19 +9,16 @@ source "$root/ci/setup.sh"
 
 setup
 "$root/samples/run.sh" help >/dev/null # builds, if a source has changed
-# The CUDA presets are provided by users, so they are on the class path of native-ops alone.
-maven -q dependency:build-classpath -pl native-ops -Dmdep.includeScope=compile "-Dmdep.outputFile=$root/target/native-class-path"
-# So is what fused-ops has for LangChain4j.
-maven -q compile dependency:build-classpath -pl fused-ops -am -Dmdep.includeScope=compile "-Dmdep.outputFile=$root/target/fused-class-path"
-class_path=$(<"$root/samples/target/class-path"):$(<"$root/target/native-class-path"):$(<"$root/target/fused-class-path")
+# The CUDA presets and LangChain4j are brought by users, so they are on the class paths of these modules alone.
+class_path=$(<"$root/samples/target/class-path"):$(<"$root/native-ops/target/class-path"):$(<"$root/fused-ops/target/class-path")
 out=$root/target/javadoc
 links=$root/target/javadoc-links
 rm -rf "$out" "$links"
 mkdir -p "$links/djl" "$links/jdk"
 
 # The element lists of what is linked, from DJL's jars and from this JDK.
-djl_version=$(sed -n 's|.*<djl.version>\(.*\)</djl.version>.*|\1|p' "$root/pom.xml")
-api_jar=$(tr : '\n' <<<"$class_path" | grep -m1 "/api-$djl_version.jar$")
+[[ $class_path =~ [^:]*/ai/djl/api/([^/]+)/api-[^:]*\.jar ]] || die "DJL's api is not on the class path of samples"
+api_jar=${BASH_REMATCH[0]} djl_version=${BASH_REMATCH[1]}
 jar tf "$api_jar" | sed -n 's|/[^/]*\.class$||p' | tr / . | sort -u >"$links/djl/element-list"
 for module in java.base java.desktop java.logging java.management java.net.http jdk.jfr; do
   printf 'module:%s\n' "$module"

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds the bundle that Maven Central asks for, checks it, and writes target/bundle.zip to upload at central.sonatype.com. Uploads nothing.
 #   ci/release.sh [--key KEY] [arguments of mvn]
-#     --key  signs with this key of gpg, as Maven Central asks; without, the bundle is checked but cannot be uploaded
+#   ci/release.sh --check
+#     --key    signs with this key of gpg, as Maven Central asks; without, the bundle is checked but cannot be uploaded
+#     --check  builds nothing: checks the target/bundle that ci/test.sh has written
 #
 # Runs no tests: ci/test.sh does.
 set -euo pipefail
@@ -10,8 +12,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-key=''
-if [[ ${1:-} == --key ]]; then
+key='' build=1
+if [[ ${1:-} == --check ]]; then
+  build=''
+elif [[ ${1:-} == --key ]]; then
   (($# > 1)) || die "--key needs a value"
   key=$2
   shift 2
@@ -52,9 +56,16 @@ check_pom() {
   ! grep -q SNAPSHOT "$1" || wrong "$1 names a snapshot"
 }
 
-# check_jar FILE PATTERN: holds a file whose name matches.
+# check_jar FILE PATTERN: holds a file whose name matches. No grep -q after a pipe: it ends early, and then the pipe fails.
 check_jar() {
-  jar tf "$1" | grep -q "$2" || wrong "$1 has no $2"
+  jar tf "$1" | grep "$2" >/dev/null || wrong "$1 has no $2"
+}
+
+# check_bill FILE: is a bill of materials in CycloneDX's format, with the versions of components.
+check_bill() {
+  check_file "$1"
+  grep -q '"bomFormat" : "CycloneDX"' "$1" || wrong "$1 is not in CycloneDX's format"
+  grep -q '"purl" : "pkg:maven/org.slf4j/slf4j-api@[0-9.]*?type=jar"' "$1" || wrong "$1 does not name the version of slf4j-api"
 }
 
 setup
@@ -62,9 +73,11 @@ version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
 [[ $version != *-SNAPSHOT ]] || die "version $version is a snapshot: set a release version in the POMs"
 grep -q "^## $version" "$root/CHANGELOG.md" || die "CHANGELOG.md has no section: ## $version"
 
-say "Building the bundle of version $version in target/bundle"
-rm -rf "$bundle" "$bundle.zip"
-maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl .,native-ops,djl-collectives,fused-ops "$@" deploy >&2
+if [[ -n $build ]]; then
+  say "Building the bundle of version $version in target/bundle"
+  rm -rf "$bundle" "$bundle.zip"
+  maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl .,native-ops,djl-collectives,fused-ops "$@" deploy >&2
+fi
 # What only our own build reads, and what a repository writes by itself.
 find "$bundle" \( -name '*-tests.jar*' -o -name 'maven-metadata.xml*' \) -delete
 
@@ -76,6 +89,7 @@ for module in native-ops djl-collectives fused-ops; do
   for file in "$base".pom "$base".jar "$base"-sources.jar "$base"-javadoc.jar; do
     check_file "$file"
   done
+  check_bill "$base-cyclonedx.json"
   check_pom "$base.pom"
   check_jar "$base.jar" '\.class$'
   check_jar "$base-sources.jar" '\.java$'
@@ -84,7 +98,7 @@ done
 # They need a JDK of version 22 or newer beside the one of the build.
 check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^META-INF/versions/22/.*\.class$'
 check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^linux-x86-64/libdjlx_cpu.so$'
-unzip -p "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" linux-x86-64/libdjlx_cpu.so | grep -q djlx_cpu_product ||
+unzip -p "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" linux-x86-64/libdjlx_cpu.so | grep djlx_cpu_product >/dev/null ||
   wrong "the jar of native-ops lacks the decode kernels for CPUs, which need g++ 12 or newer"
 check_pom "$parent_pom"
 extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxE 'djl-collectives-parent|native-ops|djl-collectives|fused-ops' || true)

@@ -6,8 +6,9 @@
 #              tagged slow (they start JVMs, wait, or compute for seconds), gpu or soak, and without javadoc and kernels
 #
 # The full run checks: the maps of packages name each class; kernels and the GPU trace compile; no compiler warning; format;
-# all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; unless there are arguments of mvn,
-# samples/quickstart-project and samples/spark-project, and some tests on the newest JDK of the machine.
+# all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); unless there are arguments of mvn, also
+# the javadoc of ci/javadoc.sh, the bundle of ci/release.sh, samples/quickstart-project and samples/spark-project, and some tests on
+# the newest JDK of the machine.
 #
 # As root on Debian the full run installs openmpi-bin, mpich and slurm-wlm, for the tests of backend mpi and of launchers. The first full run downloads Spark
 # (140 MB), for samples/spark-project.
@@ -178,8 +179,12 @@ report() {
 # run_maven ARG...: runs Maven with its output in $log. Prints the failures and the table; on failure also Maven's errors.
 run_maven() {
   local status=0 tests=0
-  maven -ntp "$@" >"$log" 2>&1 || status=$?
+  # All modules depend on native-ops: with --fail-at-end alone its failed test would leave out all others.
+  maven -ntp --fail-at-end -Dmaven.test.failure.ignore=true "$@" >"$log" 2>&1 || status=$?
   report || tests=1
+  if ((status == 0 && tests == 0)) && grep -aqE '^\[ERROR\] *(There (are test failures|was a timeout)|.*forked VM terminated)' "$log"; then
+    status=1 # A test JVM that crashed or hung, so that the reports know nothing of it.
+  fi
   ((status != 0)) || return "$tests"
   # Without a failed test something else went wrong: compilation, format, javadoc, a test JVM that crashed or hung.
   if ((tests == 0)); then
@@ -217,7 +222,7 @@ forks=${DJLX_TEST_FORKS:-}
 if [[ -z $forks ]]; then
   forks=$(($(nproc) + 1))
   ((forks < 4)) || forks=4
-  ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' || forks=1
+  [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]] || forks=1
 fi
 options=("-Dtest.forks=$forks")
 check_maps
@@ -235,12 +240,20 @@ check_profile
 check_kernels >"$out/kernels.log" 2>&1 &
 kernels=$!
 say "Building and testing with $forks test JVMs, log in target/test.log"
-# One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
-run_maven verify "${options[@]}" -Dtest.excludedGroups=clients -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
+# One invocation: in a second one, without `install`, a module would not find the others' jars. Without arguments of mvn it
+# also writes the bundle of a release.
+rm -rf "$root/target/bundle"
+goals=(verify)
+(($#)) || goals=(-Prelease deploy)
+run_maven "${goals[@]}" "${options[@]}" -Dtest.excludedGroups=clients -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
 wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
 tail -1 "$out/kernels.log"
 if ((!$#)); then
+  "$root/ci/javadoc.sh" >"$out/javadoc.log" 2>&1 &
+  javadoc=$!
+  "$root/ci/release.sh" --check
   check_sample_projects
   check_newest_java
+  wait "$javadoc" || die "ci/javadoc.sh failed: $(<"$out/javadoc.log")"
 fi
 say "All checks passed in $(elapsed)"

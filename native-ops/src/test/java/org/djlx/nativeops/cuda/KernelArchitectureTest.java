@@ -16,6 +16,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
@@ -29,7 +30,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /** Which kernels there are for which GPUs, by the compilers that are here; no GPU is needed. */
-@Timeout(300)
+@Timeout(value = 30, unit = TimeUnit.MINUTES) // A minute on an idle machine.
 class KernelArchitectureTest {
 
     /** The code of a kernel lies in a section of the cubin that is called .text.KERNEL. */

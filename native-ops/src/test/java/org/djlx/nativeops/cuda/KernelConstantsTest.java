@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.TimeUnit;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -23,7 +24,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Constants and structs that are read from CUDA sources; a compiler agrees with them. */
-@Timeout(120)
+@Timeout(value = 30, unit = TimeUnit.MINUTES) // Seconds on an idle machine.
 class KernelConstantsTest {
 
     private static final String TEXT =
