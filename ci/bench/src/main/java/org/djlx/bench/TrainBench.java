@@ -114,7 +114,7 @@ final class TrainBench implements AutoCloseable {
             model.setBlock(block);
             DataParallelConfig config = new DataParallelConfig(new Squares());
             if (!devices[0].isGpu()) {
-                config.optRanks(contender.alone ? 1 : ranks);
+                config.optRanks(contender.alone || contender == Contender.DJL ? 1 : ranks);
             }
             if (contender == Contender.P2P_SHARDED) {
                 config.optShardingStrategy(ShardingStrategy.FULL_SHARD);

@@ -80,8 +80,8 @@ import org.djlx.nativeops.NativeLibrary;
  *   <li>An array whose first dimension is not the batch, such as a mask or a number, goes whole to
  *       each rank. A prediction without the batch, such as a mean loss, is the ranks' mean,
  *       weighted by their rows.
- *   <li>The first forward pass checks that the ranks' predictions equal those of one rank, and that
- *       the block keeps no state in fields between passes ({@link
+ *   <li>The first forward pass, and the first evaluation, check that the ranks' predictions equal
+ *       those of one rank, and that the block keeps no state in fields between passes ({@link
  *       DataParallelConfig#optCheckForward}). {@code forward} throws {@code
  *       IllegalArgumentException} otherwise.
  *   <li>Open {@code trainer.newGradientCollector()}. With the collector of {@code

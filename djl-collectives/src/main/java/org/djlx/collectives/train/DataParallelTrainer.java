@@ -61,7 +61,7 @@ public final class DataParallelTrainer extends Trainer {
     private final List<ProcessGroup> ownGroups = new ArrayList<>();
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
-    private Layout layout; // of the first batch; null before
+    private final Map<PassKind, Layout> layouts = new HashMap<>(); // of the first batch of each
     private final GradScaler scaler; // null for none
     private Boolean finite; // whether the divided gradients are; null before unscale()
     private final UnevenBatches unevenBatches = new UnevenBatches(this);
@@ -753,30 +753,10 @@ public final class DataParallelTrainer extends Trainer {
             }
             return predictions;
         }
-        SplitCheck check = null;
-        if (training && layout == null) {
-            Block block = getModel().getBlock();
-            if (isFullySharded() && settings.checkForward()) {
-                eachRank(replica -> replica.shards().acquireAll());
-            }
-            check =
-                    settings.checkForward()
-                            ? new SplitCheck(
-                                    block,
-                                    data,
-                                    labels,
-                                    settings.mixedPrecision() != MixedPrecisionPolicy.NONE,
-                                    replicas.get(0).hasBuffers(),
-                                    () -> replicas.get(0).whole(block, data, labels, true),
-                                    () -> replicas.get(0).whole(block, data, null, false))
-                            : null;
-        }
-        Layout arrays =
-                check != null
-                        ? check.layout()
-                        : layout != null && layout.fits(data, labels)
-                                ? layout
-                                : Layout.of(data, labels);
+        PassKind kind = new PassKind(training, data.size(), labels == null ? 0 : labels.size());
+        Layout known = layouts.get(kind);
+        Layout arrays = known != null && hasRows(data) ? known : newLayout(kind, data, labels);
+        SplitCheck check = arrays == known ? null : check(kind, data, labels);
         List<Device> devices = replicas.stream().map(Replica::device).toList();
         boolean done = false;
         try {
@@ -800,13 +780,13 @@ public final class DataParallelTrainer extends Trainer {
                 sendBuffers();
             }
             if (check != null) {
-                check.compare(predictions, devices.size(), () -> evaluate(data));
+                check.compare(predictions, devices.size(), () -> evaluate(data).close());
                 if (isFullySharded()) {
                     eachRank(replica -> replica.shards().releaseAll());
                 }
             }
-            if (training && layout == null && data.head().getShape().get(0) > 1) {
-                layout = result.layout(); // A single row does not tell what is the batch.
+            if (arrays != known && data.head().getShape().get(0) > 1) {
+                layouts.put(kind, result.layout()); // A single row does not tell it.
             }
             done = true;
             return predictions;
@@ -816,6 +796,46 @@ public final class DataParallelTrainer extends Trainer {
                         Replica::reduceLate); // Some ranks have begun the pass, others not.
             }
         }
+    }
+
+    /** Passes whose batches have one layout: of a mode, with these numbers of arrays. */
+    private record PassKind(boolean training, int data, int labels) {}
+
+    private static boolean hasRows(NDList data) {
+        Shape first = data.head().getShape();
+        return first.dimension() > 0 && first.get(0) > 0;
+    }
+
+    /** Returns the layout of the first batch of its kind; data are as those of other kinds. */
+    private Layout newLayout(PassKind kind, NDList data, NDList labels) {
+        return layouts.entrySet().stream()
+                .filter(other -> other.getKey().data() == kind.data() && hasRows(data))
+                .findFirst()
+                .map(other -> Layout.of(data, labels, other.getValue()))
+                .orElseGet(() -> Layout.of(data, labels, null));
+    }
+
+    /** Returns a check of the first batch of its kind; null for none. */
+    private SplitCheck check(PassKind kind, NDList data, NDList labels) {
+        // One rank computes an evaluation of one row.
+        if (!settings.checkForward() || !kind.training() && data.head().getShape().get(0) == 1) {
+            return null;
+        }
+        Block block = getModel().getBlock();
+        if (isFullySharded()) {
+            eachRank(replica -> replica.shards().acquireAll());
+        }
+        Replica first = replicas.get(0);
+        NDManager manager = data.head().getManager();
+        boolean half = settings.mixedPrecision() != MixedPrecisionPolicy.NONE;
+        return kind.training()
+                ? SplitCheck.ofTraining(
+                        block,
+                        manager,
+                        half,
+                        first.hasBuffers(),
+                        () -> first.whole(block, data, labels, true))
+                : SplitCheck.ofEvaluation(half, () -> first.whole(block, data, null, false));
     }
 
     /**

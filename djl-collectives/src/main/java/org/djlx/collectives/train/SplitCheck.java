@@ -22,9 +22,9 @@ import java.util.function.Supplier;
 import org.djlx.nativeops.torch.NoGradient;
 
 /**
- * Finds out in a trainer's first forward pass whether the batch can be divided among ranks: the
- * block computes the whole batch twice, and the ranks' predictions must equal these. Refuses a
- * block that keeps state in fields, which ranks' threads would share.
+ * Finds out in a trainer's first pass, one of each kind, whether the batch can be divided among
+ * ranks: the block computes the whole batch, twice in training mode, and the ranks' predictions
+ * must equal these. Refuses a block that keeps state in fields, which ranks' threads would share.
  */
 final class SplitCheck {
 
@@ -40,8 +40,13 @@ final class SplitCheck {
         /** The dimension of a prediction without the batch. */
         static final int NONE = -1;
 
-        /** Compares first dimensions of data and labels; the predictions are not known yet. */
-        static Layout of(NDList data, NDList labels) {
+        /**
+         * Compares first dimensions of data and labels; the predictions are not known yet.
+         *
+         * @param like the layout of other batches with as many data, or null; then the data have
+         *     the same
+         */
+        static Layout of(NDList data, NDList labels, Layout like) {
             Shape first = data.head().getShape();
             if (first.dimension() == 0 || first.get(0) == 0) {
                 throw new IllegalArgumentException(
@@ -51,14 +56,19 @@ final class SplitCheck {
                                 first));
             }
             long rows = first.get(0);
-            return new Layout(of(data, rows), of(labels, rows), null);
+            boolean[] ofData = like == null ? of(data, rows) : like.data;
+            return new Layout(ofData, of(labels, rows), null);
         }
 
-        /** Returns this layout without its outputs if there are not as many predictions. */
-        Layout forPredictions(int count) {
-            return outputs == null || outputs.length == count
-                    ? this
-                    : new Layout(data, labels, null);
+        /** Throws if a pass returns another number of predictions than that of the first batch. */
+        void requirePredictions(int count) {
+            if (outputs != null && outputs.length != count) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "forward: the block returns %d predictions, but returned %d for the"
+                                        + " first batch; return as many for each batch",
+                                count, outputs.length));
+            }
         }
 
         /**
@@ -99,18 +109,6 @@ final class SplitCheck {
                     || rows == 1 && dimension == 0 && part.equals(after);
         }
 
-        /**
-         * Returns whether a batch has as many arrays as this layout, or no labels; its size may
-         * differ.
-         */
-        boolean fits(NDList data, NDList labels) {
-            return data.size() == this.data.length
-                    && (labels == null
-                            || this.labels != null && labels.size() == this.labels.length)
-                    && data.head().getShape().dimension() > 0
-                    && data.head().getShape().get(0) > 0;
-        }
-
         private static boolean[] of(NDList arrays, long rows) {
             boolean[] divided = new boolean[arrays == null ? 0 : arrays.size()];
             for (int k = 0; k < divided.length; k++) {
@@ -121,38 +119,33 @@ final class SplitCheck {
         }
     }
 
-    private final Layout layout;
     private final Shape[] shapes; // of the predictions for the whole batch
-    // Predictions in training mode; null if random numbers or each rank's rows change them.
+    // Predictions for it; null if random numbers or each rank's rows change them.
     private final NDList whole;
     private final boolean half; // whether the block computes in a 16-bit type
-    private final Supplier<NDList> evaluation; // whole predictions in evaluation mode
+
+    private SplitCheck(Shape[] shapes, NDList whole, boolean half) {
+        this.shapes = shapes;
+        this.whole = whole;
+        this.half = half;
+    }
 
     /**
-     * Computes the whole batch.
+     * Computes the whole batch in training mode.
      *
      * @param half whether the block computes in a 16-bit type
      * @param apart whether training uses statistics of each rank's rows
-     * @param training computes the predictions in training mode
-     * @param evaluation computes the predictions in evaluation mode
+     * @param pass computes the predictions
      * @throws IllegalArgumentException if the block keeps state in fields
      */
-    SplitCheck(
-            Block block,
-            NDList data,
-            NDList labels,
-            boolean half,
-            boolean apart,
-            Supplier<NDList> training,
-            Supplier<NDList> evaluation) {
-        this.half = half;
+    static SplitCheck ofTraining(
+            Block block, NDManager manager, boolean half, boolean apart, Supplier<NDList> pass) {
         NDList[] passes = new NDList[1];
-        NDManager manager = data.head().getManager();
-        boolean draws = draws(manager, () -> passes[0] = NoGradient.get(training));
+        boolean draws = draws(manager, () -> passes[0] = NoGradient.get(pass));
         NDList first = passes[0];
         Map<String, Object> before = new LinkedHashMap<>();
         state("", block, before);
-        NDList second = NoGradient.get(training);
+        NDList second = NoGradient.get(pass);
         Map<String, Object> after = new LinkedHashMap<>();
         state("", block, after);
         before.forEach(
@@ -168,15 +161,19 @@ final class SplitCheck {
                                         field));
                     }
                 });
-        layout = Layout.of(data, labels);
-        shapes = first.getShapes();
-        boolean random = draws || apart || difference(first, second) != null;
-        whole = random ? null : first;
-        this.evaluation = evaluation;
-        (random ? first : second).close();
+        Shape[] shapes = first.getShapes();
+        boolean random = draws || apart || difference(first, second, half) != null;
+        second.close();
         if (random) {
-            second.close();
+            first.close();
         }
+        return new SplitCheck(shapes, random ? null : first, half);
+    }
+
+    /** Computes the whole batch in evaluation mode. */
+    static SplitCheck ofEvaluation(boolean half, Supplier<NDList> pass) {
+        NDList whole = NoGradient.get(pass);
+        return new SplitCheck(whole.getShapes(), whole, half);
     }
 
     /**
@@ -202,45 +199,46 @@ final class SplitCheck {
         }
     }
 
-    Layout layout() {
-        return layout;
-    }
-
     /** Returns the shapes of the predictions for the whole batch. */
     Shape[] shapes() {
         return shapes;
     }
 
     /**
-     * Compares the ranks' predictions.
+     * Compares the ranks' predictions with those for the whole batch.
      *
-     * @param training the ranks' predictions in training mode
-     * @param evaluated computes those in evaluation mode
+     * @param evaluation checks the predictions in evaluation mode instead, if those in training
+     *     mode may differ
      * @throws IllegalArgumentException if they differ
      */
-    void compare(NDList training, int ranks, Supplier<NDList> evaluated) {
-        NDList split = whole == null ? evaluated.get() : training;
-        NDList expected = whole == null ? NoGradient.get(evaluation) : whole;
-        String difference = NoGradient.get(() -> difference(expected, split));
+    void compare(NDList split, int ranks, Runnable evaluation) {
+        if (whole == null) {
+            evaluation.run();
+            return;
+        }
+        String difference = NoGradient.get(() -> difference(whole, split, half));
         if (difference != null) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "forward: %d ranks, with a part of the batch each, predict something"
-                                + " else than one rank: %s. The first dimension of the data must be"
-                                + " the batch (LSTM: optBatchFirst(true)), and a row's prediction"
-                                + " must not depend on other rows, except through BatchNorm. Train"
-                                + " on one rank or in processes, or, if the difference is meant,"
-                                + " call optCheckForward(false)",
-                            ranks, difference));
+            throw refusal(ranks, difference);
         }
-        expected.close();
-        if (split != training) {
-            split.close();
-        }
+        whole.close();
+    }
+
+    static IllegalArgumentException refusal(int ranks, String difference) {
+        return new IllegalArgumentException(
+                String.format(
+                        "forward: %d ranks, with a part of the batch each, predict something else"
+                            + " than one rank: %s. The first dimension of the data must be the"
+                            + " batch (LSTM: optBatchFirst(true)), and a row's prediction must not"
+                            + " depend on other rows, except through BatchNorm, or on random"
+                            + " numbers in evaluation. If an array without the batch has as many"
+                            + " rows as this batch, begin with a batch of another size. Otherwise"
+                            + " train on one rank or in processes, or, if the difference is meant,"
+                            + " call optCheckForward(false)",
+                        ranks, difference));
     }
 
     /** Says which array differs by more than rounding; returns null if none does. */
-    private String difference(NDList expected, NDList actual) {
+    private static String difference(NDList expected, NDList actual, boolean half) {
         for (int k = 0; k < Math.max(expected.size(), actual.size()); k++) {
             if (expected.size() != actual.size()
                     || !expected.get(k).getShape().equals(actual.get(k).getShape())) {

@@ -135,10 +135,8 @@ final class SplitForward implements AutoCloseable {
                     });
             List<Shape[]> shapes = pass.parts.stream().map(p -> p.predictions.getShapes()).toList();
             long[] rows = pass.parts.stream().mapToLong(part -> part.rows).toArray();
-            pass.layout =
-                    expected == null // Evaluation may return fewer predictions than training.
-                            ? layout.forPredictions(shapes.get(0).length)
-                            : layout.withOutputs(expected, shapes, rows);
+            layout.requirePredictions(shapes.get(0).length);
+            pass.layout = expected == null ? layout : layout.withOutputs(expected, shapes, rows);
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
             if (scope != null) {
@@ -245,6 +243,14 @@ final class SplitForward implements AutoCloseable {
                         own = own.expandDims(0); // BertBlock drops the dimension of a single row.
                     }
                     rows.add(own);
+                    if (!divided && !shape.equals(rows.head().getShape())) {
+                        throw SplitCheck.refusal(
+                                parts.size(),
+                                String.format(
+                                        "prediction %d without the batch has shape %s on one rank"
+                                                + " and %s on another",
+                                        k, rows.head().getShape(), shape));
+                    }
                     if (!divided && own.getDataType().isFloating()) {
                         NDArray share = own.mul((float) part.rows / batch);
                         joined = joined == null ? share : joined.add(share);

@@ -9,7 +9,6 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.Torch;
 
@@ -19,7 +18,7 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A process that trains announces each call: forward, backward, step or a listener.
  *   <li>A process in {@link DataParallelTrainer#join} repeats the call, so that its collectives
- *       match. Its passes use rows of its first batch, which add nothing to gradients.
+ *       match. Its passes use its first batch, which adds nothing to gradients.
  * </ul>
  */
 final class UnevenBatches {
@@ -60,8 +59,8 @@ final class UnevenBatches {
     }
 
     private final DataParallelTrainer trainer;
-    private NDList firstData; // the first rows of the first batch; null before that batch
-    private NDList firstLabels; // the labels of these rows; null without labels
+    private NDList firstData; // the first batch; null before
+    private NDList firstLabels; // its labels; null without
     private NDArray announced; // the number of the last announced call; null before the first
     private Work announcement; // the all-reduce of that number
 
@@ -189,30 +188,12 @@ final class UnevenBatches {
         }
     }
 
-    /**
-     * Copies the first rows of the first batch, with which join repeats passes. Two, if there are:
-     * batch normalisation that is not synchronised refuses one.
-     */
+    /** Copies the first batch, with which join repeats passes. */
     void keepFirst(NDList data, NDList labels) {
         if (firstData == null) {
-            Layout of = Layout.of(data, labels);
-            firstData = firstRows(data, of.data());
-            firstLabels = labels == null ? null : firstRows(labels, of.labels());
+            NDManager manager = replica().manager();
+            firstData = StagedForward.copy(data, manager);
+            firstLabels = StagedForward.copy(labels, manager);
         }
-    }
-
-    private NDList firstRows(NDList arrays, boolean[] divided) {
-        NDList rows = new NDList();
-        for (int k = 0; k < arrays.size(); k++) {
-            NDArray array = arrays.get(k);
-            NDArray row = replica().copy(divided[k] ? firstTwo(array) : array);
-            row.setName(array.getName());
-            rows.add(row);
-        }
-        return rows;
-    }
-
-    private static NDArray firstTwo(NDArray array) {
-        return array.get("0:" + Math.min(2, array.getShape().get(0)));
     }
 }

@@ -238,7 +238,11 @@ class FullyShardTest {
             block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
             try (Model model = Model.newInstance("rows", engine)) {
                 model.setBlock(block);
-                DataParallelConfig config = config(ShardingStrategy.FULL_SHARD, "sgd").optRanks(3);
+                TrainingConfig config =
+                        engine.equals("PyTorch")
+                                ? new DefaultTrainingConfig(Training.loss())
+                                        .optOptimizer(Training.optimizer("sgd"))
+                                : config(ShardingStrategy.FULL_SHARD, "sgd").optRanks(3);
                 try (Trainer trainer = model.newTrainer(config)) {
                     trainer.initialize(new Shape(1, Training.FEATURES));
                     try (GradientCollector collector = trainer.newGradientCollector()) {
