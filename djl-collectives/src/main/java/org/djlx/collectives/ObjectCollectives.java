@@ -12,6 +12,7 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
@@ -325,12 +326,8 @@ public final class ObjectCollectives {
     }
 
     private static String reason(Throwable failure) {
-        try {
-            boolean own = failure instanceof InvalidObjectException;
-            return String.valueOf(own ? failure.getMessage() : failure);
-        } catch (RuntimeException e) {
-            return failure.getClass().getName(); // Its toString() failed.
-        }
+        boolean own = failure instanceof InvalidObjectException;
+        return own ? FailureText.message(failure) : FailureText.of(failure);
     }
 
     private static String text(ByteBuffer headers, int begin) {
@@ -368,7 +365,7 @@ public final class ObjectCollectives {
             throw new CollectiveException(
                     String.format(
                             "%s of group '%s': rank %d cannot read the object of rank %d: %s",
-                            type, group.name(), group.rank(), source, e),
+                            type, group.name(), group.rank(), source, FailureText.of(e)),
                     e);
         }
     }

@@ -7,6 +7,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import org.djlx.collectives.internal.host.FailureText;
 
 /**
  * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks
@@ -134,7 +135,7 @@ final class RankThreads<T> {
     private static CollectiveException failure(int rank, Throwable t) {
         boolean isDescriptive =
                 t instanceof CollectiveException || t instanceof UncheckedIOException;
-        String text = isDescriptive ? t.getMessage() : t.toString();
+        String text = isDescriptive ? FailureText.message(t) : FailureText.of(t);
         String message = "rank " + rank + " failed: " + text;
         if (t instanceof CollectiveTimeoutException timeout) {
             return new CollectiveTimeoutException(message, timeout.missingRanks(), timeout);

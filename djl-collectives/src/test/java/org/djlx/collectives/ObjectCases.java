@@ -60,6 +60,26 @@ final class ObjectCases {
         }
     }
 
+    /** Fails with an error whose text cannot be made. */
+    private static final class Mute implements Serializable {
+
+        private static final long serialVersionUID = 1L;
+
+        private static final class Failure extends RuntimeException {
+
+            private static final long serialVersionUID = 1L;
+
+            @Override
+            public String toString() {
+                throw new StackOverflowError("as of a cycle");
+            }
+        }
+
+        private void writeObject(ObjectOutputStream out) {
+            throw new Failure();
+        }
+    }
+
     /** Has no end. */
     private static final class Endless implements Serializable {
 
@@ -134,7 +154,7 @@ final class ObjectCases {
     }
 
     private static void objectsThatCannotBeSent(ProcessGroup group, NDManager manager) {
-        ObjectCollectives objects = new ObjectCollectives(group, Failing.class);
+        ObjectCollectives objects = new ObjectCollectives(group, Failing.class, Mute.class);
         int odd = group.worldSize() - 1;
         boolean isOdd = group.rank() == odd;
         Object deep = "deep";
@@ -157,6 +177,11 @@ final class ObjectCases {
                 () -> objects.allGatherObject(isOdd ? new Failing() : "fine"),
                 odd,
                 "not this one");
+        assertRefused(
+                group,
+                () -> objects.allGatherObject(isOdd ? new Mute() : "fine"),
+                odd,
+                Mute.Failure.class.getName());
         assertRefused(
                 group, () -> objects.allGatherObject(isOdd ? nested : null), odd, "StackOverflow");
         assertRefused(

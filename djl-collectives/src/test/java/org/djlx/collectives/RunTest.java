@@ -65,6 +65,34 @@ class RunTest {
     }
 
     @Test
+    void failureWithoutTextNamesRankAndClass() {
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 1) {
+                                                throw new Unprintable();
+                                            }
+                                            return null;
+                                        }));
+        assertEquals("rank 1 failed: " + Unprintable.class.getName(), e.getMessage());
+        assertInstanceOf(Unprintable.class, e.getCause());
+    }
+
+    private static final class Unprintable extends RuntimeException {
+
+        private static final long serialVersionUID = 1L;
+
+        @Override
+        public String toString() {
+            throw new IllegalStateException("a test's");
+        }
+    }
+
+    @Test
     void whoWaitsInAnOperationLearnsOfItAtOnce() {
         CollectiveException e =
                 assertThrows(

@@ -26,6 +26,9 @@ final class RankProcesses implements AutoCloseable {
     /** The exit code of a process that SIGPIPE ended. */
     private static final int BROKEN_PIPE = 141;
 
+    /** How often the guards are looked at. */
+    private static final long GUARD_SECONDS = 1;
+
     private final int firstRank;
     private final Duration gracePeriod;
     private final PrintStream out;
@@ -102,7 +105,11 @@ final class RankProcesses implements AutoCloseable {
     Result await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
-            int index = exited.take();
+            Integer index = exited.poll(GUARD_SECONDS, TimeUnit.SECONDS);
+            while (index == null) {
+                killUnguarded(ranks);
+                index = exited.poll(GUARD_SECONDS, TimeUnit.SECONDS);
+            }
             if (index == GIVEN_UP) {
                 return endEarly();
             }
@@ -112,6 +119,21 @@ final class RankProcesses implements AutoCloseable {
             }
         }
         return Result.stopped(0);
+    }
+
+    /** Kills ranks whose guard is gone: they would outlive a killed launcher. */
+    private void killUnguarded(List<Process> ranks) throws InterruptedException {
+        for (int i = 0; i < ranks.size(); i++) {
+            if (!Sessions.isGuarded(ranks.get(i))) {
+                say(
+                        err,
+                        String.format(
+                                "the guard of rank %d, a shell in its session, was killed; without"
+                                        + " it the rank could outlive the launcher: it is killed",
+                                firstRank + i));
+                ranks.get(i).toHandle().destroyForcibly();
+            }
+        }
     }
 
     private synchronized Result endEarly() {

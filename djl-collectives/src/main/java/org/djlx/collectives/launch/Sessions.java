@@ -9,6 +9,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 /**
@@ -17,9 +18,10 @@ import java.util.stream.Stream;
  * leaves it, as daemons do.
  *
  * <p>A session ends with its launcher. A shell in the session, the guard, reads from a pipe; the
- * launcher holds the write end and never writes. The kernel closes the write end when the launcher
- * ends, even by SIGKILL; the launcher's JVM closes it when the rank ends. The guard then kills all
- * processes of the session. The guard does not depend on the rank, which may end at the same time.
+ * launcher holds the write end. The kernel closes the write end when the launcher ends, even by
+ * SIGKILL; the launcher's JVM closes it when the rank ends. The guard then kills all processes of
+ * the session. The guard does not depend on the rank, which may end at the same time. The launcher
+ * writes an empty line from time to time ({@link #isGuarded}), which fails if the guard is gone.
  */
 final class Sessions {
 
@@ -35,7 +37,7 @@ final class Sessions {
             """
             exec 3<&0 </dev/null
             {
-              read -r line
+              while read -r line; do :; done
               read -r self line </proc/self/stat
               left=1
               while [ "$left" ]; do
@@ -64,6 +66,23 @@ final class Sessions {
     static List<String> command(List<String> command) {
         return Stream.concat(Stream.of("setsid", "sh", "-c", GUARD, "sh"), command.stream())
                 .toList();
+    }
+
+    /**
+     * Returns whether a rank's guard still reads from its pipe.
+     *
+     * @param leader the process of {@link #command}
+     * @return true also if the rank has ended, which ends its guard
+     */
+    static boolean isGuarded(Process leader) throws InterruptedException {
+        try {
+            leader.getOutputStream().write('\n');
+            leader.getOutputStream().flush();
+            return true;
+        } catch (IOException e) {
+            // Whoever kills the whole session kills the rank, too: that is the rank's failure.
+            return leader.waitFor(1, TimeUnit.SECONDS);
+        }
     }
 
     /**

@@ -16,6 +16,7 @@ import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.NoGradient;
@@ -383,8 +384,9 @@ public final class RankPool<R, T> implements AutoCloseable {
                 if (worker != null) {
                     worker.close();
                 }
-            } catch (RuntimeException e) {
-                LOG.warn("{}: cannot close the worker", thread.getName(), e);
+            } catch (Throwable t) { // Of the user's code: it must not keep the others waiting.
+                Throwable cause = FailureText.printable(t);
+                LOG.warn("{}: cannot close the worker", thread.getName(), cause);
             } finally {
                 group.destroy();
                 if (channel != null) {
@@ -407,11 +409,9 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     private static String reason(Throwable cause) {
-        try {
-            return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
-        } catch (Throwable t) { // The cause's own code failed, or there is no memory for the text.
-            return cause.getClass().getName();
-        }
+        return cause instanceof CollectiveException
+                ? FailureText.message(cause)
+                : FailureText.of(cause);
     }
 
     /**

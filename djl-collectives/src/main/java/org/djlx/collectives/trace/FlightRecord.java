@@ -3,6 +3,7 @@ package org.djlx.collectives.trace;
 
 import java.util.Arrays;
 import java.util.Locale;
+import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
@@ -57,7 +58,7 @@ final class FlightRecord implements OperationTrace {
     @Override
     public String ended(Throwable failure) {
         endedNanos = System.nanoTime();
-        exception = failure == null ? null : text(failure);
+        exception = failure == null ? null : FailureText.message(failure);
         state = failure == null ? State.COMPLETED : State.FAILED;
         try {
             if (event == null && CollectiveEvent.isWanted()) {
@@ -71,15 +72,6 @@ final class FlightRecord implements OperationTrace {
             DumpWriter.lost("the event of an operation", e);
         }
         return failure == null ? null : group.failed(operation, failure, exception);
-    }
-
-    private static String text(Throwable failure) {
-        try {
-            return failure.getMessage() == null ? failure.toString() : failure.getMessage();
-        } catch (RuntimeException | Error e) {
-            DumpWriter.lost("why an operation failed", e);
-            return failure.getClass().getName();
-        }
     }
 
     /**

@@ -11,6 +11,7 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
@@ -71,7 +72,7 @@ public final class Agreement {
             own = body.run();
         } catch (IOException | RuntimeException | Error e) {
             try {
-                gather(group, new Outcome(null, e.toString()));
+                gather(group, new Outcome(null, FailureText.of(e)));
             } catch (RuntimeException broken) {
                 e.addSuppressed(broken);
             }

@@ -138,6 +138,23 @@ class LauncherSignalTest {
         TestProcesses.assertNoneHas(mark);
     }
 
+    @Test
+    void killedGuardIsAFailureOfItsRank() throws Exception {
+        launch(2, "sleep", "orderly");
+        // A guard is a child of its rank, whose shell has become the JVM.
+        ProcessHandle rank =
+                ProcessHandle.of(launcher.pid()).orElseThrow().children().findFirst().orElseThrow();
+        ProcessHandle guard = rank.children().findFirst().orElseThrow();
+        assertTrue(guard.destroyForcibly());
+        while (lines.stream().noneMatch(line -> line.contains("restart 1 of"))) {
+            readLine();
+        }
+        assertTrue(lines.stream().anyMatch(line -> line.contains("the guard of rank")));
+        kill("TERM");
+        output.lines().forEach(lines::add);
+        TestProcesses.assertGone(TestProcesses.pids(lines));
+    }
+
     private void kill(String signal) throws Exception {
         // The shell's builtin: a minimal system has no kill program.
         String command = "kill -" + signal + " " + launcher.pid();

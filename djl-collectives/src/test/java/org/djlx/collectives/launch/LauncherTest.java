@@ -139,6 +139,13 @@ class LauncherTest {
         assertTrue(errText().contains("[0] java.io.IOException: rank 0 failed"), this::errText);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"throw-unprintable", "fill-heap", "fail-to-exit"})
+    void failedRankEndsAlthoughItsExceptionCannotBePrinted(String action) throws Exception {
+        assertEquals(1, probe(1, action).build().launch(), this::errText);
+        assertTrue(errText().contains("rank 0 exited with code 1"), this::errText);
+    }
+
     @Test
     void oneFailureStopsTheOthersWhichMayLeaveInOrder() throws Exception {
         assertEquals(42, probe(3, "one-exits", "2", "orderly").build().launch());

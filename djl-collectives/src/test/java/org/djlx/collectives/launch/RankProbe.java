@@ -4,6 +4,7 @@ package org.djlx.collectives.launch;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -34,6 +35,19 @@ public final class RankProbe {
             }
             case "throw" -> {
                 keepRunning();
+                throw new IOException("rank " + rank + " failed");
+            }
+            case "throw-unprintable" -> {
+                keepRunning();
+                throw new Unprintable();
+            }
+            case "fill-heap" -> {
+                keepRunning();
+                fillHeap();
+                throw new IOException("rank " + rank + " failed");
+            }
+            case "fail-to-exit" -> {
+                Runtime.getRuntime().addShutdownHook(new Thread(() -> sleep(Long.MAX_VALUE)));
                 throw new IOException("rank " + rank + " failed");
             }
             case "read" -> System.out.println("read " + System.in.readAllBytes().length);
@@ -149,6 +163,32 @@ public final class RankProbe {
     }
 
     /** Starts a thread that alone keeps the JVM alive. */
+    /** An exception whose text cannot be made. */
+    private static final class Unprintable extends RuntimeException {
+
+        private static final long serialVersionUID = 1L;
+
+        @Override
+        public String toString() {
+            throw new IllegalStateException("a test's");
+        }
+    }
+
+    private static final List<Object> HEAP = new ArrayList<>();
+
+    /** Leaves no free byte: the largest arrays first, then ever smaller ones. */
+    private static void fillHeap() {
+        for (int size = 1 << 20; size > 0; size >>= 1) {
+            try {
+                while (true) {
+                    HEAP.add(new byte[size]);
+                }
+            } catch (OutOfMemoryError e) {
+                continue;
+            }
+        }
+    }
+
     private static void keepRunning() {
         new Thread(() -> sleepForever(new String[0])).start();
     }

@@ -228,6 +228,30 @@ class RankPoolTest {
         assertEquals(0, open.get());
     }
 
+    @ParameterizedTest
+    @MethodSource("whatToStringThrows")
+    void closesAllWorkersIfOneFailsWithoutText(Throwable thrown) {
+        RankPool<Task, Object> pool =
+                RankPool.start(
+                        "pool",
+                        ProcessGroups.local(2),
+                        group ->
+                                new RankWorker<>() {
+                                    @Override
+                                    public Object serve(Task task) {
+                                        return null;
+                                    }
+
+                                    @Override
+                                    public void close() {
+                                        open.incrementAndGet();
+                                        throw new Mute(thrown);
+                                    }
+                                });
+        pool.close();
+        assertEquals(2, open.get());
+    }
+
     @Test
     void closesWhatWasMadeIfARankCannotStart() {
         List<ProcessGroup> groups = ProcessGroups.local(3);

@@ -55,7 +55,7 @@ public final class GroupErrors {
             freeReserve();
         }
         try {
-            return new CollectiveException(call + " failed: " + cause, cause);
+            return new CollectiveException(call + " failed: " + FailureText.of(cause), cause);
         } catch (RuntimeException | Error e) {
             return OUT_OF_MEMORY;
         }

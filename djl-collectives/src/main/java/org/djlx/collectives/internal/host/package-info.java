@@ -15,6 +15,7 @@
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
  *       epochs, states, signals
  *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
+ *   <li>{@link org.djlx.collectives.internal.host.FailureText} - the text of a user's exception
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
  *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - shows through a store that a member
