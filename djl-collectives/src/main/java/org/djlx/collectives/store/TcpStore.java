@@ -472,8 +472,18 @@ public final class TcpStore implements Store {
                         e);
             }
             warnIfUnreachable(address);
-            return TcpStoreServer.start(
-                    new InetSocketAddress(address, port), limits, worldSize, token);
+            TcpStoreServer started =
+                    TcpStoreServer.start(
+                            new InetSocketAddress(address, port), limits, worldSize, token);
+            if (token == null && !address.isLoopbackAddress()) {
+                logger.warn(
+                        "TcpStore: the server listens on {} without a token: everyone who reaches"
+                                + " this port can read and change the job's keys; set {} to the"
+                                + " same secret on all ranks",
+                        started.address(),
+                        StoreToken.VARIABLE);
+            }
+            return started;
         }
 
         /**

@@ -21,6 +21,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.TestLog;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -60,6 +61,23 @@ class StoreTokenTest {
             assertEquals(2, client.numKeys());
         } finally {
             thread.shutdown();
+        }
+    }
+
+    @Test
+    void warnsBeyondLoopbackOnlyWithoutToken() {
+        try (TestLog log = new TestLog(TcpStore.class)) {
+            for (Map<String, String> environment : List.of(SECRET, NONE)) {
+                for (String address : List.of("127.0.0.1", "0.0.0.0")) {
+                    builder(0, environment)
+                            .optServer(true)
+                            .optBindAddress(address)
+                            .build()
+                            .close();
+                    boolean open = environment == NONE && address.equals("0.0.0.0");
+                    assertEquals(open ? 1 : 0, log.count("without a token"));
+                }
+            }
         }
     }
 

@@ -11,45 +11,74 @@ import io.netty.handler.codec.http.HttpResponse;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpVersion;
+import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.io.InputStream;
-import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
-import java.util.stream.Collectors;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.fusedops.llm.api.ApiException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** Creates responses that are sent as a whole. */
 final class Replies {
 
-    private static final String VERSION = resource("version.txt").strip();
-    private static final byte[] PAGE = readPage().getBytes(StandardCharsets.UTF_8);
+    private static final Logger logger = LoggerFactory.getLogger(Replies.class);
+    private static final Map<String, String> READ = new ConcurrentHashMap<>();
 
     private Replies() {}
 
-    private static String resource(String name) {
+    private static String resource(String name) throws IOException {
         try (InputStream in = Replies.class.getResourceAsStream(name)) {
+            if (in == null) {
+                throw new FileNotFoundException("the resource " + name + " is not in the jars");
+            }
             return new String(in.readAllBytes(), StandardCharsets.UTF_8);
-        } catch (IOException e) {
-            throw new UncheckedIOException("cannot read the resource " + name, e);
         }
     }
 
     /** Returns the chat page with its libraries, which the build takes from npm. */
-    private static String readPage() {
-        String libraries =
-                resource("npm/libraries.txt")
-                        .lines()
-                        .filter(line -> !line.startsWith("#"))
-                        .map(line -> line.split(" "))
-                        .map(library -> resource("npm/" + library[0] + "/" + library[2]))
-                        .collect(Collectors.joining("\n"));
-        return resource("chat.html").replace("/* LIBRARIES */", libraries);
+    private static String readPage() throws IOException {
+        List<String> libraries = new ArrayList<>();
+        for (String line : resource("npm/libraries.txt").lines().toList()) {
+            if (!line.startsWith("#")) {
+                String[] library = line.split(" ");
+                libraries.add(resource("npm/" + library[0] + "/" + library[2]));
+            }
+        }
+        return resource("chat.html").replace("/* LIBRARIES */", String.join("\n", libraries));
+    }
+
+    private static String readVersion() throws IOException {
+        return "{\"version\":\"" + resource("version.txt").strip() + "\"}";
+    }
+
+    /** Reads text from resources. */
+    private interface Source {
+        String read() throws IOException;
+    }
+
+    /** Replies with resources, read at the first request. If one is missing, only this fails. */
+    private static FullHttpResponse fromResources(String type, Source source) {
+        try {
+            String text = READ.get(type);
+            if (text == null) {
+                text = source.read();
+                READ.put(type, text);
+            }
+            return text(200, type, text);
+        } catch (IOException e) {
+            logger.warn("A reply cannot be read from the jars", e);
+            return error(new ApiException(500, null, Answer.FAILED));
+        }
     }
 
     /** Returns the chat page. Its security policy allows requests to this server only. */
     static FullHttpResponse page() {
-        FullHttpResponse page =
-                reply(200, "text/html; charset=utf-8", Unpooled.wrappedBuffer(PAGE));
+        FullHttpResponse page = fromResources("text/html; charset=utf-8", Replies::readPage);
         page.headers()
                 .set(
                         HttpHeaderNames.CONTENT_SECURITY_POLICY,
@@ -61,7 +90,7 @@ final class Replies {
 
     /** Returns the version of this project, in vLLM's schema. */
     static FullHttpResponse version() {
-        return text(200, "application/json", "{\"version\":\"" + VERSION + "\"}");
+        return fromResources("application/json", Replies::readVersion);
     }
 
     /**

@@ -77,4 +77,10 @@ public record ServerOptions(
                             + shutdownTimeout.toSeconds());
         }
     }
+
+    /** Returns the address and whether there is a token, which must not get into a log. */
+    @Override
+    public String toString() {
+        return "ServerOptions(" + host + ":" + port + (token == null ? ")" : ", with a token)");
+    }
 }
