@@ -69,11 +69,7 @@ class StoreTokenTest {
         try (TestLog log = new TestLog(TcpStore.class)) {
             for (Map<String, String> environment : List.of(SECRET, NONE)) {
                 for (String address : List.of("127.0.0.1", "0.0.0.0")) {
-                    builder(0, environment)
-                            .optServer(true)
-                            .optBindAddress(address)
-                            .build()
-                            .close();
+                    builder(0, environment).optServer(true).optBindAddress(address).build().close();
                     boolean open = environment == NONE && address.equals("0.0.0.0");
                     assertEquals(open ? 1 : 0, log.count("without a token"));
                 }

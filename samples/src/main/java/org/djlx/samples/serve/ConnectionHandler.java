@@ -365,7 +365,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private void read(ChannelHandlerContext context, FullHttpRequest request) {
         try {
-            server.readers().execute(() -> submit(context, request));
+            server.readers(request.content().readableBytes())
+                    .execute(() -> submit(context, request));
         } catch (RejectedExecutionException e) {
             server.release(request);
             refuse(context, tooMany());

@@ -38,15 +38,19 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
 
 /**
- * An HTTP server in front of a generator. Event loops read and write; two threads tokenize; the
- * generator's own threads generate.
+ * An HTTP server in front of a generator. Event loops read and write; {@link #readers} tokenize;
+ * the generator's own threads generate.
  */
 public final class GenerationServer implements AutoCloseable {
 
     static final String UNAVAILABLE = "the model is not available; the server's log says why";
 
-    private static final int READERS = 2;
-    private static final int MAX_UNREAD = 256;
+    // A long prompt may take seconds of CPU to tokenize. Long requests wait for each other only;
+    // the operating system divides the CPU among the threads that read the short ones.
+    private static final int LONG_READERS = 2;
+    private static final int SHORT_READERS = 16;
+    private static final int SHORT_BYTES = 16 << 10;
+    private static final int MAX_UNREAD = 256; // of each kind
     private static final Duration FAREWELL = Duration.ofSeconds(2);
 
     private final TextApi api;
@@ -60,14 +64,8 @@ public final class GenerationServer implements AutoCloseable {
             new NioEventLoopGroup(1, new DefaultThreadFactory("serve-accept", true));
     private final EventLoopGroup loops =
             new NioEventLoopGroup(2, new DefaultThreadFactory("serve", true));
-    private final ThreadPoolExecutor readers =
-            new ThreadPoolExecutor(
-                    READERS,
-                    READERS,
-                    0,
-                    TimeUnit.SECONDS,
-                    new ArrayBlockingQueue<>(MAX_UNREAD),
-                    new DefaultThreadFactory("serve-read", true));
+    private final ThreadPoolExecutor shortReaders = readers(SHORT_READERS, "serve-read");
+    private final ThreadPoolExecutor longReaders = readers(LONG_READERS, "serve-read-long");
     private final Semaphore bodies;
     private final Channel listener;
     private volatile boolean closing;
@@ -211,8 +209,19 @@ public final class GenerationServer implements AutoCloseable {
         request.release();
     }
 
-    Executor readers() {
-        return readers;
+    /** Returns the threads that read requests of a length in bytes. */
+    Executor readers(int bytes) {
+        return bytes <= SHORT_BYTES ? shortReaders : longReaders;
+    }
+
+    private static ThreadPoolExecutor readers(int threads, String name) {
+        return new ThreadPoolExecutor(
+                threads,
+                threads,
+                0,
+                TimeUnit.SECONDS,
+                new ArrayBlockingQueue<>(MAX_UNREAD),
+                new DefaultThreadFactory(name, true));
     }
 
     Instant startedAt() {
@@ -278,7 +287,9 @@ public final class GenerationServer implements AutoCloseable {
     }
 
     private void stopThreads() {
-        readers.shutdown(); // Requests of closed connections are released and not read.
+        // Requests of closed connections are released and not read.
+        shortReaders.shutdown();
+        longReaders.shutdown();
         var accepting = acceptors.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         var looping = loops.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         accepting.awaitUninterruptibly();

@@ -8,8 +8,10 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
@@ -26,7 +28,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten
  * characters, again and again. A thread gives every running request a piece in turn. A prompt with
  * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
- * for one with HUGE memory runs out. A generator that has answers gives those instead, up to the
+ * for one with HUGE memory runs out. A text with BLOCK is encoded when {@link #unblock} is called. A generator that has answers gives those instead, up to the
  * first stop string.
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
@@ -34,6 +36,8 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     static final int MAX_RUNNING = 100;
     private static final int PERIOD = 10;
 
+    private final Semaphore blocked = new Semaphore(0);
+    private final CountDownLatch unblocked = new CountDownLatch(1);
     private final List<FakeGeneration> running = new CopyOnWriteArrayList<>();
     private final Thread thread = new Thread(this::generate, "fake-generator");
     private long finished;
@@ -317,8 +321,26 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         return Optional.ofNullable(unavailable);
     }
 
+    /** Waits until so many texts with BLOCK are being encoded. */
+    void awaitBlocked(int count) throws InterruptedException {
+        blocked.acquire(count);
+    }
+
+    /** Lets all texts with BLOCK be encoded. */
+    void unblock() {
+        unblocked.countDown();
+    }
+
     @Override
     public int[] encode(String text, boolean specialTokens) {
+        if (text.contains("BLOCK")) {
+            blocked.release();
+            try {
+                unblocked.await();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            }
+        }
         return text.chars().toArray();
     }
 

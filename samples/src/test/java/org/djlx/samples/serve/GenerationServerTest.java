@@ -97,6 +97,31 @@ class GenerationServerTest {
         assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
     }
 
+    /** Long prompts may take seconds to tokenize. */
+    @Test
+    void longRequestsDoNotDelayShortOnes() throws Exception {
+        server.close();
+        server =
+                new GenerationServer(
+                        new TextApi("tiny", generator, ChatTemplate.PLAIN),
+                        generator,
+                        new ServerOptions(
+                                "127.0.0.1", 0, null, List.of(), 1 << 20, 1 << 24, 200, LONG, LONG,
+                                LONG));
+        String prompt = "BLOCK".repeat(10_000);
+        List<CompletableFuture<HttpResponse<String>>> replies = new ArrayList<>();
+        for (int i = 0; i < 20; i++) { // More than there are threads.
+            HttpRequest request = post("/tokenize", "{'prompt': '" + prompt + "'}");
+            replies.add(client.sendAsync(request, BodyHandlers.ofString()));
+        }
+        generator.awaitBlocked(2);
+        assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
+        generator.unblock();
+        for (CompletableFuture<HttpResponse<String>> reply : replies) {
+            assertEquals(200, reply.get().statusCode());
+        }
+    }
+
     @ParameterizedTest
     @ValueSource(ints = {0, -1})
     void refusesTimeoutsThatLeaveNoTime(int seconds) {

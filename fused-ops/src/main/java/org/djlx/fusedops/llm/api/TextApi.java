@@ -13,6 +13,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.sampling.Grammar;
@@ -30,6 +31,9 @@ import org.djlx.fusedops.llm.text.ToolFormat;
  * generation</a>. Unknown options are errors, not ignored. Thread-safe.
  */
 public final class TextApi {
+
+    /** OpenAI's code of errors about prompts that are too long. */
+    static final String CONTEXT_LENGTH = "context_length_exceeded";
 
     private static final int DEFAULT_COMPLETION = 16; // OpenAI's
     private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
@@ -213,6 +217,7 @@ public final class TextApi {
 
     private int[] encode(
             JsonOptions json, String of, List<ChatTemplate.Message> messages, Tools tools) {
+        checkLength(of, messages);
         boolean generation = json.flag("add_generation_prompt", true);
         Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
         if (tools != null) {
@@ -227,6 +232,27 @@ public final class TextApi {
             return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(of, e.getMessage());
+        }
+    }
+
+    /** Refuses chats that are too long before the template is rendered. */
+    private void checkLength(String of, List<ChatTemplate.Message> messages) {
+        int most = generator.maxLength();
+        long characters = 0;
+        for (ChatTemplate.Message message : messages) {
+            characters += message.content() == null ? 0 : message.content().length();
+        }
+        try {
+            if (messages.size() > most) {
+                throw new ContextLengthException(
+                        String.format(
+                                "the chat has %d messages of a token or more, but the maxLength of"
+                                        + " this generator is %d; leave out the oldest ones",
+                                messages.size(), most));
+            }
+            ContextLengthException.check(characters, tokenizer, most);
+        } catch (ContextLengthException e) {
+            throw ApiException.badRequest(of, e.getMessage()).withCode(CONTEXT_LENGTH);
         }
     }
 

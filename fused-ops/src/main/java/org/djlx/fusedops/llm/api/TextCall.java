@@ -33,8 +33,7 @@ public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
             return new TextAnswer(format, generator.submitAll(requests));
         } catch (ContextLengthException e) {
             throw format.refusal(
-                    ApiException.badRequest(null, e.getMessage())
-                            .withCode("context_length_exceeded"));
+                    ApiException.badRequest(null, e.getMessage()).withCode(TextApi.CONTEXT_LENGTH));
         }
     }
 }

@@ -83,7 +83,9 @@ record InputProcessor(
                 "a text prompt requires a tokenizer, and %s has no tokenizer.json; set the prompt"
                         + " by its tokens",
                 directory);
-        return tokenizer.encode(request.prompt().orElseThrow(), true);
+        String prompt = request.prompt().orElseThrow();
+        ContextLengthException.check(prompt.length(), tokenizer, maxLength);
+        return tokenizer.encode(prompt, true);
     }
 
     private void checkTokens(String which, int[] tokens) {

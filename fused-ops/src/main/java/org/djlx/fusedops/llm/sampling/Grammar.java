@@ -58,6 +58,8 @@ public final class Grammar {
      *       annotations such as {@code title}. {@code oneOf} and {@code not} are not supported.
      *   <li>Numbers have 15 digits before and 17 after the point at most; integers have 18.
      *   <li>{@code pattern} searches, as in JSON Schema; see {@link #regex} for what it may have.
+     *   <li>The automaton has a limit of states: about 700 optional properties in one object, or
+     *       1,200 required ones.
      * </ul>
      *
      * @param schema the schema

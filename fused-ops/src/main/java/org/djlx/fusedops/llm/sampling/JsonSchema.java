@@ -16,6 +16,7 @@ import java.util.Collections;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -414,7 +415,7 @@ final class JsonSchema {
                         ? schema.get("additionalProperties")
                         : new JsonPrimitive(!schema.has("properties"));
         Terms.Term others = value(additional, path + "/additionalProperties");
-        List<String> required = strings(schema, "required", path);
+        Set<String> required = new LinkedHashSet<>(strings(schema, "required", path));
         Map<String, Terms.Term> properties = new LinkedHashMap<>();
         for (String name : declared.keySet()) {
             String place = path + "/properties/" + name;

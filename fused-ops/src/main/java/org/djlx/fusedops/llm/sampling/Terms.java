@@ -11,7 +11,6 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
-import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -29,7 +28,7 @@ final class Terms {
     static final int UNBOUNDED = Integer.MAX_VALUE;
 
     /** Limits the memory and the time of one grammar; see {@link #size}. */
-    static final int MAX_SIZE = 3_000_000;
+    static final int MAX_SIZE = 1_000_000;
 
     private static final int TERM_SIZE = 10; // A term takes the memory of 10 references to it.
 
@@ -59,7 +58,7 @@ final class Terms {
         REFERENCE
     }
 
-    private record Key(Kind kind, List<Integer> parts, BitSet bytes, int min, int max) {}
+    private record Key(Kind kind, List<Term> parts, BitSet bytes, int min, int max) {}
 
     private final Map<Key, Term> terms = new LinkedHashMap<>(); // parts before wholes
     private final Map<List<Integer>, Boolean> intersecting = new HashMap<>();
@@ -101,6 +100,11 @@ final class Terms {
         /** Returns whether the term matches the empty text. */
         boolean isNullable() {
             return nullable;
+        }
+
+        @Override
+        public int hashCode() {
+            return id; // Equal terms are the same object.
         }
 
         List<Term> parts() {
@@ -188,12 +192,10 @@ final class Terms {
 
     private Term term(
             Kind kind, List<Term> parts, BitSet bytes, int min, int max, boolean nullable) {
-        List<Integer> ids = new ArrayList<>();
-        parts.forEach(part -> ids.add(part.id));
-        Key key = new Key(kind, ids, bytes, min, max);
+        Key key = new Key(kind, parts, bytes, min, max);
         Term known = terms.get(key);
+        grow(known == null ? TERM_SIZE + parts.size() : 1 + parts.size() / 4);
         if (known == null) {
-            grow(TERM_SIZE + parts.size());
             known = new Term(kind, parts, bytes, min, max, nullable);
             terms.put(key, known);
             if (kind == Kind.BYTE) {
@@ -302,8 +304,18 @@ final class Terms {
         if (first == empty || rest == empty) {
             return first == empty ? rest : first;
         }
-        if (first.kind == Kind.SEQUENCE) {
-            return sequence(first.part(), sequence(first.parts.get(1), rest));
+        if (first.kind == Kind.SEQUENCE) { // A loop, because sequences are long.
+            List<Term> heads = new ArrayList<>();
+            Term last = first;
+            while (last.kind == Kind.SEQUENCE) {
+                heads.add(last.part());
+                last = last.parts.get(1);
+            }
+            Term result = sequence(last, rest);
+            for (int i = heads.size() - 1; i >= 0; i--) {
+                result = sequence(heads.get(i), result);
+            }
+            return result;
         }
         boolean nullable = first.nullable && rest.nullable;
         return term(Kind.SEQUENCE, List.of(first, rest), null, 0, 0, nullable);
@@ -311,7 +323,7 @@ final class Terms {
 
     /** Returns a term for any of some parts. */
     Term choice(Collection<Term> parts) {
-        Set<Term> flat = new LinkedHashSet<>();
+        List<Term> flat = new ArrayList<>();
         BitSet bytes = new BitSet(BYTES);
         for (Term part : parts) {
             for (Term each : part.kind == Kind.CHOICE ? part.parts : List.of(part)) {
@@ -325,11 +337,16 @@ final class Terms {
         if (!bytes.isEmpty()) {
             flat.add(term(Kind.BYTE, List.of(), bytes, 0, 0, false));
         }
-        if (flat.size() < 2) {
-            return flat.isEmpty() ? none : flat.iterator().next();
+        flat.sort((a, b) -> Integer.compare(a.id, b.id)); // Fast: it consists of sorted lists.
+        List<Term> sorted = new ArrayList<>(flat.size());
+        for (Term each : flat) {
+            if (sorted.isEmpty() || sorted.get(sorted.size() - 1) != each) {
+                sorted.add(each);
+            }
         }
-        List<Term> sorted = new ArrayList<>(flat);
-        sorted.sort((a, b) -> Integer.compare(a.id, b.id));
+        if (sorted.size() < 2) {
+            return sorted.isEmpty() ? none : sorted.get(0);
+        }
         boolean nullable = sorted.stream().anyMatch(Term::isNullable);
         return term(Kind.CHOICE, sorted, null, 0, 0, nullable);
     }

@@ -6,6 +6,7 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.google.gson.stream.JsonReader;
+import com.google.gson.stream.JsonToken;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
@@ -25,6 +26,7 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
+    private final int longest; // number of characters of the longest token; 0 if unknown
     private final int letter; // a token to decode others after
     private final String letterText; // empty if the texts of tokens depend on tokens before them
     private final Map<Integer, String> addedTexts = new ConcurrentHashMap<>(); // of tokens
@@ -39,16 +41,22 @@ public final class ModelTokenizer implements TextTokenizer {
         // Reads what the library has no methods for.
         Set<String> special = new HashSet<>();
         boolean concatenates = false;
+        int longestToken = 0;
+        int added = 0;
         try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
             reader.beginObject();
             while (reader.hasNext()) {
                 switch (reader.nextName()) {
+                    case "model" -> longestToken = longestToken(reader);
                     case "added_tokens" -> {
                         for (JsonElement element :
                                 JsonParser.parseReader(reader).getAsJsonArray()) {
                             JsonObject token = element.getAsJsonObject();
+                            String content = token.get("content").getAsString();
+                            added = Math.max(added, content.length());
+                            TokenBytes.checkId(token.get("id").getAsLong(), content);
                             if (token.get("special").getAsBoolean()) {
-                                special.add(token.get("content").getAsString());
+                                special.add(content);
                             }
                         }
                     }
@@ -58,9 +66,52 @@ public final class ModelTokenizer implements TextTokenizer {
             }
         }
         specialTokens = Set.copyOf(special);
+        longest = longestToken == 0 ? 0 : Math.max(longestToken, added);
         int[] letters = concatenates ? encode("a", false) : new int[0];
         letter = letters.length == 0 ? 0 : letters[letters.length - 1];
         letterText = letters.length == 0 ? "" : decode(new int[] {letter});
+    }
+
+    /**
+     * Returns the length of the longest token of a model's vocabulary, a map or a list of pairs; 0
+     * without one. A token stands for its own number of characters at most: byte-level vocabularies
+     * have a character for each byte.
+     */
+    private static int longestToken(JsonReader reader) throws IOException {
+        int longest = 0;
+        reader.beginObject();
+        while (reader.hasNext()) {
+            if (!reader.nextName().equals("vocab")) {
+                reader.skipValue();
+                continue;
+            }
+            boolean isMap = reader.peek() == JsonToken.BEGIN_OBJECT;
+            if (isMap) {
+                reader.beginObject();
+            } else {
+                reader.beginArray();
+            }
+            while (reader.hasNext()) {
+                if (!isMap) {
+                    reader.beginArray();
+                }
+                String text = isMap ? reader.nextName() : reader.nextString();
+                longest = Math.max(longest, text.length());
+                if (isMap) {
+                    TokenBytes.checkId(reader.nextLong(), text);
+                } else {
+                    reader.skipValue();
+                    reader.endArray();
+                }
+            }
+            if (isMap) {
+                reader.endObject();
+            } else {
+                reader.endArray();
+            }
+        }
+        reader.endObject();
+        return longest;
     }
 
     /**
@@ -129,6 +180,11 @@ public final class ModelTokenizer implements TextTokenizer {
         } finally {
             lock.readLock().unlock();
         }
+    }
+
+    @Override
+    public long leastTokens(long characters) {
+        return longest == 0 ? 0 : (characters + longest - 1) / longest;
     }
 
     @Override

@@ -18,6 +18,16 @@ public interface TextTokenizer extends AutoCloseable {
     int[] encode(String text, boolean specialTokens);
 
     /**
+     * {@return a lower limit of the number of tokens of a text, from its length} Costs nothing, so
+     * that a text which is far too long need not be encoded.
+     *
+     * @param characters the length of the text
+     */
+    default long leastTokens(long characters) {
+        return 0;
+    }
+
+    /**
      * Decodes tokens. Special tokens are left out.
      *
      * @param tokens the tokens; an incomplete character at the end becomes U+FFFD

@@ -32,7 +32,24 @@ final class TokenBytes {
                     .filter(b -> b <= ' ' || (b >= 0x7F && b <= 0xA0) || b == 0xAD)
                     .toArray();
 
+    /** Far above all vocabularies; the list of tokens has an element for each id up to the last. */
+    private static final int MAX_ID = (1 << 22) - 1;
+
     private TokenBytes() {}
+
+    /**
+     * Checks the id of a token before it is taken for a size.
+     *
+     * @throws IllegalArgumentException if no vocabulary has such an id
+     */
+    static int checkId(long id, String token) {
+        if (id < 0 || id > MAX_ID) {
+            throw new IllegalArgumentException(
+                    "the id %d of the token '%s' is out of range: ids are from 0 to %d"
+                            .formatted(id, token, MAX_ID));
+        }
+        return (int) id;
+    }
 
     /**
      * Reads the bytes of all tokens.
@@ -41,10 +58,15 @@ final class TokenBytes {
      * @throws IllegalArgumentException if the kind of vocabulary is not supported
      */
     static List<byte[]> read(Path file) throws IOException {
-        JsonObject json;
         try (Reader reader = Files.newBufferedReader(file)) {
-            json = JsonParser.parseReader(reader).getAsJsonObject();
+            return read(JsonParser.parseReader(reader).getAsJsonObject());
+        } catch (RuntimeException e) { // A value is missing, or has a wrong type or range.
+            throw new IllegalArgumentException(
+                    file + ": the bytes of the tokens cannot be read: " + e.getMessage(), e);
         }
+    }
+
+    private static List<byte[]> read(JsonObject json) {
         boolean isByteLevel =
                 (json.get("decoder") + "" + json.get("pre_tokenizer")).contains("\"ByteLevel\"");
         JsonObject model = json.getAsJsonObject("model");
@@ -55,21 +77,24 @@ final class TokenBytes {
         } else if (model.has("merges")) {
             model.getAsJsonObject("vocab")
                     .asMap()
-                    .forEach((text, id) -> set(tokens, id.getAsInt(), bytes(text, isByteLevel)));
+                    .forEach((text, id) -> set(tokens, id, text, bytes(text, isByteLevel)));
         } else {
-            throw new IllegalArgumentException(
-                    file + ": grammars require a BPE or Unigram tokenizer");
+            throw new IllegalArgumentException("grammars require a BPE or Unigram tokenizer");
         }
-        for (JsonElement element : json.getAsJsonArray("added_tokens")) {
-            JsonObject token = element.getAsJsonObject();
-            byte[] text = token.get("content").getAsString().getBytes(StandardCharsets.UTF_8);
-            boolean isSpecial = token.get("special").getAsBoolean();
-            set(tokens, token.get("id").getAsInt(), isSpecial ? null : text);
+        if (json.get("added_tokens") instanceof JsonArray added) {
+            for (JsonElement element : added) {
+                JsonObject token = element.getAsJsonObject();
+                String text = token.get("content").getAsString();
+                boolean isSpecial = token.get("special").getAsBoolean();
+                byte[] utf8 = isSpecial ? null : text.getBytes(StandardCharsets.UTF_8);
+                set(tokens, token.get("id"), text, utf8);
+            }
         }
         return tokens;
     }
 
-    private static void set(List<byte[]> tokens, int id, byte[] bytes) {
+    private static void set(List<byte[]> tokens, JsonElement json, String text, byte[] bytes) {
+        int id = checkId(json.getAsBigDecimal().longValueExact(), text);
         while (tokens.size() <= id) {
             tokens.add(null);
         }

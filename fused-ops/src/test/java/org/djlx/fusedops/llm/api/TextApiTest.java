@@ -498,6 +498,34 @@ class TextApiTest {
     }
 
     @Test
+    void chatsThatAreTooLongAreRefusedBeforeTheyAreEncoded() {
+        Characters strict =
+                new Characters() {
+                    @Override
+                    public long leastTokens(long characters) {
+                        return characters;
+                    }
+
+                    @Override
+                    public int[] encode(String text, boolean specialTokens) {
+                        assertTrue(text.length() <= maxLength(), "encoded");
+                        return super.encode(text, specialTokens);
+                    }
+                };
+        TextApi ofStrict = new TextApi("tiny", strict, ChatTemplate.PLAIN);
+        String message = "{\"role\": \"user\", \"content\": \"%s\"}";
+        String many = String.join(",", Collections.nCopies(201, message.formatted("a")));
+        for (String messages : List.of(many, message.formatted("a".repeat(201)))) {
+            ApiException e =
+                    assertThrows(
+                            ApiException.class,
+                            () -> ofStrict.chat(bytes("{\"messages\": [" + messages + "]}")));
+            assertTrue(e.getMessage().contains("201 "), e.getMessage());
+            assertTrue(e.toJson().contains("context_length_exceeded"), e.toJson());
+        }
+    }
+
+    @Test
     void textThatIsNotUtf8IsRefused() {
         byte[] bytes = bytes("{'prompt':'x'}");
         bytes[11] = (byte) 0xff;

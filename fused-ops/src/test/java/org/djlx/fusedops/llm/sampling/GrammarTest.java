@@ -812,6 +812,58 @@ class GrammarTest {
     }
 
     @Test
+    void wideSchemasAreCompiledOrRefused() {
+        for (int properties : new int[] {1_200, 20_000}) {
+            for (boolean required : new boolean[] {true, false}) {
+                JsonObject schema = wide(properties, required);
+                if (properties == 1_200 && required) {
+                    Constraint constraint = new Constraint(Grammar.jsonSchema(schema), BYTES);
+                    for (char c : "{\"property_0\":\"x\",\"property_1\":".toCharArray()) {
+                        assertTrue((constraint.mask()[c / 32] >>> c & 1) != 0);
+                        constraint.accept(c);
+                    }
+                } else {
+                    assertTooManyStates(() -> Grammar.jsonSchema(schema));
+                }
+            }
+        }
+    }
+
+    /** Equal schemas have equal terms, so that only the work to make them counts. */
+    @Test
+    void repeatedSchemasAreRefused() {
+        JsonArray alternatives = new JsonArray();
+        for (int i = 0; i < 5_000; i++) {
+            alternatives.add(wide(30, false));
+        }
+        JsonObject schema = new JsonObject();
+        schema.add("anyOf", alternatives);
+        assertTooManyStates(() -> Grammar.jsonSchema(schema));
+    }
+
+    private static void assertTooManyStates(Executable compile) {
+        IllegalArgumentException e = assertThrows(IllegalArgumentException.class, compile);
+        assertTrue(e.getMessage().contains("too many states"), e::getMessage);
+    }
+
+    private static JsonObject wide(int count, boolean required) {
+        JsonObject properties = new JsonObject();
+        JsonArray names = new JsonArray();
+        for (int i = 0; i < count; i++) {
+            JsonObject text = new JsonObject();
+            text.addProperty("type", "string");
+            properties.add("property_" + i, text);
+            names.add("property_" + i);
+        }
+        JsonObject schema = new JsonObject();
+        schema.add("properties", properties);
+        if (required) {
+            schema.add("required", names);
+        }
+        return schema;
+    }
+
+    @Test
     void textsThatAreNoUnicodeAreRefused() {
         JsonObject schema = new JsonObject();
         schema.addProperty("const", "\ud800");

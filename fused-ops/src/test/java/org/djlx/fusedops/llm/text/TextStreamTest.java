@@ -53,6 +53,15 @@ class TextStreamTest {
     }
 
     @Test
+    void leastTokensIsALowerLimit() {
+        assertTrue(tokenizer.leastTokens(1_000_000) > 1_000); // The longest token is short.
+        for (String text : List.of("", "a", " ü€\n", "<s>".repeat(7), "prompt ü ".repeat(50))) {
+            int tokens = tokenizer.encode(text, false).length;
+            assertTrue(tokenizer.leastTokens(text.length()) <= tokens, text);
+        }
+    }
+
+    @Test
     void tokensAreBytes() {
         String text = "a ü€\n";
         byte[] bytes = text.getBytes(StandardCharsets.UTF_8);

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
@@ -13,6 +14,8 @@ import java.nio.file.Path;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 class TokenBytesTest {
 
@@ -67,6 +70,26 @@ class TokenBytesTest {
         assertArrayEquals(utf8(" b"), tokens.get(0));
         assertArrayEquals(utf8("c"), tokens.get(1));
         assertEquals(7, tokens.size());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"4194304", "2147483647", "2147483648", "-1", "1e30", "1.5", "null"})
+    void idsOutOfRangeAreRefusedWithTheFile(String id) {
+        for (String json :
+                List.of(
+                        "\"model\": {\"merges\": [], \"vocab\": {\"a\": %s}}",
+                        "\"model\": {\"merges\": [], \"vocab\": {}}, \"added_tokens\":"
+                                + " [{\"id\": %s, \"content\": \"x\", \"special\": true}]")) {
+            Path file = directory.resolve("tokenizer.json");
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> {
+                                Files.writeString(file, "{" + json.formatted(id) + "}");
+                                TokenBytes.read(file);
+                            });
+            assertTrue(e.getMessage().startsWith(file.toString()), e.getMessage());
+        }
     }
 
     @Test
