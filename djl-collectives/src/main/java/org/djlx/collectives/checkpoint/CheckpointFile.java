@@ -117,7 +117,7 @@ final class CheckpointFile implements AutoCloseable {
         file.channel().position(SafetensorsHeader.PREFIX + BEGINNING.length());
         String sum = String.format("%08x", crc.getValue());
         file.write(StandardCharsets.UTF_8.encode(sum));
-        file.channel().force(true);
+        file.force();
     }
 
     /** Forces a directory's entries to disk. */

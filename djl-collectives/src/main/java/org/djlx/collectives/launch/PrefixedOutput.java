@@ -34,6 +34,7 @@ final class PrefixedOutput implements Runnable {
     private final InputStream in;
     private final PrintStream out;
     private final OutputStream log; // gets the bytes as they are
+    private final Path logFile; // null for none
     private final Runnable onFailure;
     private final Thread thread;
     private final ByteArrayOutputStream line = new ByteArrayOutputStream(); // guarded by this
@@ -42,11 +43,17 @@ final class PrefixedOutput implements Runnable {
     private volatile long readingSince; // start of the pending read in nanoseconds; 0 between reads
 
     private PrefixedOutput(
-            int rank, InputStream in, PrintStream out, OutputStream log, Runnable onFailure) {
+            int rank,
+            InputStream in,
+            PrintStream out,
+            OutputStream log,
+            Path logFile,
+            Runnable onFailure) {
         this.prefix = ("[" + rank + "] ").getBytes(StandardCharsets.US_ASCII);
         this.in = in;
         this.out = out;
         this.log = log;
+        this.logFile = logFile;
         this.onFailure = onFailure;
         thread = new Thread(this, "output-of-rank-" + rank);
         thread.setDaemon(true);
@@ -66,7 +73,7 @@ final class PrefixedOutput implements Runnable {
                 log == null
                         ? OutputStream.nullOutputStream()
                         : Files.newOutputStream(log, CREATE, APPEND);
-        PrefixedOutput output = new PrefixedOutput(rank, in, out, copy, onFailure);
+        PrefixedOutput output = new PrefixedOutput(rank, in, out, copy, log, onFailure);
         output.thread.start();
         return output;
     }
@@ -101,7 +108,7 @@ final class PrefixedOutput implements Runnable {
                 try {
                     copy.write(bytes, 0, count);
                 } catch (IOException e) { // The disk is full.
-                    say("cannot write a log file, which ends here: " + e.getMessage());
+                    say("cannot write " + logFile + ", which ends here: " + e.getMessage());
                     copy = OutputStream.nullOutputStream();
                 }
             }

@@ -19,6 +19,7 @@ import java.util.function.Predicate;
 import java.util.stream.Stream;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.nativeops.host.FileWrites;
 
 /**
  * The last operations of one rank of a group, as written to a file: JSON. Fields that c10d's flight
@@ -198,11 +199,17 @@ public record FlightDump(
         }
         Path part = Files.createTempFile(directory, "flight-", ".part");
         try {
-            try (Writer json = Files.newBufferedWriter(part)) {
-                writeJson(json);
-            } catch (JsonIOException e) {
-                throw new IOException("cannot write " + part, e);
-            }
+            FileWrites.naming(
+                    file,
+                    () -> {
+                        try (Writer json = Files.newBufferedWriter(part)) {
+                            writeJson(json);
+                        } catch (JsonIOException e) {
+                            throw e.getCause() instanceof IOException cause
+                                    ? cause
+                                    : new IOException(e.getMessage(), e);
+                        }
+                    });
             Files.move(part, file, StandardCopyOption.REPLACE_EXISTING);
         } finally {
             Files.deleteIfExists(part);

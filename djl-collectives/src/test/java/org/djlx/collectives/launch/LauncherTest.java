@@ -211,7 +211,7 @@ class LauncherTest {
                 "earlier\narguments|a\nheap 64\n", Files.readString(earlier.resolve("stdout.log")));
         assertTrue(
                 outLines().stream()
-                        .anyMatch(line -> line.startsWith("[0] cannot write a log file")),
+                        .anyMatch(line -> line.startsWith("[0] cannot write " + full)),
                 () -> outLines().toString());
         Path file = Files.createFile(folder.resolve("file"));
         String message =

@@ -11,6 +11,7 @@
  *   <li>{@link org.djlx.nativeops.host.DescriptorChannel} - passes file descriptors between
  *       processes
  *   <li>{@link org.djlx.nativeops.host.Durations} - formats durations for messages
+ *   <li>{@link org.djlx.nativeops.host.FileWrites} - errors of writes that name the file
  *   <li>{@link org.djlx.nativeops.host.HostCopier} - copies between Java arrays and addresses
  *   <li>{@link org.djlx.nativeops.host.LibC} - functions of the C library
  *   <li>{@link org.djlx.nativeops.host.MappedFile} - a read-only mapping of a file

@@ -26,6 +26,7 @@ import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.nativeops.host.FileWrites;
 import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes the model directory of a Llama in Hugging Face's layout. */
@@ -131,7 +132,7 @@ final class LlamaDirectory {
         tokens.put("model_max_length", config.maxLength());
         tokens.put("tokenizer_class", "PreTrainedTokenizerFast");
         write(directory, "tokenizer_config.json", tokens);
-        Files.writeString(directory.resolve("serving.properties"), servingProperties(ranks));
+        write(directory.resolve("serving.properties"), servingProperties(ranks));
     }
 
     /** Returns random weights that keep the variance from layer to layer. */
@@ -156,7 +157,11 @@ final class LlamaDirectory {
     }
 
     private static void write(Path directory, String name, Object json) throws IOException {
-        Files.writeString(directory.resolve(name), GSON.toJson(json) + "\n");
+        write(directory.resolve(name), GSON.toJson(json) + "\n");
+    }
+
+    static void write(Path file, String text) throws IOException {
+        FileWrites.naming(file, () -> Files.writeString(file, text));
     }
 
     private static Map<String, Object> textTokens(BytePairEncoding tokenizer) {

@@ -147,7 +147,7 @@ public final class RandomLlama implements AutoCloseable {
             map.put(tensor.name(), file);
         }
         String index = new Gson().toJson(Map.of("metadata", Map.of(), "weight_map", map));
-        Files.writeString(directory.resolve("model.safetensors.index.json"), index);
+        LlamaDirectory.write(directory.resolve("model.safetensors.index.json"), index);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Function<TensorSpec, NDArray> weights = draw(manager, tensors);
             files.entrySet().parallelStream()

@@ -9,6 +9,7 @@ import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import org.djlx.nativeops.host.FileWrites;
 import org.knowm.xchart.BitmapEncoder;
 import org.knowm.xchart.BitmapEncoder.BitmapFormat;
 import org.knowm.xchart.XYChart;
@@ -50,7 +51,7 @@ final class LossCurve {
         }
         Files.createDirectories(file.getParent());
         Path temporary = file.resolveSibling(file.getFileName() + ".incomplete");
-        Files.write(temporary, lines);
+        FileWrites.naming(file, () -> Files.write(temporary, lines));
         Files.move(temporary, file, StandardCopyOption.ATOMIC_MOVE);
     }
 
@@ -98,8 +99,12 @@ final class LossCurve {
                             .setMarker(SeriesMarkers.NONE)
                             .setLineStyle(SeriesLines.DASH_DASH);
                 });
-        try (OutputStream out = Files.newOutputStream(file)) {
-            BitmapEncoder.saveBitmap(chart, out, BitmapFormat.PNG);
-        }
+        FileWrites.naming(
+                file,
+                () -> {
+                    try (OutputStream out = Files.newOutputStream(file)) {
+                        BitmapEncoder.saveBitmap(chart, out, BitmapFormat.PNG);
+                    }
+                });
     }
 }

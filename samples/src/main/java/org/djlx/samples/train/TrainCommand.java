@@ -21,6 +21,7 @@ import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.nativeops.host.FileWrites;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.RankOptions;
@@ -350,7 +351,7 @@ public final class TrainCommand extends CliCommand {
             return;
         }
         Path part = Files.createTempFile(file.getParent(), "job", ".part");
-        Files.write(part, job(bytes));
+        FileWrites.naming(file, () -> Files.write(part, job(bytes)));
         Files.move(
                 part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may write the same file.
     }

@@ -16,6 +16,7 @@ import java.nio.file.StandardOpenOption;
 import java.util.UUID;
 import java.util.concurrent.locks.LockSupport;
 import java.util.regex.Pattern;
+import org.djlx.nativeops.host.FileWrites;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -157,9 +158,18 @@ public final class AtomicFile implements AutoCloseable {
 
     /** Writes all bytes. */
     public void write(ByteBuffer bytes) throws IOException {
-        while (bytes.hasRemaining()) {
-            channel.write(bytes);
-        }
+        FileWrites.naming(
+                target,
+                () -> {
+                    while (bytes.hasRemaining()) {
+                        channel.write(bytes);
+                    }
+                });
+    }
+
+    /** Forces the bytes to disk. */
+    public void force() throws IOException {
+        FileWrites.naming(target, () -> channel.force(true));
     }
 
     /** Renames the file, which is complete. */

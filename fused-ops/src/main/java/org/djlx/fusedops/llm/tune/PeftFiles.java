@@ -17,6 +17,7 @@ import java.util.Set;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.nn.Lora;
+import org.djlx.nativeops.host.FileWrites;
 
 /** Adapters in the layout of Hugging Face's PEFT. */
 final class PeftFiles {
@@ -76,7 +77,8 @@ final class PeftFiles {
                                 .filter(lora.targets()::contains)
                                 .map(each -> lastName(modules.get(each)))
                                 .toList()));
-        Files.writeString(directory.resolve(CONFIG), GSON.toJson(json) + "\n");
+        Path config = directory.resolve(CONFIG);
+        FileWrites.naming(config, () -> Files.writeString(config, GSON.toJson(json) + "\n"));
     }
 
     private static String lastName(String module) {

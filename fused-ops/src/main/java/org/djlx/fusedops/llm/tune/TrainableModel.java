@@ -35,6 +35,7 @@ import org.djlx.fusedops.nn.RmsNorm;
 import org.djlx.fusedops.nn.RotaryEmbedding;
 import org.djlx.fusedops.nn.ShardedBlock;
 import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
+import org.djlx.nativeops.host.FileWrites;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 
@@ -423,7 +424,10 @@ public final class TrainableModel {
                 String name = file.getFileName().toString();
                 if (name.matches(".*\\.(json|jinja|txt|model|properties)")
                         && !name.endsWith(".index.json")) {
-                    Files.copy(file, out.resolve(name), StandardCopyOption.REPLACE_EXISTING);
+                    Path copy = out.resolve(name);
+                    FileWrites.naming(
+                            copy,
+                            () -> Files.copy(file, copy, StandardCopyOption.REPLACE_EXISTING));
                 }
             }
         }

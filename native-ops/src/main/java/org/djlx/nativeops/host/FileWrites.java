@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.host;
+
+import java.io.IOException;
+import java.nio.file.FileSystemException;
+import java.nio.file.Path;
+
+/** Writes files so that an error names the file; that of a full disk does not by itself. */
+public final class FileWrites {
+
+    private FileWrites() {}
+
+    /** Writes to a file. */
+    @FunctionalInterface
+    public interface Body {
+
+        /**
+         * Writes.
+         *
+         * @throws IOException if that fails
+         */
+        void run() throws IOException;
+    }
+
+    /**
+     * Runs code that writes to a file.
+     *
+     * @param file the file, for the error
+     * @param body the code
+     * @throws IOException if the code throws one; it names a file
+     */
+    public static void naming(Path file, Body body) throws IOException {
+        try {
+            body.run();
+        } catch (FileSystemException e) {
+            throw e; // It names its file.
+        } catch (IOException e) {
+            throw new IOException("cannot write " + file + ": " + e.getMessage(), e);
+        }
+    }
+}
