@@ -4,6 +4,12 @@ package org.djlx.collectives.checkpoint;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParseException;
+import com.google.gson.JsonParser;
 import java.io.EOFException;
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -43,6 +49,8 @@ final class CheckpointFile implements AutoCloseable {
 
     private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";
     private static final String NO_CHECKSUM = "00000000";
+    private static final int MAX_EXCERPT = 100; // of a wrong value, in an error
+    private static final Gson GSON = new Gson();
 
     private final Path path;
     private final FileChannel channel;
@@ -227,6 +235,117 @@ final class CheckpointFile implements AutoCloseable {
 
     Map<String, String> metadata() {
         return header.metadata();
+    }
+
+    /**
+     * Returns a whole number of the metadata.
+     *
+     * @throws IOException if it is missing or out of range
+     */
+    long number(String key, long min, long max) throws IOException {
+        return number(key, metadata().get(key), min, max);
+    }
+
+    private long number(String key, String text, long min, long max) throws IOException {
+        try {
+            long number = Long.parseLong(text);
+            if (number >= min && number <= max) {
+                return number;
+            }
+        } catch (NumberFormatException e) { // Also if it is missing.
+            throw wrong(key, "a whole number", e);
+        }
+        throw wrong(key, "a whole number from " + min + " to " + max, null);
+    }
+
+    /** As {@link #number}, for a list of numbers, divided by commas. */
+    int[] integers(String key) throws IOException {
+        String[] parts = metadata().getOrDefault(key, "").split(",");
+        int[] numbers = new int[parts.length];
+        for (int i = 0; i < parts.length; i++) {
+            numbers[i] = (int) number(key, parts[i], Integer.MIN_VALUE, Integer.MAX_VALUE);
+        }
+        return numbers;
+    }
+
+    /** As {@link #number}, for a number with a fraction. */
+    double fraction(String key, double min, double max) throws IOException {
+        String text = metadata().get(key);
+        try {
+            double number = text == null ? Double.NaN : Double.parseDouble(text);
+            if (number >= min && number <= max) {
+                return number;
+            }
+        } catch (NumberFormatException e) {
+            throw wrong(key, "a number", e);
+        }
+        throw wrong(key, "a number from " + min + " to " + max, null);
+    }
+
+    /**
+     * Returns values of the metadata by name.
+     *
+     * @param otherwise the JSON if there is no such entry; null if there must be one
+     * @throws IOException if it is missing, or has values of another type or null
+     */
+    <T> Map<String, T> map(String key, String otherwise, Class<T> type) throws IOException {
+        Map<String, T> values = new LinkedHashMap<>();
+        for (Map.Entry<String, JsonElement> entry :
+                json(key, otherwise, JsonObject.class, "a JSON object").entrySet()) {
+            values.put(entry.getKey(), value(key, entry.getValue(), type));
+        }
+        return values;
+    }
+
+    /** As {@link #map}, for texts without names. */
+    List<String> texts(String key, String otherwise) throws IOException {
+        List<String> values = new ArrayList<>();
+        for (JsonElement value : json(key, otherwise, JsonArray.class, "a JSON array")) {
+            values.add(value(key, value, String.class));
+        }
+        return values;
+    }
+
+    private <T> T value(String key, JsonElement json, Class<T> type) throws IOException {
+        String must = "JSON with values of the type " + type.getSimpleName();
+        try {
+            T value = GSON.fromJson(json, type);
+            if (value != null) {
+                return value;
+            }
+        } catch (JsonParseException | IllegalArgumentException | IllegalStateException e) {
+            throw wrong(key, must, e);
+        }
+        throw wrong(key, must, null);
+    }
+
+    private <T extends JsonElement> T json(String key, String otherwise, Class<T> type, String must)
+            throws IOException {
+        try {
+            JsonElement json = JsonParser.parseString(metadata().getOrDefault(key, otherwise));
+            return type.cast(json);
+        } catch (JsonParseException | ClassCastException | NullPointerException e) {
+            throw wrong(key, must, e);
+        }
+    }
+
+    /** Returns an error about an entry of the metadata. */
+    IOException wrong(String key, String must, Exception cause) {
+        String value = metadata().get(key);
+        return new IOException(
+                String.format(
+                        "%s: '%s' in its metadata %s, but must be %s; delete the file to resume"
+                                + " from the previous checkpoint",
+                        path, key, value == null ? "is missing" : "is " + excerpt(value), must),
+                cause);
+    }
+
+    private static String excerpt(String value) {
+        return value.length() <= MAX_EXCERPT ? value : value.substring(0, MAX_EXCERPT) + "…";
+    }
+
+    Path path() {
+        return path;
     }
 
     /** Returns the arrays by name, in the order in which they were written. */

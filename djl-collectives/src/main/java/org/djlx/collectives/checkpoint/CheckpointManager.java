@@ -112,7 +112,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
 
     private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{1,18})\\.safetensors");
     // Of a process other than the first: step, process, and a random number of the save.
-    private static final Pattern PART =
+    static final Pattern PART =
             Pattern.compile("checkpoint-(\\d{1,18})\\.part-(\\d+)-[0-9a-f]+\\.safetensors");
 
     /** How long a file of another process may stay invisible: network file systems keep names. */
@@ -310,6 +310,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
         Path path = directory.resolve(name(newest));
         CheckpointParts[] opened = new CheckpointParts[1];
+        SavedState[] state = new SavedState[1];
         try {
             Agreement.exchange(
                     group(own),
@@ -317,6 +318,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                     () -> {
                         opened[0] = CheckpointParts.open(path);
                         checkFits(opened[0], path, own);
+                        state[0] = SavedState.read(opened[0], newest, sampler != null);
                         return null;
                     });
             Agreement.run(
@@ -324,22 +326,18 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                     "restore",
                     () -> path.getFileName() + " with checksum " + opened[0].checksum());
             own.zeroGradients(); // Gradients of an earlier pass belong to the former parameters.
-            apply(opened[0], own);
+            apply(opened[0], state[0], own);
             if (own.process() == 0) {
                 deleteAfter(newest);
             }
-            Map<String, String> metadata = opened[0].metadata();
-            progress = progress(metadata);
-            if (own.gradScaler() != null && metadata.containsKey("scale")) {
-                own.gradScaler()
-                        .restore(
-                                Double.parseDouble(metadata.get("scale")),
-                                Integer.parseInt(metadata.get("goodSteps")));
+            progress = state[0].progress();
+            if (own.gradScaler() != null && state[0].hasScale()) {
+                own.gradScaler().restore(state[0].scale(), state[0].goodSteps());
             }
             saved = progress.step();
             savedFile = opened[0].key();
-            restoreOrder(metadata, own, path);
-            int epochs = Math.toIntExact(progress.epoch());
+            restoreOrder(state[0], own, path);
+            int epochs = (int) progress.epoch();
             trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
         } finally {
@@ -350,24 +348,23 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     }
 
     /** Restores the position in the dataset, and the random state. */
-    private void restoreOrder(
-            Map<String, String> metadata, DataParallelTrainer trainer, Path path) {
+    private void restoreOrder(SavedState state, DataParallelTrainer trainer, Path path) {
         restored = progress;
         int processes = processes(trainer);
         if (sampler != null) {
-            restoredItems = Long.parseLong(metadata.get("items"));
+            restoredItems = state.items();
             sampler.setPosition(progress.epoch(), restoredItems);
-        } else if (!Integer.toString(processes).equals(metadata.get("processes"))) {
+        } else if (processes != state.processes()) {
             LOG.warn(
                     "{} was saved by {} processes, and {} go on. Their batches differ, unless"
                             + " optSampler names the sampler.",
                     path,
-                    metadata.get("processes"),
+                    state.processes(),
                     processes);
         }
-        String[] seeds = metadata.get("random").split(",");
+        int[] seeds = state.seeds();
         int rank = trainer.process();
-        seed = Integer.parseInt(seeds[rank % seeds.length]) + rank / seeds.length * seeds.length;
+        seed = seeds[rank % seeds.length] + rank / seeds.length * seeds.length;
         setRandomState(trainer, saved);
     }
 
@@ -649,11 +646,26 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             throw new IOException(
                     path + " does not fit the model: it has no parameters " + saved.keySet());
         }
-        for (String name : file.tensors().keySet()) {
-            if (name.startsWith(CheckpointParts.OPTIMIZER)
-                    && !state.hasSlot(CheckpointParts.slot(name))) {
+        for (TensorSpec spec : file.tensors().values()) {
+            String name = spec.name();
+            if (!name.startsWith(CheckpointParts.OPTIMIZER)) {
+                continue;
+            }
+            if (!state.hasSlot(CheckpointParts.slot(name))) {
                 throw new IOException(
                         path + " has '" + name + "', for which " + optimizer + " has no field");
+            }
+            for (Replica replica : trainer.replicas()) {
+                for (Replica.Piece piece : replica.pieces()) {
+                    if (piece.name().equals(CheckpointParts.parameter(name))
+                            && !piece.isWhole()
+                            && !piece.shape().equals(spec.shape())) {
+                        throw new IOException(
+                                String.format(
+                                        "%s has '%s' of shape %s, but the parameter's shape is %s",
+                                        path, name, spec.shape(), piece.shape()));
+                    }
+                }
             }
         }
     }
@@ -662,17 +674,46 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return spec.dtype() + " of shape " + spec.shape();
     }
 
-    private static TrainingProgress progress(Map<String, String> metadata) {
-        return new TrainingProgress(
-                Long.parseLong(metadata.get("step")),
-                Long.parseLong(metadata.get("epoch")),
-                Long.parseLong(metadata.get("batch")));
+    /** All of a checkpoint but its arrays, checked before anything is restored. */
+    private record SavedState(
+            TrainingProgress progress,
+            double scale, // of gradients; NaN without one
+            int goodSteps,
+            long items,
+            int processes,
+            int[] seeds,
+            int updates,
+            Map<String, Integer> counts) {
+
+        static SavedState read(CheckpointParts parts, long step, boolean hasSampler)
+                throws IOException {
+            CheckpointFile file = parts.first();
+            boolean hasScale = parts.metadata().containsKey("scale");
+            return new SavedState(
+                    new TrainingProgress(
+                            file.number("step", step, step), // as the file's name says
+                            file.number("epoch", 0, Integer.MAX_VALUE),
+                            file.number("batch", 0, Long.MAX_VALUE)),
+                    hasScale
+                            ? file.fraction("scale", Float.MIN_NORMAL, Float.MAX_VALUE)
+                            : Double.NaN,
+                    hasScale ? (int) file.number("goodSteps", 0, Integer.MAX_VALUE) : 0,
+                    hasSampler ? file.number("items", 0, Long.MAX_VALUE) : 0,
+                    (int) file.number("processes", 1, Integer.MAX_VALUE),
+                    file.integers("random"),
+                    parts.greatest("updates"),
+                    parts.counts());
+        }
+
+        boolean hasScale() {
+            return !Double.isNaN(scale);
+        }
     }
 
-    private static void apply(CheckpointParts file, DataParallelTrainer trainer)
+    private static void apply(CheckpointParts file, SavedState saved, DataParallelTrainer trainer)
             throws IOException {
         OptimizerState state = new OptimizerState(trainer.optimizer());
-        Map<String, Integer> counts = file.counts();
+        Map<String, Integer> counts = saved.counts();
         for (Replica replica : trainer.replicas()) {
             for (Replica.Piece piece : replica.pieces()) {
                 file.read(CheckpointParts.MODEL + piece.name(), piece.from(), piece.array());
@@ -688,7 +729,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                 state.set(piece.id(), replica.device(), count, arrays);
             }
         }
-        state.setUpdates(file.greatest("updates"));
+        state.setUpdates(saved.updates());
     }
 
     private static NDArray read(

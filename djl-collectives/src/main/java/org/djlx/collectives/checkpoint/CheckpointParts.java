@@ -4,18 +4,18 @@ package org.djlx.collectives.checkpoint;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import com.google.gson.Gson;
-import com.google.gson.reflect.TypeToken;
 import java.io.IOException;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.collectives.safetensors.SafetensorsHeader;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
@@ -30,6 +30,7 @@ final class CheckpointParts implements AutoCloseable {
     static final String MODEL = "model.";
     static final String OPTIMIZER = "optimizer.";
 
+    private static final Pattern ARRAY = Pattern.compile("(?s)model\\..+|optimizer\\.[^.]+\\..+");
     private static final Pattern PIECE = Pattern.compile("(.*)@(\\d{1,18})");
 
     private record Piece(CheckpointFile file, String name, long from, long size) {}
@@ -47,7 +48,10 @@ final class CheckpointParts implements AutoCloseable {
         CheckpointParts parts = new CheckpointParts();
         try {
             parts.add(path);
-            for (String name : parts.list("parts")) {
+            for (String name : parts.first().texts("parts", "[]")) {
+                if (!CheckpointManager.PART.matcher(name).matches()) { // Of this directory only.
+                    throw parts.first().wrong("parts", "names of parts of checkpoints", null);
+                }
                 parts.addPart(path.resolveSibling(name), path);
             }
             parts.requireComplete(path);
@@ -58,9 +62,9 @@ final class CheckpointParts implements AutoCloseable {
         }
     }
 
-    private List<String> list(String key) {
-        String json = metadata().getOrDefault(key, "[]");
-        return new Gson().fromJson(json, new TypeToken<List<String>>() {});
+    /** Returns the file that names the others. */
+    CheckpointFile first() {
+        return files.get(0);
     }
 
     private void addPart(Path part, Path index) throws IOException {
@@ -79,30 +83,50 @@ final class CheckpointParts implements AutoCloseable {
     private void add(Path path) throws IOException {
         CheckpointFile file = CheckpointFile.open(path);
         files.add(file);
-        Map<String, long[]> shapes =
-                new Gson()
-                        .fromJson(
-                                metadata().getOrDefault("shapes", "{}"),
-                                new TypeToken<HashMap<String, long[]>>() {});
-        file.tensors()
-                .forEach(
-                        (stored, tensor) -> {
-                            TensorSpec spec = tensor.spec();
-                            Matcher piece = PIECE.matcher(stored);
-                            boolean whole = !metadata().containsKey("shapes") || !piece.matches();
-                            String name = whole ? stored : piece.group(1);
-                            long from = whole ? 0 : Long.parseLong(piece.group(2));
-                            pieces.computeIfAbsent(name, key -> new ArrayList<>())
-                                    .add(new Piece(file, stored, from, spec.shape().size()));
-                            Shape shape =
-                                    whole ? spec.shape() : new Shape(shapes.get(parameter(name)));
-                            specs.put(name, TensorSpec.of(name, spec.type(), shape));
-                        });
+        Map<String, long[]> shapes = first().map("shapes", "{}", long[].class);
+        for (SafetensorsHeader.Stored stored : file.tensors().values()) {
+            try {
+                add(file, stored.spec(), shapes);
+            } catch (IllegalArgumentException e) { // Of an element type or a size.
+                throw new IOException(path + ": " + e.getMessage(), e);
+            }
+        }
+    }
+
+    private void add(CheckpointFile file, TensorSpec spec, Map<String, long[]> shapes)
+            throws IOException {
+        if (!ARRAY.matcher(spec.name()).matches()) {
+            throw new IOException(
+                    file.path() + " has the array '" + spec.name() + "', which is no parameter");
+        }
+        Matcher piece = PIECE.matcher(spec.name());
+        boolean whole = !metadata().containsKey("shapes") || !piece.matches();
+        String name = whole ? spec.name() : piece.group(1);
+        long from = whole ? 0 : Long.parseLong(piece.group(2));
+        long[] sizes = whole ? spec.shape().getShape() : shapes.get(parameter(name));
+        if (sizes == null) {
+            throw first().wrong("shapes", "JSON with the shape of " + parameter(name), null);
+        }
+        TensorSpec array = TensorSpec.of(name, spec.type(), new Shape(sizes));
+        if (array.byteSize() < 0 || !array.equals(specs.getOrDefault(name, array))) {
+            throw new IOException(
+                    String.format(
+                            "%s has %s, but another part of the checkpoint has %s",
+                            file.path(), array, specs.get(name)));
+        }
+        specs.put(name, array);
+        pieces.computeIfAbsent(name, key -> new ArrayList<>())
+                .add(new Piece(file, spec.name(), from, spec.shape().size()));
     }
 
     private void requireComplete(Path path) throws IOException {
         for (TensorSpec spec : specs.values()) {
-            long size = pieces.get(spec.name()).stream().mapToLong(Piece::size).sum();
+            long size = 0; // of the elements up to the first that is missing, or is there twice
+            List<Piece> sorted = new ArrayList<>(pieces.get(spec.name()));
+            sorted.sort(Comparator.comparingLong(Piece::from).thenComparingLong(Piece::size));
+            for (Piece piece : sorted) {
+                size += piece.from == size ? piece.size : 0;
+            }
             if (size != spec.shape().size()) {
                 throw new IOException(
                         String.format(
@@ -130,23 +154,20 @@ final class CheckpointParts implements AutoCloseable {
         return files.get(0).metadata();
     }
 
-    /** Returns a number of the metadata of all files: the greatest. */
-    int greatest(String key) {
-        return files.stream()
-                .mapToInt(file -> Integer.parseInt(file.metadata().get(key)))
-                .max()
-                .getAsInt();
+    /** Returns a number of the metadata of all files, 0 or more: the greatest. */
+    int greatest(String key) throws IOException {
+        long greatest = 0;
+        for (CheckpointFile file : files) {
+            greatest = Math.max(greatest, file.number(key, 0, Integer.MAX_VALUE));
+        }
+        return (int) greatest;
     }
 
     /** Returns the numbers of updates by parameter, from all files. */
-    Map<String, Integer> counts() {
+    Map<String, Integer> counts() throws IOException {
         Map<String, Integer> counts = new HashMap<>();
         for (CheckpointFile file : files) {
-            counts.putAll(
-                    new Gson()
-                            .fromJson(
-                                    file.metadata().get("counts"),
-                                    new TypeToken<HashMap<String, Integer>>() {}));
+            counts.putAll(file.map("counts", null, Integer.class));
         }
         return counts;
     }

@@ -20,6 +20,9 @@ import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -29,6 +32,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Stream;
+import java.util.zip.CRC32C;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
@@ -373,6 +377,67 @@ class CheckpointManagerTest {
                 blocks(2),
                 (group, trainer) ->
                         assertEquals(TrainingProgress.START, manager(0).restore(trainer)));
+    }
+
+    /** A file of another version or tool: its checksum is right, its metadata is not. */
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            value = {
+                "random | \"random\": | \"other\":",
+                "random | \"random\":\"0 | \"random\":\"99999999999",
+                "updates | \"updates\": | \"other\":",
+                "updates | \"updates\":\" | \"updates\":\"-1",
+                "counts | \"counts\": | \"other\":",
+                "counts | \"counts\":\"{ | \"counts\":\"{\\\"x\\\":null,",
+                "counts | \"counts\":\"{ | \"counts\":\"{\\\"x\\\":1e30,",
+                "step | \"step\":\"5\" | \"step\":\"x\"",
+                "step | \"step\":\"5\" | \"step\":\"6\"",
+                "epoch | \"epoch\":\"1\" | \"epoch\":\"99999999999\"",
+                "batch | \"batch\":\"2\" | \"batch\":\"-2\"",
+                "processes | \"processes\":\"1\" | \"processes\":\"0\"",
+                "parts | \"optimizer\": | \"parts\":\"null\",\"optimizer\":",
+                "parts | \"optimizer\": | \"parts\":\"[\\\"../x\\\"]\",\"optimizer\":",
+                "shapes | \"optimizer\": | \"shapes\":\"{\\\"x\\\":[null]}\",\"optimizer\":",
+            })
+    void wrongMetadataIsRefusedAndChangesNothing(String key, String from, String to)
+            throws Exception {
+        try (Model model = Model.newInstance("m", P2pEngine.NAME)) {
+            model.setBlock(new SequentialBlock().add(Linear.builder().setUnits(4).build()));
+            try (Trainer trainer = model.newTrainer(config("adam").optRanks(1))) {
+                trainer.initialize(new Shape(1, 3));
+                manager(1).save(trainer, new TrainingProgress(5, 1, 2));
+                Path file = directory.resolve("checkpoint-5.safetensors");
+                changeHeader(file, from, to);
+                NDArray weight = model.getBlock().getParameters().valueAt(0).getArray();
+                weight.set(new float[(int) weight.size()]); // The file has other values.
+                IOException e = assertThrows(IOException.class, () -> manager(1).restore(trainer));
+                String start = file + ": '" + key + "' in its metadata ";
+                assertTrue(e.getMessage().startsWith(start), e.getMessage());
+                NDArray after = model.getBlock().getParameters().valueAt(0).getArray();
+                assertEquals(0, after.abs().sum().getFloat());
+            }
+        }
+    }
+
+    /** Changes the header of a checkpoint, and sets the checksum. */
+    private static void changeHeader(Path file, String from, String to) throws IOException {
+        byte[] old = Files.readAllBytes(file);
+        int data = 8 + (int) ByteBuffer.wrap(old).order(ByteOrder.LITTLE_ENDIAN).getLong();
+        String header = new String(old, 8, data - 8, StandardCharsets.UTF_8);
+        assertTrue(header.contains(from), header);
+        int sum = header.indexOf("\"crc32c\":\"") + 10;
+        header = header.substring(0, sum) + "00000000" + header.substring(sum + 8);
+        byte[] json = header.replace(from, to).getBytes(StandardCharsets.UTF_8);
+        ByteBuffer all =
+                ByteBuffer.allocate(8 + json.length + old.length - data)
+                        .order(ByteOrder.LITTLE_ENDIAN);
+        all.putLong(json.length).put(json).put(old, data, old.length - data);
+        CRC32C crc = new CRC32C();
+        crc.update(all.array());
+        byte[] checksum = "%08x".formatted(crc.getValue()).getBytes(StandardCharsets.US_ASCII);
+        all.put(8 + sum, checksum);
+        Files.write(file, all.array());
     }
 
     @ParameterizedTest

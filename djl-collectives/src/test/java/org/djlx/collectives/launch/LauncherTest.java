@@ -210,8 +210,7 @@ class LauncherTest {
         assertEquals(
                 "earlier\narguments|a\nheap 64\n", Files.readString(earlier.resolve("stdout.log")));
         assertTrue(
-                outLines().stream()
-                        .anyMatch(line -> line.startsWith("[0] cannot write " + full)),
+                outLines().stream().anyMatch(line -> line.startsWith("[0] cannot write " + full)),
                 () -> outLines().toString());
         Path file = Files.createFile(folder.resolve("file"));
         String message =

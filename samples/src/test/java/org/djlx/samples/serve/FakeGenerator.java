@@ -28,8 +28,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten
  * characters, again and again. A thread gives every running request a piece in turn. A prompt with
  * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
- * for one with HUGE memory runs out. A text with BLOCK is encoded when {@link #unblock} is called. A generator that has answers gives those instead, up to the
- * first stop string.
+ * for one with HUGE memory runs out. A text with BLOCK is encoded when {@link #unblock} is called.
+ * A generator that has answers gives those instead, up to the first stop string.
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
 

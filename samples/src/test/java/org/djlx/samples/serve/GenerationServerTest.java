@@ -106,7 +106,15 @@ class GenerationServerTest {
                         new TextApi("tiny", generator, ChatTemplate.PLAIN),
                         generator,
                         new ServerOptions(
-                                "127.0.0.1", 0, null, List.of(), 1 << 20, 1 << 24, 200, LONG, LONG,
+                                "127.0.0.1",
+                                0,
+                                null,
+                                List.of(),
+                                1 << 20,
+                                1 << 24,
+                                200,
+                                LONG,
+                                LONG,
                                 LONG));
         String prompt = "BLOCK".repeat(10_000);
         List<CompletableFuture<HttpResponse<String>>> replies = new ArrayList<>();
