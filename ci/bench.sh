@@ -26,6 +26,7 @@
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for
 #     each type of weights, with 1 and 2 threads and with 2 ranks; prints a table for each
+# DJLX_PYTHON=python3 measures on the PyTorch that pip has installed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

@@ -11,7 +11,7 @@
 #     --commit      the tested commit; from git if not given
 #     --class-path  class path of a build made elsewhere; Maven and git are then not needed. If not given, the script
 #                   builds, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
-# The tests use all GPUs, or those of CUDA_VISIBLE_DEVICES.
+# The tests use all GPUs, or those of CUDA_VISIBLE_DEVICES. DJLX_PYTHON=python3 runs them on the PyTorch that pip has installed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -81,6 +81,7 @@ fi
 if ((${#gpus[@]} == 1)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
+use_installed_torch "$class_path"
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 # As Maven's tests: a test that trains a small model on the CPU takes minutes if each of many cores has a thread.

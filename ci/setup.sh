@@ -198,9 +198,18 @@ build_progress() {
   done
 }
 
+# use_installed_torch CLASS_PATH: if DJLX_PYTHON names a Python, such as python3, lets DJL run on its PyTorch.
+use_installed_torch() {
+  local exports
+  [[ -n ${DJLX_PYTHON:-} ]] || return 0
+  exports=$(java -cp "$1" org.djlx.nativeops.torch.InstalledTorch "$DJLX_PYTHON") || die "the PyTorch of DJLX_PYTHON=$DJLX_PYTHON cannot be used"
+  eval "$exports"
+}
+
 # run_main MODULE CLASS ARG...: runs the main class of a module, and builds the module first if a source is newer than the last
 # build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
 # DJLX_CLASS_PATH names the class path of a build made elsewhere, which the first java on PATH runs; Maven is then not needed.
+# DJLX_PYTHON names a Python on whose PyTorch to run.
 run_main() {
   local root module=$1 main=$2 class_path lock classes
   root=$(project_root)
@@ -208,6 +217,7 @@ run_main() {
   class_path=$root/$module/target/class-path
   shift 2
   if [[ -n ${DJLX_CLASS_PATH:-} ]]; then
+    use_installed_torch "$DJLX_CLASS_PATH"
     exec java --enable-native-access=ALL-UNNAMED "-Ddjlx.home=$root" -cp "$DJLX_CLASS_PATH" "$main" "$@"
   fi
   use_java || die "no JDK $MIN_JAVA or newer found; ci/quickstart.sh installs one"
@@ -225,6 +235,7 @@ run_main() {
   classes=$root/$module/target/classes:$(<"$class_path")${CLASSPATH:+:$CLASSPATH}
   # The JVM looks for META-INF/versions in jars only, not in folders.
   (($(java_major "$JAVA_HOME") < 22)) || classes=$root/native-ops/target/classes/META-INF/versions/22:$classes
+  use_installed_torch "$classes"
   exec "$JAVA_HOME/bin/java" --enable-native-access=ALL-UNNAMED "-Ddjlx.home=$root" -cp "$classes" "$main" "$@"
 }
 

@@ -22,6 +22,7 @@
  *   <li>{@code AotiTorchCuda} - binds the ABI's CUDA functions
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
  *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
+ *   <li>{@link org.djlx.nativeops.torch.InstalledTorch} - lets DJL run on the PyTorch of a Python
  *   <li>{@link org.djlx.nativeops.torch.NoGradient} - runs code without recording gradients
  *   <li>{@link org.djlx.nativeops.torch.PackedSequences} - the lengths of sequences for attention
  *   <li>{@link org.djlx.nativeops.torch.ScalarType} - the element types

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.torch;
+
+import ai.djl.util.Platform;
+import ai.djl.util.Utils;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Stream;
+
+/**
+ * Lets DJL run on the PyTorch that pip has installed, in place of the libtorch that DJL brings or
+ * downloads: newer versions, CUDA 13.
+ *
+ * <pre>
+ *   eval "$(java -cp PATH org.djlx.nativeops.torch.InstalledTorch python3)"
+ *   java -cp PATH my.Program
+ * </pre>
+ *
+ * <p>The class path holds this library, DJL's PyTorch engine and {@code pytorch-jni} 2.7.1, without
+ * {@code pytorch-native-*}. The command prints the variables of the environment to set. It puts two
+ * libraries into DJL's cache: DJL's native code, and an adapter between it and a newer libtorch
+ * ({@code src/main/cpp/djl_adapter.c}).
+ */
+public final class InstalledTorch {
+
+    private static final String JNI_VERSION = "2.7.1";
+    private static final String JNI_FLAVOR = "cu128"; // of the native code for GPUs
+    private static final String ADAPTER = "/linux-x86-64/libdjl_torch_adapter.so";
+    private static final String JNI_LIBRARY = "libdjl_torch_" + JNI_VERSION + ".so";
+
+    private static final String ASK =
+            """
+            import glob, os, torch
+            home = os.path.dirname(torch.__file__)
+            print(torch.__version__.split("+")[0])
+            print(torch.version.cuda or "")
+            print(os.path.join(home, "lib"))
+            print(":".join(sorted(glob.glob(os.path.join(os.path.dirname(home), "nvidia", "*", "lib")))))
+            """;
+
+    private InstalledTorch() {}
+
+    /**
+     * An installed libtorch.
+     *
+     * @param version PyTorch's version, three numbers
+     * @param cuda the version of CUDA that it is built for, such as 13.0; empty for CPUs
+     * @param libraries the folder of {@code libtorch.so}
+     * @param others folders of libraries that it needs, separated by colons
+     */
+    record Installed(String version, String cuda, Path libraries, String others) {
+
+        String flavor() {
+            return cuda.isEmpty() ? "cpu" : "cu" + cuda.replace(".", "");
+        }
+    }
+
+    /**
+     * Prints the variables of the environment.
+     *
+     * @param arguments the command of the Python whose PyTorch to use; {@code python3} if there is
+     *     none
+     * @throws IOException if the libraries cannot be written
+     * @throws InterruptedException if interrupted while Python runs
+     */
+    public static void main(String[] arguments) throws IOException, InterruptedException {
+        if (arguments.length > 1) {
+            System.err.println("error: pass the command of one Python, for example python3");
+            System.exit(2);
+        }
+        Installed installed;
+        try {
+            installed = ask(arguments.length == 0 ? "python3" : arguments[0]);
+        } catch (IllegalStateException e) {
+            System.err.println("error: " + e.getMessage());
+            System.exit(1);
+            return;
+        }
+        prepare(installed)
+                .forEach(
+                        (name, value) ->
+                                System.out.printf(
+                                        "export %s='%s'%n", name, value.replace("'", "'\\''")));
+    }
+
+    /** Asks a Python about its PyTorch. */
+    private static Installed ask(String python) throws IOException, InterruptedException {
+        Process process;
+        try {
+            process =
+                    new ProcessBuilder(python, "-c", ASK)
+                            .redirectError(ProcessBuilder.Redirect.INHERIT)
+                            .start();
+        } catch (IOException e) {
+            throw new IllegalStateException(
+                    "cannot run "
+                            + python
+                            + " ("
+                            + e.getMessage()
+                            + "): pass a Python with PyTorch",
+                    e);
+        }
+        process.getOutputStream().close();
+        String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+        List<String> lines = output.lines().toList();
+        if (process.waitFor() != 0 || lines.size() < 3) {
+            throw new IllegalStateException(
+                    python
+                            + " has no PyTorch: install it by `"
+                            + python
+                            + " -m pip install torch`");
+        }
+        return new Installed(
+                lines.get(0),
+                lines.get(1),
+                Path.of(lines.get(2)),
+                lines.size() > 3 ? lines.get(3) : "");
+    }
+
+    /**
+     * Puts the native code into DJL's cache.
+     *
+     * @return the variables of the environment, in the order in which to set them
+     */
+    static Map<String, String> prepare(Installed installed) throws IOException {
+        Platform platform = Platform.detectPlatform("pytorch");
+        Path directory =
+                Utils.getEngineCacheDir("pytorch")
+                        .resolve(
+                                String.join(
+                                        "-",
+                                        installed.version(),
+                                        installed.flavor(),
+                                        platform.getClassifier()));
+        Path libraries = directory.resolve("lib");
+        Files.createDirectories(libraries);
+        String flavor = installed.cuda().isEmpty() ? "cpu" : JNI_FLAVOR;
+        copy("/jnilib/linux-x86_64/" + flavor + "/libdjl_torch.so", directory.resolve(JNI_LIBRARY));
+        // DJL loads the file of this name without asking for which libtorch it is.
+        copy(ADAPTER, directory.resolve(platform.getApiVersion() + "-libdjl_torch.so"));
+        // DJL loads all files of the folder; pip's has others than libraries.
+        try (Stream<Path> files = Files.list(installed.libraries())) {
+            for (Path file : files.filter(InstalledTorch::isLibrary).toList()) {
+                Path link = libraries.resolve(file.getFileName());
+                Files.deleteIfExists(link);
+                Files.createSymbolicLink(link, file.toAbsolutePath());
+            }
+        }
+        Map<String, String> variables = new LinkedHashMap<>();
+        variables.put("PYTORCH_LIBRARY_PATH", libraries.toString());
+        variables.put("PYTORCH_VERSION", installed.version());
+        variables.put("PYTORCH_FLAVOR", installed.flavor());
+        // Otherwise DJL downloads a tokenizer for GPUs.
+        variables.put("RUST_FLAVOR", "cpu");
+        String inherited = System.getenv("LD_LIBRARY_PATH");
+        variables.put(
+                "LD_LIBRARY_PATH",
+                Stream.of(installed.libraries().toString(), installed.others(), inherited)
+                        .filter(path -> path != null && !path.isEmpty())
+                        .reduce((first, second) -> first + ":" + second)
+                        .orElseThrow());
+        return variables;
+    }
+
+    private static boolean isLibrary(Path file) {
+        return file.getFileName().toString().contains(".so") && Files.isRegularFile(file);
+    }
+
+    private static void copy(String resource, Path file) throws IOException {
+        try (InputStream in = InstalledTorch.class.getResourceAsStream(resource)) {
+            if (in == null) {
+                throw new IllegalStateException(
+                        resource
+                                + " is not on the class path: add ai.djl.pytorch:pytorch-jni:"
+                                + JNI_VERSION
+                                + "-"
+                                + Platform.detectPlatform("pytorch").getApiVersion());
+            }
+            Path temporary = Files.createTempFile(file.getParent(), "library", ".tmp");
+            Files.copy(in, temporary, StandardCopyOption.REPLACE_EXISTING);
+            Files.move(temporary, file, StandardCopyOption.ATOMIC_MOVE);
+        }
+    }
+}
