@@ -68,7 +68,7 @@ built_class_path() {
 if [[ -z $class_path ]]; then
   setup
   say "Building"
-  build -Dmaven.test.skip=false -DskipTests
+  build -Dmaven.test.skip=false -Dmaven.test.skip.exec
   class_path=$(built_class_path)
   [[ -n $commit ]] || commit=$(git -C "$root" describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null) || true
 else

@@ -92,6 +92,8 @@ for module in native-ops djl-collectives fused-ops; do
   check_bill "$base-cyclonedx.json"
   check_pom "$base.pom"
   check_jar "$base.jar" '\.class$'
+  check_jar "$base.jar" '^META-INF/LICENSE$'
+  check_jar "$base.jar" '^META-INF/NOTICE$'
   check_jar "$base-sources.jar" '\.java$'
   check_jar "$base-javadoc.jar" '^index.html$'
 done
