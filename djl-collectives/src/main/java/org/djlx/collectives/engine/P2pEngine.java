@@ -106,8 +106,11 @@ import org.djlx.nativeops.NativeLibrary;
  *       losses that are sums.
  *   <li>Batch normalisation uses the rows of all processes. With {@link DataParallelConfig#optJoin}
  *       processes may have different numbers of batches.
- *   <li>At the end of an epoch of {@code EasyTrain}, loss and evaluators are summed over processes,
- *       so {@code TrainingResult} is that of the whole job. Metrics of single batches are those of
+ *   <li>At the end of an epoch of {@code EasyTrain}, loss and evaluators are those of all
+ *       processes, on each of them, so {@code TrainingResult} is that of the whole job. For
+ *       evaluators that are not known to be sums, processes keep labels and predictions of an
+ *       epoch. If a listener throws {@code EarlyStoppedException} in {@code onEpoch}, it is thrown
+ *       in all processes, after all listeners were called. Metrics of single batches are those of
  *       the process.
  *   <li>All processes call {@code Model.save}; only rank 0 writes the file. Only rank 0 calls DJL's
  *       {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code

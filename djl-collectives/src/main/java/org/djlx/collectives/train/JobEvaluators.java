@@ -2,42 +2,94 @@
 package org.djlx.collectives.train;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.training.Trainer;
 import ai.djl.training.evaluator.Evaluator;
 import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
-import java.lang.reflect.Field;
-import java.lang.reflect.Modifier;
 import java.util.ArrayList;
-import java.util.Collections;
-import java.util.IdentityHashMap;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
- * Sums the loss and the evaluators of an epoch over processes, so that metrics and {@code
- * TrainingResult} are those of the whole job. It is the first listener, so DJL's listeners read the
- * sums. Calls {@link DataParallelTrainer#join} first: other processes may have more batches.
+ * Makes the loss and the evaluators of an epoch those of all processes, so that metrics and {@code
+ * TrainingResult} are those of the whole job. It is the first listener, so DJL's listeners read
+ * them. Calls {@link DataParallelTrainer#join} first: other processes may have more batches.
  *
- * <p>DJL's evaluators keep their sums, by name, in fields of the type {@code Map<String, Long>} or
- * {@code Map<String, Float>}.
+ * <ul>
+ *   <li>{@linkplain EvaluatorSums Sums} are added up.
+ *   <li>For all other evaluators, such as F1 or AUC, each process keeps labels and predictions of
+ *       the epoch. At its end all processes update their evaluators with all batches, in rank
+ *       order.
+ * </ul>
  */
 final class JobEvaluators extends TrainingListenerAdapter {
+
+    private static final Logger LOG = LoggerFactory.getLogger(JobEvaluators.class);
 
     private static final List<String> EPOCH =
             List.of(
                     EvaluatorTrainingListener.TRAIN_EPOCH,
                     EvaluatorTrainingListener.VALIDATE_EPOCH);
 
-    private static final Set<String> SUMS =
-            Set.of(
-                    "java.util.Map<java.lang.String, java.lang.Long>",
-                    "java.util.Map<java.lang.String, java.lang.Float>");
+    private final Map<String, List<byte[]>> batches = new HashMap<>(); // labels, predictions, ...
+    private List<Evaluator> gathered; // null before the first batch
+    private DataParallelTrainer ended; // whose epoch has, until takeEnded
+
+    @Override
+    public void onTrainingBatch(Trainer trainer, BatchData batch) {
+        keep(trainer, batch, EvaluatorTrainingListener.TRAIN_EPOCH);
+    }
+
+    @Override
+    public void onValidationBatch(Trainer trainer, BatchData batch) {
+        keep(trainer, batch, EvaluatorTrainingListener.VALIDATE_EPOCH);
+    }
+
+    private void keep(Trainer trainer, BatchData batch, String accumulator) {
+        if (!gathered(trainer).isEmpty()) {
+            batch.getLabels()
+                    .forEach(
+                            (device, labels) -> {
+                                NDList predictions = batch.getPredictions().get(device);
+                                List<byte[]> kept =
+                                        batches.computeIfAbsent(
+                                                accumulator, key -> new ArrayList<>());
+                                kept.add(labels.encode());
+                                kept.add(predictions.encode());
+                            });
+        }
+    }
+
+    /**
+     * Returns the evaluators that need all predictions. None without a listener that reads them.
+     */
+    private List<Evaluator> gathered(Trainer trainer) {
+        ProcessGroup group = ((DataParallelTrainer) trainer).group();
+        if (gathered == null) {
+            boolean[] isRead = new boolean[1];
+            trainer.notifyListeners(
+                    listener -> isRead[0] |= listener instanceof EvaluatorTrainingListener);
+            boolean one = group == null || group.worldSize() == 1;
+            gathered = one || !isRead[0] ? List.of() : EvaluatorSums.of(trainer).others();
+            if (!gathered.isEmpty()) {
+                LOG.info(
+                        "Evaluators {} are not known to be sums: processes keep labels and"
+                                + " predictions of an epoch, and gather them at its end.",
+                        gathered.stream().map(Evaluator::getName).toList());
+            }
+        }
+        return gathered;
+    }
 
     @Override
     public void onEpoch(Trainer trainer) {
@@ -47,58 +99,77 @@ final class JobEvaluators extends TrainingListenerAdapter {
             return;
         }
         own.join();
-        List<Map<String, Number>> all = new ArrayList<>();
-        Set<Object> seen = Collections.newSetFromMap(new IdentityHashMap<>());
-        own.getEvaluators().forEach(evaluator -> collect(evaluator, seen, all));
-        double[] sums =
-                all.stream()
-                        .flatMap(map -> EPOCH.stream().map(name -> map.getOrDefault(name, 0)))
-                        .mapToDouble(Number::doubleValue)
-                        .toArray();
-        try (NDManager manager = own.replicas().get(0).manager().newSubManager();
-                NDArray array = manager.create(sums)) {
-            group.allReduce(array, ReduceOp.SUM).await();
-            CurrentStreams.await(array.getDevice());
-            sums = array.toDoubleArray();
-        }
-        for (int i = 0; i < sums.length; i++) {
-            Map<String, Number> map = all.get(i / EPOCH.size());
-            Number local = map.get(EPOCH.get(i % EPOCH.size()));
-            if (local != null) {
-                Number sum = local instanceof Long ? (Number) (long) sums[i] : (float) sums[i];
-                map.put(EPOCH.get(i % EPOCH.size()), sum);
+        try (NDManager manager = own.replicas().get(0).manager().newSubManager()) {
+            EvaluatorSums sums = EvaluatorSums.of(trainer);
+            for (String accumulator : EPOCH) {
+                sums.set(accumulator, addUp(sums.values(accumulator), group, manager));
+                gather(trainer, accumulator, group, manager);
             }
         }
+        batches.clear();
+        ended = own;
     }
 
-    /** Collects the maps of an evaluator, and of evaluators in its fields and lists. */
-    @SuppressWarnings("unchecked")
-    private static void collect(Object owner, Set<Object> seen, List<Map<String, Number>> all) {
-        if (owner instanceof List<?> list) {
-            list.forEach(element -> collect(element, seen, all));
-        }
-        if (!(owner instanceof Evaluator) || !seen.add(owner)) {
+    /**
+     * Returns the trainer of several processes whose epoch has ended since the last call, or null.
+     */
+    DataParallelTrainer takeEnded() {
+        DataParallelTrainer trainer = ended;
+        ended = null;
+        return trainer;
+    }
+
+    private static Map<String, double[]> addUp(
+            Map<String, double[]> values, ProcessGroup group, NDManager manager) {
+        Map<String, double[]> sums = new LinkedHashMap<>();
+        values.forEach(
+                (name, own) -> {
+                    NDArray array = manager.create(own);
+                    if (own.length > 0) {
+                        group.allReduce(array, ReduceOp.SUM).await();
+                        CurrentStreams.await(array.getDevice());
+                    }
+                    sums.put(name, array.toDoubleArray());
+                });
+        return sums;
+    }
+
+    /** Updates evaluators with the labels and predictions of all processes. */
+    private void gather(Trainer trainer, String accumulator, ProcessGroup group, NDManager parent) {
+        List<Evaluator> evaluators = gathered(trainer);
+        if (evaluators.isEmpty()) {
             return;
         }
-        for (Class<?> type = owner.getClass(); type != Object.class; type = type.getSuperclass()) {
-            for (Field field : type.getDeclaredFields()) {
-                boolean isStatic = Modifier.isStatic(field.getModifiers());
-                Object value = isStatic || !field.trySetAccessible() ? null : get(field, owner);
-                String name = field.getGenericType().getTypeName();
-                if (value instanceof Map<?, ?> && SUMS.contains(name)) {
-                    all.add((Map<String, Number>) value);
-                } else {
-                    collect(value, seen, all);
+        evaluators.forEach(evaluator -> evaluator.resetAccumulator(accumulator));
+        List<byte[]> own = batches.getOrDefault(accumulator, List.of());
+        for (int rank = 0; rank < group.worldSize(); rank++) {
+            long count = broadcast(own.size(), rank, group, parent);
+            for (int i = 0; i < count; i += 2) {
+                boolean mine = rank == group.rank();
+                try (NDManager manager = parent.newSubManager()) {
+                    NDList labels = list(mine ? own.get(i) : null, rank, group, manager);
+                    NDList predictions = list(mine ? own.get(i + 1) : null, rank, group, manager);
+                    for (Evaluator evaluator : evaluators) {
+                        evaluator.updateAccumulator(accumulator, labels, predictions);
+                    }
                 }
             }
         }
     }
 
-    private static Object get(Field field, Object owner) {
-        try {
-            return field.get(owner);
-        } catch (IllegalAccessException e) {
-            throw new IllegalStateException(e); // Not thrown: the field is accessible.
-        }
+    private static long broadcast(long value, int source, ProcessGroup group, NDManager manager) {
+        NDArray array = manager.create(new long[] {value});
+        group.broadcast(array, source).await();
+        CurrentStreams.await(array.getDevice());
+        return array.toLongArray()[0];
+    }
+
+    /** Broadcasts an encoded list; null for that of another process. */
+    private static NDList list(byte[] own, int source, ProcessGroup group, NDManager manager) {
+        int length = (int) broadcast(own == null ? 0 : own.length, source, group, manager);
+        NDArray bytes = manager.create(own == null ? new byte[length] : own, new Shape(length));
+        group.broadcast(bytes, source).await();
+        CurrentStreams.await(bytes.getDevice());
+        return NDList.decode(manager, bytes.toByteArray());
     }
 }

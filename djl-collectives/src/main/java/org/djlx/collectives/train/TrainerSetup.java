@@ -7,9 +7,6 @@ import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.TrainingConfig;
-import ai.djl.training.listener.LoggingTrainingListener;
-import ai.djl.training.listener.MemoryTrainingListener;
-import ai.djl.training.listener.TimeMeasureTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
@@ -18,6 +15,7 @@ import ai.djl.util.Pair;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.List;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -60,28 +58,22 @@ final class TrainerSetup {
     }
 
     /**
-     * Returns a copy of a configuration for one of several processes. Evaluators are summed over
-     * all processes. Only the first rank keeps the listeners that log.
+     * Returns a copy of a configuration for one of several processes, with {@link JobListeners}.
      */
     static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+        JobListeners listeners = new JobListeners(config.getTrainingListeners(), first);
         DefaultTrainingConfig own =
-                new DefaultTrainingConfig(config.getLossFunction())
-                        .optDevices(config.getDevices())
-                        .optOptimizer(config.getOptimizer());
+                new DefaultTrainingConfig(config.getLossFunction()) {
+                    @Override
+                    public List<TrainingListener> getTrainingListeners() {
+                        return listeners;
+                    }
+                };
+        own.optDevices(config.getDevices()).optOptimizer(config.getOptimizer());
         if (config.getExecutorService() != null) {
             own.optExecutorService(config.getExecutorService());
         }
         config.getEvaluators().forEach(own::addEvaluator);
-        own.addTrainingListeners(new JobEvaluators());
-        for (TrainingListener listener : config.getTrainingListeners()) {
-            boolean logs =
-                    listener instanceof LoggingTrainingListener
-                            || listener instanceof TimeMeasureTrainingListener
-                            || listener instanceof MemoryTrainingListener;
-            if (first || !logs) {
-                own.addTrainingListeners(listener);
-            }
-        }
         return own;
     }
 

@@ -6,7 +6,8 @@
  * FullyShard         one rank's shards of the parameters
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
- * JobEvaluators      sums loss and evaluators over processes
+ * JobEvaluators      loss and evaluators of an epoch over processes
+ * JobListeners       listeners of one of several processes
  * RankWorkers        one thread per rank
  * Recomputation      computes a block again in the backward pass
  * SplitCheck         whether a batch can be divided among ranks
@@ -30,6 +31,8 @@
  *   <li>{@link org.djlx.collectives.train.DistributedSampler} - divides a dataset among processes
  *   <li>{@link org.djlx.collectives.train.DividedBlock} - a block whose parameters are divided
  *       among ranks; for blocks of your own
+ *   <li>{@link org.djlx.collectives.train.EvaluatorSums} - the sums that evaluators have of an
+ *       epoch
  *   <li>{@link org.djlx.collectives.train.GradScaler} - scales gradients for float16, and skips
  *       steps whose gradients are infinite
  *   <li>{@link org.djlx.collectives.train.GradientCompression} - the format in which gradients are

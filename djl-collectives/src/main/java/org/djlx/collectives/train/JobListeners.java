@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.training.listener.EarlyStoppingListener.EarlyStoppedException;
+import ai.djl.training.listener.LoggingTrainingListener;
+import ai.djl.training.listener.MemoryTrainingListener;
+import ai.djl.training.listener.TimeMeasureTrainingListener;
+import ai.djl.training.listener.TrainingListener;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.Consumer;
+
+/**
+ * The listeners of one of several processes. If a listener stops the job at the end of an epoch, as
+ * DJL's {@code EarlyStoppingListener} does by {@link EarlyStoppedException}, all processes stop: it
+ * may decide by the time, which differs between them. Later listeners are called before, as they
+ * may run collectives.
+ */
+final class JobListeners extends ArrayList<TrainingListener> {
+
+    private static final long serialVersionUID = 1L;
+
+    private final transient JobEvaluators evaluators = new JobEvaluators();
+
+    /**
+     * Creates the list.
+     *
+     * @param isFirst whether this process logs; other processes leave out DJL's listeners that do
+     */
+    JobListeners(List<TrainingListener> listeners, boolean isFirst) {
+        add(evaluators);
+        listeners.stream().filter(each -> isFirst || !logs(each)).forEach(this::add);
+    }
+
+    private static boolean logs(TrainingListener listener) {
+        return listener instanceof LoggingTrainingListener
+                || listener instanceof TimeMeasureTrainingListener
+                || listener instanceof MemoryTrainingListener;
+    }
+
+    @Override
+    public void forEach(Consumer<? super TrainingListener> action) {
+        DataParallelTrainer ended = null;
+        EarlyStoppedException stopped = null;
+        for (TrainingListener listener : this) {
+            try {
+                action.accept(listener);
+            } catch (EarlyStoppedException e) {
+                if (ended == null) {
+                    throw e;
+                }
+                stopped = stopped == null ? e : stopped;
+            }
+            ended = listener == evaluators ? evaluators.takeEnded() : ended;
+        }
+        if (ended == null) {
+            return;
+        }
+        NDManager manager = ended.replicas().get(0).manager();
+        boolean any = Agreement.any(ended.group(), manager, stopped != null);
+        if (any && stopped == null) {
+            int epoch = ended.getTrainingResult().getEpoch();
+            stopped = new EarlyStoppedException(epoch, "a listener of another process has stopped");
+        }
+        if (stopped != null) {
+            throw stopped;
+        }
+    }
+}
