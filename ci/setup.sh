@@ -93,13 +93,14 @@ jdk_package() {
   die "apt offers no JDK of version $MIN_JAVA or newer; install one and set JAVA_HOME"
 }
 
-# setup: makes sure of a JDK, Maven and g++. Changes nothing on a machine that has them.
+# setup: makes sure of a JDK, Maven, g++, and npm or curl, which download the chat page's libraries. Changes nothing on a machine that has them.
 setup() {
   local -a missing=() packages=()
   local jdk
   use_java || missing+=("a JDK $MIN_JAVA or newer")
   command -v mvn >/dev/null || missing+=(Maven)
   command -v g++ >/dev/null || missing+=(g++)
+  command -v npm >/dev/null || command -v curl >/dev/null || missing+=(curl)
   if ((${#missing[@]} == 0)); then
     say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
     return 0
@@ -120,6 +121,7 @@ setup() {
   fi
   command -v mvn >/dev/null || packages+=(maven)
   command -v g++ >/dev/null || packages+=(g++)
+  command -v npm >/dev/null || command -v curl >/dev/null || packages+=(curl ca-certificates)
   # Slim images leave this directory out, and the JDK's package cannot be configured without it.
   as_root mkdir -p /usr/share/man/man1
   apt install -y --no-install-recommends "${packages[@]}"
