@@ -452,11 +452,13 @@ public final class CudaP2pOptions extends BackendOptions {
          * for example while a fully sharded trainer gathers parameters.
          *
          * <ul>
-         *   <li>Kernels run only to wait for the other ranks and to reduce.
+         *   <li>Kernels run only to wait for the other ranks and, on at most 32 SMs, to reduce.
          *   <li>Tensors larger than the buffers are copied in several rounds.
          *   <li>Reductions run in rank order, as in {@link org.djlx.collectives.spi.Reductions}.
          *   <li>Like fused operators, these collectives overwrite the P2P buffers.
-         *   <li>In a CUDA graph, kernels run instead of the copies.
+         *   <li>They can be captured in a CUDA graph, except reductions other than SUM and AVG of
+         *       float32, float16 and bfloat16.
+         *   <li>{@link ProcessGroup#withCopyEngines} does the same for some calls of a group.
          *   <li>If ranks share GPUs, all-reduces without a kernel also run as copies.
          *   <li>Without P2P buffers, NCCL runs all of them.
          * </ul>

@@ -120,12 +120,15 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class ProcessGroup implements AutoCloseable {
 
+    private static final int HEAP_UNIT = 16; // bytes; ranks agree on a place in the P2P heap
+
     private final GroupState state;
     private final Lifeline lifeline; // null on a rank that is not a member
     private final Runnable keeper; // lifeline::keep
     private final Backend backend;
     private final OperationChecks checks;
     private final Duration timeout;
+    private final boolean copyEngines; // collectives of this view leave the SMs to computation
 
     ProcessGroup(
             GroupContext context,
@@ -140,16 +143,19 @@ public final class ProcessGroup implements AutoCloseable {
         this(
                 state,
                 new Lifeline(state, parent == null ? null : parent.lifeline),
-                state.context().options().timeout());
+                state.context().options().timeout(),
+                false);
     }
 
-    private ProcessGroup(GroupState state, Lifeline lifeline, Duration timeout) {
+    private ProcessGroup(
+            GroupState state, Lifeline lifeline, Duration timeout, boolean copyEngines) {
         this.state = state;
         this.lifeline = lifeline;
         this.keeper = lifeline == null ? null : lifeline::keep;
         this.backend = state.backend();
         this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
         this.timeout = timeout;
+        this.copyEngines = copyEngines;
     }
 
     /** Creates this rank's handle on a sub-group. */
@@ -172,8 +178,9 @@ public final class ProcessGroup implements AutoCloseable {
     static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
         return new ProcessGroup(
                 new GroupState(name, ranks, parent.state, parent.toString()),
-                (Lifeline) null,
-                parent.timeout);
+                null,
+                parent.timeout,
+                false);
     }
 
     /**
@@ -300,7 +307,29 @@ public final class ProcessGroup implements AutoCloseable {
      * @param timeout how long the view's operations wait for other ranks; positive
      */
     public ProcessGroup withTimeout(Duration timeout) {
-        return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout));
+        return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout), copyEngines);
+    }
+
+    /**
+     * {@return a view of this group whose all-gathers, reduce-scatters and broadcasts leave the SMs
+     * to computation beside them, as with {@link CudaP2pOptions.Builder#optCopyEngines}} Only
+     * {@code cuda_p2p} groups with P2P buffers differ. All ranks must call the same views.
+     *
+     * <p>{@link #allGatherIntoTensor} into an output that lies in the {@linkplain
+     * org.djlx.collectives.p2p.P2pAllocator P2P heap} then needs no staging buffer: the other ranks
+     * write into it directly. It must lie there at the same offset on all ranks, which is compared.
+     */
+    public ProcessGroup withCopyEngines() {
+        return new ProcessGroup(state, lifeline, timeout, true);
+    }
+
+    /** Returns the offset of an array in the P2P heap if copy engines can write there; else -1. */
+    private long heapPlace(NDArray output) {
+        if (!copyEngines || !isP2pAvailable()) {
+            return -1;
+        }
+        long offset = p2pBuffers().orElseThrow().allocator().offsetOf(output).orElse(-1);
+        return offset % HEAP_UNIT == 0 ? offset : -1;
     }
 
     /**
@@ -554,12 +583,17 @@ public final class ProcessGroup implements AutoCloseable {
     private Work allGatherIntoTensor(
             OpType type, int index, NDArray output, NDArray input, boolean asyncOp) {
         TensorInfo info = checkAllGather(output, input);
+        long place = heapPlace(output);
+        int agreed = place < 0 ? index : (int) (place / HEAP_UNIT) + 1;
         return issue(
                 asyncOp,
                 type,
-                OperationChecks.agreed(info, null, index),
+                OperationChecks.agreed(info, null, agreed),
                 info,
-                operation -> backend.allGather(operation, List.of(output), input));
+                operation -> {
+                    operation.setPlace(place);
+                    return backend.allGather(operation, List.of(output), input);
+                });
     }
 
     /**
@@ -1253,6 +1287,7 @@ public final class ProcessGroup implements AutoCloseable {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
             operation.setTensor(tensor);
+            operation.setForCopyEngines(copyEngines);
             operation.setKeeper(keeper);
             operation.setTrace(state.trace().scheduled(operation));
             try {

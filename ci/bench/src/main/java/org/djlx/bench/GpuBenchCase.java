@@ -30,9 +30,10 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * An operation at one size in bfloat16: its contenders, and the expected result.
  *
- * @param operation all-reduce, or a fused operator
+ * @param operation a collective, or a fused operator
  * @param path the forced path of a fused operator; null if the operator chooses
- * @param bytes the size of an all-reduce's tensor; 0 for other operations
+ * @param bytes the size of an all-reduce's tensor, or of a rank's part of another collective; 0 for
+ *     other operations
  * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
  * @param n the columns of the unsharded B, or the elements of a row
  * @param k the columns of A and rows of B
@@ -42,6 +43,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
     /** The operations, named as in the API. */
     enum Operation {
         allReduce,
+        allGather,
+        reduceScatter,
         allGatherMatmul,
         matmulReduceScatter,
         allReduceRmsNorm
@@ -57,7 +60,11 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
     private static final int MAX_TURNS = 20;
 
     static GpuBenchCase allReduce(long bytes) {
-        return new GpuBenchCase(Operation.allReduce, null, bytes, 0, 0, 0);
+        return collective(Operation.allReduce, bytes);
+    }
+
+    static GpuBenchCase collective(Operation operation, long bytes) {
+        return new GpuBenchCase(operation, null, bytes, 0, 0, 0);
     }
 
     static GpuBenchCase fused(Operation operation, int m, int n, int k) {
@@ -86,6 +93,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         long mn = (long) m * n;
         return switch (operation) {
             case allReduce -> bytes;
+            case allGather, reduceScatter -> bytes * (worldSize + 1);
             case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
             case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
             case allReduceRmsNorm -> 2 * (4 * mn + n);
@@ -119,6 +127,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         Supplier<NDArray> expecting =
                 switch (operation) {
                     case allReduce -> addAllReduce(rank, turns, contenders, notes);
+                    case allGather -> addAllGather(rank, turns, contenders);
+                    case reduceScatter -> addReduceScatter(rank, turns, contenders);
                     case allGatherMatmul -> addGather(rank, turns, contenders);
                     case matmulReduceScatter -> addScatter(rank, turns, contenders);
                     case allReduceRmsNorm -> addNorm(rank, turns, contenders);
@@ -155,7 +165,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return new GpuBenchRow(
                 path == null ? operation.name() : operation + " " + path,
                 sizes(),
-                operation == Operation.allReduce ? bytes : null,
+                bytes > 0 ? bytes : null,
                 worldSize,
                 threads,
                 gpus,
@@ -168,7 +178,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
 
     private List<Integer> sizes() {
         return switch (operation) {
-            case allReduce -> null;
+            case allReduce, allGather, reduceScatter -> null;
             case allReduceRmsNorm -> List.of(m, n);
             default -> List.of(m, n, k);
         };
@@ -200,6 +210,72 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
             }
         }
         return () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count)));
+    }
+
+    private Supplier<NDArray> addAllGather(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
+        long count = bytes / 2;
+        int worldSize = rank.worldSize();
+        List<NDArray> parts = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
+        List<NDArray> own = arrays(turns, i -> rank.empty(worldSize, count));
+        contenders.put(
+                OURS,
+                intoArrays(
+                        i -> rank.ours().allGatherIntoTensor(own.get(i), parts.get(i), false),
+                        own.get(0)));
+        if (rank.baseline() != null) {
+            List<NDArray> plain = arrays(turns, i -> rank.empty(worldSize, count));
+            contenders.put(
+                    NCCL,
+                    intoArrays(
+                            i -> rank.baseline().allGather(plain.get(i), parts.get(i)),
+                            plain.get(0)));
+        }
+        return () -> {
+            NDArray expected =
+                    Torch.empty(rank.manager(), new Shape(worldSize, count), ScalarType.FLOAT64);
+            for (int r = 0; r < worldSize; r++) {
+                try (NDArray part = doubles(rank.input(r, 0, 0, count));
+                        NDArray place = expected.get(r)) {
+                    Torch.copy(place, part);
+                }
+            }
+            return expected;
+        };
+    }
+
+    private Supplier<NDArray> addReduceScatter(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
+        long count = bytes / 2;
+        int worldSize = rank.worldSize();
+        int own = rank.ours().rank();
+        List<NDArray> inputs = arrays(turns, i -> rank.input(own, i, 0, worldSize, count));
+        List<NDArray> sums = arrays(turns, i -> rank.empty(count));
+        contenders.put(
+                OURS,
+                intoArrays(
+                        i ->
+                                rank.ours()
+                                        .reduceScatterTensor(
+                                                sums.get(i), inputs.get(i), ReduceOp.SUM, false),
+                        sums.get(0)));
+        if (rank.baseline() != null) {
+            List<NDArray> plain = arrays(turns, i -> rank.empty(count));
+            contenders.put(
+                    NCCL,
+                    intoArrays(
+                            i -> rank.baseline().reduceScatter(plain.get(i), inputs.get(i)),
+                            plain.get(0)));
+        }
+        return () ->
+                sum(
+                        worldSize,
+                        r -> {
+                            try (NDArray whole = doubles(rank.input(r, 0, 0, worldSize, count));
+                                    NDArray part = whole.get(own)) {
+                                return part.duplicate();
+                            }
+                        });
     }
 
     /**

@@ -44,7 +44,9 @@ final class GpuBenchCommand extends ReportCommand {
             paramLabel = "SIZE",
             split = ",",
             defaultValue = GpuBenchPlan.BYTES,
-            description = "Sizes of all-reduces, or none.")
+            description =
+                    "Sizes of all-reduces, of a rank's part of all-gathers (ag:SIZE) and of"
+                            + " reduce-scatters (rs:SIZE); or none.")
     private List<String> bytes;
 
     @Option(

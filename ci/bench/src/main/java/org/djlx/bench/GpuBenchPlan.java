@@ -16,7 +16,9 @@ final class GpuBenchPlan {
 
     static final String SHAPES =
             "tiny,pipelined:tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
-    static final String BYTES = "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M";
+    static final String BYTES =
+            "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M,"
+                    + "ag:1K,ag:128K,ag:1M,ag:8M,ag:32M,rs:1K,rs:128K,rs:1M,rs:8M,rs:32M";
 
     private static final String NONE = "none";
     private static final String PIPELINED = "pipelined:";
@@ -36,7 +38,8 @@ final class GpuBenchPlan {
      * Returns the cases in the order in which they are measured.
      *
      * @param shapes the shapes of fused operators
-     * @param bytes the sizes of all-reduces
+     * @param bytes the sizes of all-reduces; with "ag:" or "rs:", of a rank's part of all-gathers
+     *     or reduce-scatters
      * @throws UsageException if a case is malformed, or not divisible among the ranks
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
@@ -50,7 +53,15 @@ final class GpuBenchPlan {
         }
         for (String size : bytes) {
             if (!size.equals(NONE)) {
-                cases.add(GpuBenchCase.allReduce(Math.max(2, BenchCase.parse(size).size())));
+                boolean gathers = size.startsWith("ag:");
+                boolean scatters = size.startsWith("rs:");
+                String digits = gathers || scatters ? size.substring(3) : size;
+                Operation operation =
+                        gathers
+                                ? Operation.allGather
+                                : scatters ? Operation.reduceScatter : Operation.allReduce;
+                long least = Math.max(2, BenchCase.parse(digits).size());
+                cases.add(GpuBenchCase.collective(operation, least));
             }
         }
         return cases;

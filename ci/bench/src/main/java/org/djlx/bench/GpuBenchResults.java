@@ -11,8 +11,10 @@ import static org.djlx.bench.GpuBenchRow.TORCH_ONE_SHOT;
 import static org.djlx.bench.GpuBenchRow.TORCH_TWO_SHOT;
 
 import java.util.ArrayList;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Objects;
+import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Stream;
 import org.djlx.bench.GpuBenchCase.Operation;
@@ -20,6 +22,9 @@ import org.djlx.samples.common.TextTable;
 
 /** Collects the rows of {@code bench-gpu} on rank 0, and adds PyTorch's times to them. */
 final class GpuBenchResults {
+
+    private static final Set<Operation> OURS_ONLY =
+            EnumSet.of(Operation.allReduceRmsNorm, Operation.allGather, Operation.reduceScatter);
 
     private static final String COLUMNS =
             "operation,size,matmul,comm.,nccl,windows,torch,ours,eager:,nccl,torch,ours,host,alone,"
@@ -43,13 +48,14 @@ final class GpuBenchResults {
 
     /** Adds a row. Measures PyTorch's times for it now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch, the entry "torch" of the report has the cause. PyTorch has no all-reduce
-        // + RMSNorm, and no paths.
+        // Without PyTorch, the entry "torch" of the report has the cause. The peer has no
+        // all-reduce
+        // + RMSNorm, no other collectives, and no paths.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()
                         && measured.path() == null
-                        && measured.operation() != Operation.allReduceRmsNorm;
+                        && !OURS_ONLY.contains(measured.operation());
         rows.add(both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row);
         report.put("rows", rows);
         report.store(); // After each row, so a later failure loses nothing.

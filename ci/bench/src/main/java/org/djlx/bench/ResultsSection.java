@@ -455,6 +455,8 @@ final class ResultsSection {
                     case "allGatherMatmul" -> "all-gather + matmul";
                     case "matmulReduceScatter" -> "matmul + reduce-scatter";
                     case "allReduceRmsNorm" -> "all-reduce + RMSNorm";
+                    case "allGather" -> "all-gather";
+                    case "reduceScatter" -> "reduce-scatter";
                     default -> "all-reduce";
                 };
         return words.length == 1 ? name : name + ", " + words[1];

@@ -85,6 +85,8 @@ class GpuBenchTest {
     static Stream<GpuBenchCase> cases() {
         return Stream.of(
                 GpuBenchCase.allReduce(2000),
+                GpuBenchCase.collective(Operation.allGather, 2000),
+                GpuBenchCase.collective(Operation.reduceScatter, 2000),
                 GpuBenchCase.fused(Operation.allGatherMatmul, 32, 48, 64),
                 GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 48, 64),
                 GpuBenchCase.norm(3, 40));
@@ -136,6 +138,7 @@ class GpuBenchTest {
         Set<String> columns =
                 switch (wanted.operation()) {
                     case allReduce -> Set.of("ours", "nccl", "ncclWindows");
+                    case allGather, reduceScatter -> Set.of("ours", "nccl");
                     case allReduceRmsNorm -> Set.of("ours", "oursApart", "nccl", "communication");
                     default -> Set.of("ours", "nccl", "matmul", "communication");
                 };
@@ -143,7 +146,8 @@ class GpuBenchTest {
         assertEquals(columns, row.replay().keySet());
         assertEquals(Map.of(), row.notes());
         // Results are rounded to bfloat16: an error of 0 means that nothing was compared.
-        assertTrue(row.correct() && row.error() > 0, row::toString);
+        boolean moved = wanted.operation() == Operation.allGather;
+        assertTrue(row.correct() && (moved || row.error() > 0), row::toString);
         row.columns()
                 .values()
                 .forEach(
@@ -279,7 +283,7 @@ class GpuBenchTest {
                                 "ag:512x1024x8192",
                                 "llama-8b:16-64",
                                 "norm:3x100"),
-                        List.of("1K"),
+                        List.of("1K", "ag:2K", "rs:1M"),
                         2);
         assertEquals(
                 List.of(
@@ -295,7 +299,9 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.allGatherMatmul, 64, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 4096, 14336),
                         GpuBenchCase.norm(3, 100),
-                        GpuBenchCase.allReduce(1024)),
+                        GpuBenchCase.allReduce(1024),
+                        GpuBenchCase.collective(Operation.allGather, 2048),
+                        GpuBenchCase.collective(Operation.reduceScatter, 1 << 20)),
                 cases);
         assertEquals(24, GpuBenchPlan.cases(List.of("llama-70b"), List.of("none"), 2).size());
         assertEquals(8, GpuBenchPlan.cases(List.of("norms"), List.of("none"), 3).size());

@@ -78,6 +78,8 @@ public final class Operation {
     private Runnable keeper; // keeps the group reachable; null once the operation has ended
     private String algorithm;
     private boolean inOrder;
+    private boolean forCopyEngines;
+    private long place = -1;
     private Work before; // the previous operation of the same call; null if none or ended
 
     /**
@@ -245,6 +247,38 @@ public final class Operation {
      */
     public boolean isInOrder() {
         return inOrder;
+    }
+
+    /**
+     * Sets whether copy engines should move the data. For {@link
+     * org.djlx.collectives.ProcessGroup}.
+     *
+     * @param copied true if so
+     */
+    public void setForCopyEngines(boolean copied) {
+        forCopyEngines = copied;
+    }
+
+    /** {@return whether copy engines should move the data; the same on all ranks} */
+    public boolean isForCopyEngines() {
+        return forCopyEngines;
+    }
+
+    /**
+     * Sets the result of {@link #place}. For {@link org.djlx.collectives.ProcessGroup}.
+     *
+     * @param offset the offset, or -1
+     */
+    public void setPlace(long offset) {
+        place = offset;
+    }
+
+    /**
+     * {@return the offset of the output in the P2P heaps of all ranks, in bytes; -1 if it lies
+     * elsewhere}
+     */
+    public long place() {
+        return place;
     }
 
     /**

@@ -51,7 +51,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *       computed; the result is added to the rank's gradients. One reduction is running at a time.
  *   <li>The optimizer updates views of the shard, one a parameter, under the id of the parameter.
  *   <li>All ranks visit stages in the same order, so they issue the same operations.
- *   <li>On GPUs the operations run on the group's stream: by NCCL, or by copies ({@link
+ *   <li>On GPUs the operations run on the group's stream: by kernels, NCCL or copies ({@link
  *       org.djlx.collectives.CudaP2pOptions.Builder#optCopyEngines}).
  * </ol>
  */

@@ -289,34 +289,6 @@ public final class Pipeline {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
-    /**
-     * All-gather into an array in the P2P heap: each rank pushes its shard to the final place on
-     * every rank.
-     *
-     * @param offset the offset of the output in the P2P memory of every rank, in bytes
-     * @param shard the address of this rank's shard; may be this rank's part of the output
-     * @param byteSize its size, the same on all ranks
-     * @param used the arrays of the operation, kept for graph replays
-     */
-    public void gatherInPlace(
-            Operation operation, long offset, long shard, long byteSize, NDArray... used) {
-        // Before this barrier, a peer may still read its output.
-        buffers.intraNodeBarrier(operation);
-        long own = offset + rank * byteSize;
-        run(
-                operation,
-                used,
-                (epoch, current, side) -> {
-                    push(current, side, epoch, own, shard, byteSize);
-                    long place = buffers.address(rank, own);
-                    if (place != shard) {
-                        current.copy(place, shard, byteSize);
-                    }
-                    agreeBeforeWaits(operation, current, side);
-                    current.waitSignals(CHANNEL, epoch);
-                });
-    }
-
     /** Reduces the parts that a rank has received. */
     @FunctionalInterface
     public interface PartReducer {

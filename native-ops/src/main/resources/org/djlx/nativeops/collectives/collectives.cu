@@ -250,11 +250,31 @@ __device__ __forceinline__ void reduce_scatter(const Launch& launch, const Parts
   end_epoch(launch, epoch);
 }
 
+// Sums the parts of all ranks, after copies have brought them into this GPU's memory. `send` are the parts, of `count` elements each.
+template <typename T>
+__device__ __forceinline__ void sum_parts(const Parts& parts, typename T::Bits* sums, u64 count, float divisor) {
+  u64 packs = pack_count<T>(count);
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+    uint4 values[RANKS];
+#pragma unroll
+    for (u32 rank = 0; rank < RANKS; rank++) values[rank] = load_pack<T>((const typename T::Bits*)parts.send[rank], count, i);
+    FloatPack<T> sum;
+    sum.set(values[0]);
+#pragma unroll
+    for (u32 rank = 1; rank < RANKS; rank++) sum.add(values[rank]);
+    store_pack<T>(sums, count, i, sum.rounded(divisor));
+  }
+}
+
 #define REDUCE_SCATTER(name, T)                                                                                               \
   extern "C" __global__ void __launch_bounds__(COLLECTIVE_THREADS)                                                            \
       reduce_scatter_##name(const __grid_constant__ Launch launch, const __grid_constant__ Parts parts, T::Bits* sums, u64 count, \
                             float divisor) {                                                                                  \
     reduce_scatter<T>(launch, parts, sums, count, divisor);                                                                   \
+  }                                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(COLLECTIVE_THREADS)                                                            \
+      sum_parts_##name(const __grid_constant__ Parts parts, T::Bits* sums, u64 count, float divisor) {                        \
+    sum_parts<T>(parts, sums, count, divisor);                                                                                \
   }
 
 REDUCE_SCATTER(float32, Float32)

@@ -139,7 +139,7 @@ class KernelArchitectureTest {
         Set<String> exchange = names(List.of("reduce_scatter"), types);
         exchange.add("all_gather");
         sources.put("gathered/gathered.cu", exchange);
-        Set<String> collectives = names(List.of("reduce_scatter"), types);
+        Set<String> collectives = names(List.of("reduce_scatter", "sum_parts"), types);
         collectives.addAll(
                 List.of("gather_packs", "gather_bytes", "exchange_packs", "exchange_bytes"));
         sources.put("collectives/collectives.cu", collectives);

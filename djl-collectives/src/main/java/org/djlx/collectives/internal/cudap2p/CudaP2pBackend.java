@@ -23,17 +23,13 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Sends each operation to NCCL, {@link P2p}, {@link KernelCollectives} or {@link CopyCollectives}.
- * P2P runs all-reduces and operators on P2P buffers. It needs GPUs that all reach each other's
- * memory, or form a hybrid cube mesh; otherwise NCCL runs everything.
+ * Sends each operation to NCCL, {@link P2p} or {@link P2pCollectives}. P2P runs all-reduces and
+ * operators on P2P buffers. It needs GPUs that all reach each other's memory, or form a hybrid cube
+ * mesh; otherwise NCCL runs everything.
  */
 final class CudaP2pBackend extends Backend {
 
     static final String NAME = "cuda_p2p";
-
-    // With copy engines, kernels move up to so many bytes of a rank: the kernel is over before a
-    // copy would have begun.
-    private static final long COPIED_BYTES = 1 << 20;
 
     private final String name;
     private final CudaP2pOptions options;
@@ -41,8 +37,7 @@ final class CudaP2pBackend extends Backend {
     private final CudaDevice device;
     private final NcclBackend nccl;
     private final Optional<P2p> p2p;
-    private final KernelCollectives kernels; // null if there are none
-    private final CopyCollectives copies; // null if there are none
+    private final P2pCollectives collectives; // null if there is no P2P
     private boolean closed; // guarded by this
 
     private CudaP2pBackend(
@@ -57,9 +52,7 @@ final class CudaP2pBackend extends Backend {
         this.device = CudaDevice.open(nccl.device());
         try {
             this.p2p = P2p.create(context, options, device, topology, nccl.group());
-            boolean used = options.isCopyEngines();
-            this.copies = used ? p2p.flatMap(P2p::copies).orElse(null) : null;
-            this.kernels = p2p.flatMap(P2p::collectives).orElse(null);
+            this.collectives = p2p.map(P2p::collectives).orElse(null);
         } catch (Throwable e) {
             device.close();
             throw e;
@@ -131,27 +124,19 @@ final class CudaP2pBackend extends Backend {
         if (algorithm != null) {
             return p2p.get().allReduce(operation, tensor, op, algorithm);
         }
-        return copies != null && options.isSharedGpus()
-                ? copies.allReduce(operation, tensor, op)
+        return collectives.hasCopies() && options.isSharedGpus()
+                ? collectives.allReduce(operation, tensor, op)
                 : nccl.allReduce(operation, tensor, op);
     }
 
     /**
-     * Returns whether kernels run a collective; the same on all ranks.
-     *
-     * @param byteSize the bytes that a rank sends to each peer, if all ranks know it; otherwise 0
+     * Returns whether an all-to-all runs by kernels. With verification NCCL runs it outside of
+     * graphs, because it compares the sizes of the parts before it moves them.
      */
-    private boolean isForKernels(long byteSize) {
-        return kernels != null
-                && (copies == null || byteSize <= COPIED_BYTES || p2p.get().isCapturing());
-    }
-
-    /**
-     * Returns whether kernels run an all-to-all. With verification NCCL does, because it compares
-     * the sizes of the parts before it moves them.
-     */
-    private boolean isForKernels() {
-        return isForKernels(0) && (!options.ncclOptions().isVerify() || p2p.get().isCapturing());
+    private boolean canExchange() {
+        return collectives != null
+                && collectives.canExchange()
+                && (!options.ncclOptions().isVerify() || p2p.get().isCapturing());
     }
 
     @Override
@@ -168,32 +153,23 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        if (isForKernels(operation.byteSize())) {
-            return kernels.broadcast(operation, tensor, root);
-        }
-        return copies != null
-                ? copies.broadcast(operation, tensor, root)
+        return collectives != null && collectives.isPossible(operation)
+                ? collectives.broadcast(operation, tensor, root)
                 : nccl.broadcast(operation, tensor, root);
     }
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        if (isForKernels(operation.byteSize())) {
-            return kernels.allGather(operation, outputs, input);
-        }
-        return copies != null
-                ? copies.allGather(operation, outputs, input)
+        return collectives != null && collectives.isPossible(operation)
+                ? collectives.allGather(operation, outputs, input)
                 : nccl.allGather(operation, outputs, input);
     }
 
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        if (isForKernels(operation.byteSize()) && kernels.isPossible(operation, op)) {
-            return kernels.reduceScatter(operation, output, inputs, op);
-        }
-        return copies != null
-                ? copies.reduceScatter(operation, output, inputs, op)
+        return collectives != null && collectives.isPossible(operation, op)
+                ? collectives.reduceScatter(operation, output, inputs, op)
                 : nccl.reduceScatter(operation, output, inputs, op);
     }
 
@@ -209,8 +185,8 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        return isForKernels()
-                ? kernels.allToAll(operation, outputs, inputs)
+        return canExchange()
+                ? collectives.allToAll(operation, outputs, inputs)
                 : nccl.allToAll(operation, outputs, inputs);
     }
 
@@ -221,8 +197,8 @@ final class CudaP2pBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        return isForKernels()
-                ? kernels.allToAllSingle(operation, output, input, outputCounts, inputCounts)
+        return canExchange()
+                ? collectives.allToAllSingle(operation, output, input, outputCounts, inputCounts)
                 : nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
     }
 
@@ -238,7 +214,9 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return copies != null ? copies.barrier(operation) : nccl.barrier(operation);
+        return collectives != null && collectives.hasCopies()
+                ? collectives.barrier(operation)
+                : nccl.barrier(operation);
     }
 
     @Override

@@ -136,6 +136,11 @@ final class CudaP2pBuffers extends P2pBuffers {
                 layout.slot(Algorithm.ONE_SHOT));
     }
 
+    /** Returns the side stream. Operations use it one after the other. */
+    CudaStream side() {
+        return side;
+    }
+
     @Override
     public Optional<OneShotSlots> oneShotSlots() {
         requireUsable();

@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.IntStream;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.p2p.OneShotSlots;
@@ -19,6 +20,7 @@ import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -26,7 +28,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * streams, and into graphs. Any thread may launch; launches are serialized. Sizes and addresses are
  * in bytes.
  */
-final class ExchangeKernels implements AutoCloseable {
+final class ExchangeKernels implements Exchange, AutoCloseable {
 
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "collectives/collectives.cu");
@@ -64,6 +66,7 @@ final class ExchangeKernels implements AutoCloseable {
     private final Move gather; // sends one part to all ranks
     private final Move exchange; // sends a part to each rank
     private final Map<ScalarType, CudaKernel> scatters;
+    private final Map<ScalarType, CudaKernel> sums;
 
     // Guarded by this.
     private final long[] parts = new long[PARTS.byteSize() / Long.BYTES];
@@ -106,6 +109,7 @@ final class ExchangeKernels implements AutoCloseable {
         gather = new Move(module.kernel("gather_packs"), module.kernel("gather_bytes"));
         exchange = new Move(module.kernel("exchange_packs"), module.kernel("exchange_bytes"));
         scatters = module.kernels("reduce_scatter");
+        sums = module.kernels("sum_parts");
     }
 
     /** Starts to compile the kernels in the background. */
@@ -117,12 +121,14 @@ final class ExchangeKernels implements AutoCloseable {
     Set<String> names() {
         Set<String> names = new TreeSet<>();
         scatters.values().forEach(kernel -> names.add(kernel.name()));
+        sums.values().forEach(kernel -> names.add(kernel.name()));
         return names;
     }
 
     /** Keeps only these of {@link #names}, which the GPUs of all ranks can run. */
     void retain(Set<String> names) {
         scatters.values().removeIf(kernel -> !names.contains(kernel.name()));
+        sums.values().removeIf(kernel -> !names.contains(kernel.name()));
     }
 
     /** Returns whether the kernels can move tensors; the same on all ranks. */
@@ -130,26 +136,14 @@ final class ExchangeKernels implements AutoCloseable {
         return ranks > 1 && slotPacks > 0;
     }
 
-    /** Returns whether the kernels can sum a type; the same on all ranks. */
-    boolean isSupported(ScalarType type) {
-        return isPossible() && scatters.containsKey(type);
+    /** Returns whether a reduce-scatter is possible; the same on all ranks. */
+    boolean isPossible(ScalarType type, ReduceOp op) {
+        return isPossible() && canSum(type, op) && scatters.containsKey(type);
     }
 
-    /**
-     * How a launch runs.
-     *
-     * @param timeout how long a kernel waits for other ranks
-     * @param few whether it leaves SMs to computation beside it
-     */
-    record Run(CudaStream stream, Duration timeout, boolean few) {}
-
-    /**
-     * Enqueues an all-gather.
-     *
-     * @param input this rank's part
-     * @param outputs the address of each rank's part, of the same size
-     */
-    synchronized void gather(Run run, long input, long[] outputs, long byteSize) {
+    @Override
+    public synchronized void gather(
+            Run run, long input, long[] outputs, long byteSize, long place) {
         for (int peer = 0; peer < ranks; peer++) {
             send(peer, input, byteSize);
             receive(peer, outputs[peer], byteSize);
@@ -160,8 +154,8 @@ final class ExchangeKernels implements AutoCloseable {
         move(run, gather);
     }
 
-    /** Enqueues a broadcast of a tensor, in place. */
-    synchronized void broadcast(Run run, long tensor, long byteSize, int root) {
+    @Override
+    public synchronized void broadcast(Run run, long tensor, long byteSize, int root) {
         // The root's links carry the tensor ranks - 1 times, or with a scatter and an all-gather
         // 2 (ranks - 1) / ranks times.
         if ((double) byteSize * (ranks - 1) * (ranks - 2) / ranks > LAUNCH_BYTES) {
@@ -213,14 +207,9 @@ final class ExchangeKernels implements AutoCloseable {
         move(run, exchange);
     }
 
-    /**
-     * Enqueues a reduce-scatter.
-     *
-     * @param inputs the address of the part for each rank, of the output's size
-     * @param divisor divides the sum
-     */
-    synchronized void reduceScatter(
-            Run run, long[] inputs, long output, long count, ScalarType type, float divisor) {
+    @Override
+    public synchronized void reduceScatter(
+            Run run, long[] inputs, long output, long count, ScalarType type, ReduceOp op) {
         long itemSize = type.itemSize();
         long most = slot / itemSize;
         for (long done = 0; done < count; done += most) {
@@ -228,9 +217,36 @@ final class ExchangeKernels implements AutoCloseable {
             for (int peer = 0; peer < ranks; peer++) {
                 send(peer, inputs[peer] + done * itemSize, size * itemSize);
             }
-            begin(run).add(output + done * itemSize).add(size).add(divisor);
+            begin(run).add(output + done * itemSize).add(size).add(divisor(op));
             launch(run, scatters.get(type), packs(size * itemSize));
         }
+    }
+
+    /** Returns whether {@link #sum} has a reduction; the same on all ranks. */
+    boolean canSum(ScalarType type, ReduceOp op) {
+        return (op == ReduceOp.SUM || op == ReduceOp.AVG) && sums.containsKey(type);
+    }
+
+    private float divisor(ReduceOp op) {
+        return op == ReduceOp.AVG ? ranks : 1;
+    }
+
+    /**
+     * Enqueues the sum of parts in this GPU's memory, in rank order. Waits for no rank.
+     *
+     * @param sources the address of each rank's part
+     */
+    synchronized void sum(
+            CudaStream stream,
+            long[] sources,
+            long output,
+            long count,
+            ScalarType type,
+            ReduceOp op) {
+        System.arraycopy(sources, 0, parts, SEND, ranks);
+        arguments.clear().addStruct(parts).add(output).add(count).add(divisor(op));
+        LaunchSize size = sizes.size(packs(count * type.itemSize()), threads, FEW_BLOCKS);
+        sums.get(type).launch(stream, size, arguments);
     }
 
     private void send(int peer, long address, long byteSize) {
@@ -247,9 +263,9 @@ final class ExchangeKernels implements AutoCloseable {
         if (ended) {
             throw GroupErrors.buffersDestroyed();
         }
-        if (!timeout.equals(run.timeout)) {
-            launch = slots.launch(rank, run.timeout);
-            timeout = run.timeout;
+        if (!timeout.equals(run.timeout())) {
+            launch = slots.launch(rank, run.timeout());
+            timeout = run.timeout();
         }
         return arguments.clear().addStruct(launch).addStruct(parts);
     }
@@ -297,8 +313,8 @@ final class ExchangeKernels implements AutoCloseable {
     }
 
     private void launch(Run run, CudaKernel kernel, long packs) {
-        int most = run.few ? FEW_BLOCKS : Integer.MAX_VALUE;
-        kernel.launch(run.stream, sizes.size(packs, threads, most), arguments);
+        int most = run.few() ? FEW_BLOCKS : Integer.MAX_VALUE;
+        kernel.launch(run.stream(), sizes.size(packs, threads, most), arguments);
     }
 
     /** Makes later launches throw. */

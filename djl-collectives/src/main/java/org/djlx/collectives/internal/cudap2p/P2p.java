@@ -55,7 +55,8 @@ final class P2p {
     private final WaitStatus waits;
     private final AllReduceKernels kernels;
     private final ExchangeKernels exchanges;
-    private final KernelCollectives collectives;
+    private final CopyExchange copies;
+    private final P2pCollectives collectives;
     private final SignalKernels signals;
     private final HostSync hosts;
     private final RegionHandshake.Place place;
@@ -106,7 +107,16 @@ final class P2p {
                         waits,
                         group,
                         place);
-        collectives = new KernelCollectives(exchanges, queue, group, currentStreams, region);
+        copies = new CopyExchange(region, signals, exchanges, group.resources(), buffers.side());
+        collectives =
+                new P2pCollectives(
+                        exchanges,
+                        copies,
+                        options.isCopyEngines(),
+                        queue,
+                        group,
+                        currentStreams,
+                        region);
     }
 
     /**
@@ -343,20 +353,14 @@ final class P2p {
                 : Optional.of(buffers);
     }
 
-    /** Returns the collectives by kernels; empty if there are none, on all ranks. */
-    Optional<KernelCollectives> collectives() {
-        return Optional.of(collectives).filter(KernelCollectives::isPossible);
+    /** Returns the collectives by kernels and copies. */
+    P2pCollectives collectives() {
+        return collectives;
     }
 
     /** Returns whether the caller's current stream is being captured into a graph. */
     boolean isCapturing() {
         return capturing.getAsBoolean();
-    }
-
-    /** Returns collectives by copies through the buffers; empty if the buffers are too small. */
-    Optional<CopyCollectives> copies() {
-        return Optional.of(new CopyCollectives(region, signals, group))
-                .filter(CopyCollectives::isPossible);
     }
 
     /** Returns the algorithm for a tensor, the same on all ranks; null for NCCL. */
@@ -552,6 +556,7 @@ final class P2p {
     void free() {
         try {
             queue.close();
+            copies.close();
             kernels.close();
             exchanges.close();
             signals.close();

@@ -16,9 +16,10 @@
  * CudaP2pStream - a stream with put, signal and wait
  * SignalKernels - launches the kernels that signal and wait
  * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks and refused splits
- * KernelCollectives - all-gather, reduce-scatter, all-to-all and broadcast by kernels
- * ExchangeKernels - launches these kernels
- * CopyCollectives - collectives by copies through the buffers
+ * P2pCollectives - all-gather, reduce-scatter, all-to-all and broadcast
+ * Exchange - these collectives on a stream, by one of the following
+ * ExchangeKernels - by kernels
+ * CopyExchange - by copy engines, through the buffers
  * AllReduceKernels - launches the kernels of all-reduce
  */
 /**

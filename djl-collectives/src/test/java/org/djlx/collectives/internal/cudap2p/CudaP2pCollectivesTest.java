@@ -2,10 +2,12 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
@@ -16,6 +18,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pAllocator;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -70,11 +73,13 @@ class CudaP2pCollectivesTest {
 
         private final ProcessGroup group;
         private final NDManager manager;
+        private final NDArray heap;
         private final int rank;
 
-        Rank(ProcessGroup group, NDManager manager) {
+        Rank(ProcessGroup group, NDManager manager, NDArray heap) {
             this.group = group;
             this.manager = manager;
+            this.heap = heap;
             rank = group.rank();
         }
 
@@ -90,14 +95,15 @@ class CudaP2pCollectivesTest {
         }
 
         private NDArray unwritten(int count) {
-            NDArray output = manager.zeros(new Shape(count), ai.djl.ndarray.types.DataType.INT32);
+            NDArray output = manager.zeros(new Shape(count), DataType.INT32);
             output.addi(UNWRITTEN);
             return output;
         }
 
         List<Call> calls(int count) {
             return List.of(
-                    allGather(count),
+                    allGather(count, unwritten(count * worldSize)),
+                    allGather(count, unwrittenInHeap(count * worldSize)),
                     allToAll(count),
                     splitAllToAll(count),
                     broadcast(count),
@@ -105,9 +111,13 @@ class CudaP2pCollectivesTest {
                     reduceScatter(count, ScalarType.BFLOAT16));
         }
 
-        private Call allGather(int count) {
+        /** Returns an output at the same place on all ranks. */
+        private NDArray unwrittenInHeap(int count) {
+            return heap.get(":" + count).muli(0).addi(UNWRITTEN);
+        }
+
+        private Call allGather(int count, NDArray output) {
             NDArray input = manager.create(words(rank, count, count));
-            NDArray output = unwritten(count * worldSize);
             int[] expected =
                     IntStream.range(0, worldSize)
                             .flatMap(source -> IntStream.of(words(source, count, count)))
@@ -221,25 +231,31 @@ class CudaP2pCollectivesTest {
         }
     }
 
-    /** Large slots, and small ones: several launches, or several rounds of one launch. */
+    /**
+     * Large slots, and small ones: several launches, or several rounds of one launch. Copy engines
+     * move tensors of more than 1 MiB, in several rounds.
+     */
     @ParameterizedTest
-    @CsvSource({"67108864", "65536"})
-    void movesEveryBitInEachMode(long oneShotBytes) {
+    @CsvSource({"67108864, false", "65536, false", "67108864, true"})
+    void movesEveryBitInEachMode(long oneShotBytes, boolean copyEngines) {
         CudaP2pOptions options =
                 P2pRanks.options()
                         .optOneShotBytes(oneShotBytes)
                         .optTwoShotBytes(oneShotBytes)
                         .optCopyEngines(false)
-                        .optBufferSize(1 << 20)
+                        .optBufferSize(4 << 20)
+                        .optHeapSize(64 << 20)
                         .build();
         List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
         try {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        P2pRanks.runOnStream(group, () -> checkModes(group));
+                        ProcessGroup view = copyEngines ? group.withCopyEngines() : group;
+                        P2pRanks.runOnStream(group, () -> checkModes(view));
                         String dump = group.flightRecorder().dump().toJson();
                         assertTrue(dump.contains("\"exchange\""), dump);
+                        assertEquals(copyEngines, dump.contains("\"copies\""), dump);
                         return null;
                     });
         } finally {
@@ -249,12 +265,16 @@ class CudaP2pCollectivesTest {
 
     private void checkModes(ProcessGroup group) {
         try (CudaDevice device = CudaDevice.open(group.device());
-                CudaStream stream = CudaStream.create(device)) {
+                CudaStream stream = CudaStream.create(device);
+                NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            P2pAllocator allocator = group.p2pBuffers().orElseThrow().allocator();
+            Shape most = new Shape((long) COUNTS[COUNTS.length - 1] * worldSize);
+            NDArray heap = allocator.allocate(manager, most, ScalarType.INT32);
             CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
             try {
                 for (Mode mode : Mode.values()) {
                     for (int count : COUNTS) {
-                        check(group, stream, mode, count);
+                        check(group, stream, heap, mode, count);
                     }
                 }
             } finally {
@@ -264,9 +284,9 @@ class CudaP2pCollectivesTest {
         }
     }
 
-    private void check(ProcessGroup group, CudaStream stream, Mode mode, int count) {
+    private void check(ProcessGroup group, CudaStream stream, NDArray heap, Mode mode, int count) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            List<Call> calls = new Rank(group, manager).calls(count);
+            List<Call> calls = new Rank(group, manager, heap).calls(count);
             stream.synchronize();
             if (mode == Mode.GRAPH) {
                 CudaGraph graph =

@@ -272,7 +272,7 @@ class CudaP2pThreadsTest {
                                                         NOTHING,
                                                         operation -> waitForAll(group, operation))
                                                 .await(),
-                                "broadcast(float32, (10), root 0)", // By NCCL.
+                                "broadcast(float32, (10), root 0)", // On the group's stream.
                                 group -> group.broadcast(ones(group, 10), 0).await()),
                         new Differing(
                                 "allReduce(float32, (10), SUM)",
@@ -889,7 +889,9 @@ class CudaP2pThreadsTest {
                 P2pRanks.options(),
                 (group, manager) -> {
                     NDArray tensor = manager.zeros(new Shape(100_000));
+                    NDArray other = manager.zeros(new Shape(100_000));
                     group.broadcast(tensor, 0).await(group.timeout());
+                    group.reduce(other, 0, ReduceOp.MAX).await(group.timeout());
                     for (int round = 1; round <= 50; round++) {
                         try (NDArray value = manager.full(tensor.getShape(), (float) round)) {
                             if (group.rank() == 0) {
@@ -897,6 +899,7 @@ class CudaP2pThreadsTest {
                             }
                         }
                         group.broadcast(tensor, 0);
+                        group.reduce(other, 0, ReduceOp.MAX); // by NCCL
                         List<Work> works = new ArrayList<>();
                         if (round % 2 == 0) {
                             works.add(group.allReduceCoalesced(List.of(tensor), ReduceOp.SUM));

@@ -7,36 +7,47 @@ import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.internal.cudap2p.ExchangeKernels.Run;
+import org.djlx.collectives.internal.cudap2p.Exchange.Run;
 import org.djlx.collectives.internal.gpu.DeviceTensor;
 import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * All-gather, reduce-scatter, all-to-all and broadcast by {@link ExchangeKernels}. A collective
- * runs on the caller's current stream if that is being captured into a graph, or if the caller lets
- * it wait immediately; otherwise on the group's stream, beside computation, and then a large one
- * uses few SMs.
+ * All-gather, reduce-scatter, all-to-all and broadcast by {@link ExchangeKernels} or {@link
+ * CopyExchange}. A collective runs on the caller's current stream if that is being captured into a
+ * graph, or if the caller lets it wait immediately; otherwise on the group's stream, beside
+ * computation, and then a large one uses few SMs.
  */
-final class KernelCollectives {
+final class P2pCollectives {
+
+    // With copy engines, kernels move up to so many bytes of a rank: the kernel is over before a
+    // copy would have begun.
+    private static final long COPIED_BYTES = 1 << 20;
 
     private final ExchangeKernels kernels;
+    private final CopyExchange copies; // null if the buffers are too small
+    private final boolean copied; // copy engines run the collectives of all callers
     private final P2pQueue queue;
     private final GpuGroup group;
     private final CurrentStreams currentStreams;
     private final int rank;
     private final int ranks;
 
-    KernelCollectives(
+    P2pCollectives(
             ExchangeKernels kernels,
+            CopyExchange copies,
+            boolean copied,
             P2pQueue queue,
             GpuGroup group,
             CurrentStreams currentStreams,
             P2pRegion region) {
         this.kernels = kernels;
+        this.copies = copies.isPossible() ? copies : null;
+        this.copied = copied;
         this.queue = queue;
         this.group = group;
         this.currentStreams = currentStreams;
@@ -44,15 +55,44 @@ final class KernelCollectives {
         ranks = region.ranks();
     }
 
-    /** Returns whether the kernels move tensors; the same on all ranks. */
-    boolean isPossible() {
+    private boolean isForCopies(Operation operation) {
+        return copies != null && (copied || operation.isForCopyEngines());
+    }
+
+    /** Returns whether an all-gather or a broadcast runs here; the same on all ranks. */
+    boolean isPossible(Operation operation) {
+        return kernels.isPossible() || isForCopies(operation);
+    }
+
+    /**
+     * Returns whether a reduction runs here; the same on all ranks. Only kernels reduce in CUDA
+     * graphs.
+     */
+    boolean isPossible(Operation operation, ReduceOp op) {
+        ScalarType type = operation.tensor().type();
+        return kernels.isPossible(type, op)
+                || isForCopies(operation)
+                        && (kernels.canSum(type, op) || !currentStreams.get().isCapturing());
+    }
+
+    /** Returns whether an all-to-all runs here; the same on all ranks. */
+    boolean canExchange() {
         return kernels.isPossible();
     }
 
-    /** Returns whether the kernels have a reduction; the same on all ranks. */
-    boolean isPossible(Operation operation, ReduceOp op) {
-        return (op == ReduceOp.SUM || op == ReduceOp.AVG)
-                && kernels.isSupported(operation.tensor().type());
+    /** Returns whether barriers, and all-reduces without a kernel, run here. */
+    boolean hasCopies() {
+        return copies != null && copied;
+    }
+
+    /**
+     * @param isPossible whether the kernels can run it
+     */
+    private Exchange choose(Operation operation, boolean isPossible) {
+        boolean large = operation.byteSize() > COPIED_BYTES;
+        boolean copy = isForCopies(operation) && (large || !isPossible);
+        operation.setAlgorithm(copy ? "copies" : "exchange");
+        return copy ? copies : kernels;
     }
 
     /** Enqueues the kernels of a collective. */
@@ -74,7 +114,6 @@ final class KernelCollectives {
             List<NDArray> arrays,
             List<NDArray> result,
             Launch launch) {
-        operation.setAlgorithm("exchange");
         try (CurrentStreams.Scope scope = currentStreams.hold()) {
             CudaStream current = scope.stream();
             boolean captured = current.isCapturing();
@@ -131,13 +170,14 @@ final class KernelCollectives {
         DeviceTensor in = input(input);
         List<DeviceTensor> out = outputs.stream().map(this::output).toList();
         long[] places = places(out, in.byteSize());
+        Exchange by = choose(operation, kernels.isPossible());
         return run(
                 operation,
                 List.of(in),
                 out,
                 join(List.of(input), outputs),
                 outputs,
-                run -> kernels.gather(run, in.address(), places, in.byteSize()));
+                run -> by.gather(run, in.address(), places, in.byteSize(), operation.place()));
     }
 
     /**
@@ -159,13 +199,14 @@ final class KernelCollectives {
         boolean sends = rank == root;
         DeviceTensor io = sends ? input(tensor) : output(tensor);
         List<DeviceTensor> own = List.of(io);
+        Exchange by = choose(operation, kernels.isPossible());
         return run(
                 operation,
                 sends ? own : List.of(),
                 sends ? List.of() : own,
                 List.of(tensor),
                 List.of(tensor),
-                run -> kernels.broadcast(run, io.address(), io.byteSize(), root));
+                run -> by.broadcast(run, io.address(), io.byteSize(), root));
     }
 
     /** Reduce-scatters the parts of one array, or one array per rank. */
@@ -173,16 +214,32 @@ final class KernelCollectives {
         DeviceTensor out = output(output);
         List<DeviceTensor> in = inputs.stream().map(this::input).toList();
         long[] parts = places(in, out.byteSize());
-        float divisor = op == ReduceOp.AVG ? ranks : 1;
+        Exchange by = choose(operation, kernels.isPossible(out.type(), op));
         return run(
                 operation,
                 in,
                 List.of(out),
                 join(inputs, List.of(output)),
                 List.of(output),
-                run ->
-                        kernels.reduceScatter(
-                                run, parts, out.address(), out.count(), out.type(), divisor));
+                run -> by.reduceScatter(run, parts, out.address(), out.count(), out.type(), op));
+    }
+
+    /** All-reduces a tensor by copies. */
+    Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        DeviceTensor io = input(tensor);
+        operation.setAlgorithm("copies");
+        return run(
+                operation,
+                List.of(),
+                List.of(io),
+                List.of(tensor),
+                List.of(tensor),
+                run -> copies.allReduce(run, io.address(), io.count(), io.type(), op));
+    }
+
+    Work barrier(Operation operation) {
+        operation.setAlgorithm("copies");
+        return run(operation, List.of(), List.of(), List.of(), List.of(), copies::barrier);
     }
 
     Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
@@ -251,6 +308,7 @@ final class KernelCollectives {
             long[] inputSizes,
             long[] outputs,
             long[] outputSizes) {
+        operation.setAlgorithm("exchange");
         return run(
                 operation,
                 in,

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.gpu.GpuResources;
+import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
+
+/**
+ * Collectives by copies through the P2P buffers. Copy engines move the data; kernels run only to
+ * wait and to reduce. A collective runs in rounds:
+ *
+ * <pre>
+ *   buffer of a rank:  | half 0: a window for each source rank | half 1: as half 0 |
+ * </pre>
+ *
+ * <ol>
+ *   <li>Before its first copy, a collective waits until the peers have finished their earlier
+ *       operations, which may still use the buffers.
+ *   <li>In a round, a rank copies a piece of its data into its windows on the peers and passes a
+ *       barrier. A side stream then copies or reduces what has arrived, while the next round's
+ *       pieces are on their way.
+ *   <li>Rounds alternate between the halves, and a rank passes a barrier only after its side stream
+ *       has read the pieces of the round before. So a peer overwrites a half only after its last
+ *       read.
+ * </ol>
+ *
+ * The caller's lock orders the collectives of a group.
+ */
+final class CopyExchange implements Exchange {
+
+    private static final long ALIGNMENT = 256;
+
+    // Smaller pieces do not keep the links busy, and each costs a barrier.
+    private static final long LEAST_PIECE = 4 << 20;
+    private static final int PIECES = 6;
+
+    private final P2pRegion region;
+    private final SignalKernels signals;
+    private final ExchangeKernels kernels;
+    private final GpuResources resources;
+    private final int rank;
+    private final int ranks;
+    private final long window;
+    private final CudaStream side; // of the group's operations, one after the other
+    private final CudaEvent begun;
+    private final CudaEvent arrived;
+    private final CudaEvent taken;
+
+    CopyExchange(
+            P2pRegion region,
+            SignalKernels signals,
+            ExchangeKernels kernels,
+            GpuResources resources,
+            CudaStream side) {
+        this.region = region;
+        this.signals = signals;
+        this.kernels = kernels;
+        this.resources = resources;
+        rank = region.rank();
+        ranks = region.ranks();
+        this.side = side;
+        begun = CudaEvent.create(resources.cuda());
+        arrived = CudaEvent.create(resources.cuda());
+        taken = CudaEvent.create(resources.cuda());
+        window = region.layout().bufferSize() / 2 / ranks / ALIGNMENT * ALIGNMENT;
+    }
+
+    /** Returns whether the buffers are large enough; the same on all ranks. */
+    boolean isPossible() {
+        return ranks > 1 && window > 0;
+    }
+
+    /** Takes what a round has brought. */
+    private interface Round {
+
+        /**
+         * Enqueues copies or a reduction on the side stream.
+         *
+         * @param half the offset of the half in the buffer
+         * @param done the bytes of each part that earlier rounds have moved
+         * @param size the bytes of each part in this round
+         */
+        void take(long half, long done, long size);
+    }
+
+    /** Enqueues the entry into the buffers, and lets the side stream follow. */
+    private void begin(Run run) {
+        signals.enter(run.stream());
+        begun.record(run.stream());
+        side.waitEvent(begun);
+        signals.awaitEntered(run.stream(), run.timeout());
+    }
+
+    private void end(Run run) {
+        taken.record(side);
+        run.stream().waitEvent(taken);
+    }
+
+    /**
+     * Sends one part to each peer, in rounds. All parts have the same size.
+     *
+     * @param parts the address of the part for each rank; 0 to send nothing
+     * @param byteSize the size of a part
+     */
+    private void exchange(Run run, long[] parts, long byteSize, Round round) {
+        long piece = (byteSize + PIECES - 1) / PIECES;
+        piece = (Math.max(LEAST_PIECE, piece) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        piece = Math.min(window, piece);
+        long half = 0;
+        for (long done = 0; done < byteSize; done += piece) {
+            long size = Math.min(piece, byteSize - done);
+            for (int step = 1; step < ranks; step++) {
+                int peer = (rank + step) % ranks;
+                if (parts[peer] != 0) {
+                    run.stream().copyAsync(address(peer, half, rank), parts[peer] + done, size);
+                }
+            }
+            if (done > 0) {
+                run.stream().waitEvent(taken);
+            }
+            signals.meet(run.stream(), run.timeout());
+            arrived.record(run.stream());
+            side.waitEvent(arrived);
+            round.take(half, done, size);
+            taken.record(side);
+            half = half == 0 ? ranks * window : 0;
+        }
+    }
+
+    private long address(int on, long half, int source) {
+        return region.address(on) + offset(half, source);
+    }
+
+    private long offset(long half, int source) {
+        return region.layout().buffer() + half + source * window;
+    }
+
+    private long[] toAll(long address) {
+        long[] parts = new long[ranks];
+        Arrays.fill(parts, address);
+        return parts;
+    }
+
+    @Override
+    public synchronized void gather(
+            Run run, long input, long[] outputs, long byteSize, long place) {
+        begin(run);
+        if (outputs[rank] != input && byteSize > 0) {
+            side.copyAsync(outputs[rank], input, byteSize);
+        }
+        if (place >= 0) {
+            long target = region.layout().buffer() + place + rank * byteSize;
+            for (int step = 1; step < ranks && byteSize > 0; step++) {
+                int peer = (rank + step) % ranks;
+                run.stream().copyAsync(region.address(peer) + target, input, byteSize);
+            }
+            signals.meet(run.stream(), run.timeout());
+            end(run);
+            return;
+        }
+        exchange(
+                run,
+                toAll(input),
+                byteSize,
+                (half, done, size) -> {
+                    for (int step = 1; step < ranks; step++) {
+                        int peer = (rank + step) % ranks;
+                        side.copyAsync(outputs[peer] + done, address(rank, half, peer), size);
+                    }
+                });
+        end(run);
+    }
+
+    @Override
+    public synchronized void broadcast(Run run, long tensor, long byteSize, int root) {
+        boolean sends = rank == root;
+        begin(run);
+        exchange(
+                run,
+                toAll(sends ? tensor : 0),
+                byteSize,
+                (half, done, size) -> {
+                    if (!sends) {
+                        side.copyAsync(tensor + done, address(rank, half, root), size);
+                    }
+                });
+        end(run);
+    }
+
+    @Override
+    public synchronized void reduceScatter(
+            Run run, long[] inputs, long output, long count, ScalarType type, ReduceOp op) {
+        begin(run);
+        exchange(
+                run,
+                inputs,
+                count * type.itemSize(),
+                (half, done, size) -> {
+                    if (kernels.canSum(type, op)) {
+                        long[] sources = new long[ranks];
+                        for (int source = 0; source < ranks; source++) {
+                            sources[source] = address(rank, half, source);
+                        }
+                        sources[rank] = inputs[rank] + done;
+                        kernels.sum(side, sources, output + done, size / type.itemSize(), type, op);
+                        return;
+                    }
+                    side.copyAsync(address(rank, half, rank), inputs[rank] + done, size);
+                    reduceWindows(half, size, type, op);
+                    side.copyAsync(output + done, address(rank, half, 0), size);
+                });
+        end(run);
+    }
+
+    /** All-reduces a tensor in place. 16-bit types are summed as in {@link Reductions}. */
+    void allReduce(Run run, long tensor, long count, ScalarType type, ReduceOp op) {
+        reduceScatter(run, toAll(tensor), tensor, count, type, op);
+    }
+
+    /** Reduces the windows of a half in rank order, into the first. */
+    private void reduceWindows(long half, long byteSize, ScalarType type, ReduceOp op) {
+        CudaStreamGuard guard = Torch.cudaStreamGuard(resources.device(), side.handle());
+        try (NDManager temporary = resources.manager().newSubManager()) {
+            Shape shape = new Shape(byteSize / type.itemSize());
+            List<NDArray> windows = new ArrayList<>();
+            for (int source = 0; source < ranks; source++) {
+                long offset = offset(half, source);
+                windows.add(Torch.view(temporary, region.memory(rank), offset, shape, type));
+            }
+            NoGradient.run(() -> reduce(windows, op));
+        } finally {
+            guard.close();
+        }
+    }
+
+    /** Reduces arrays into the first. */
+    private static void reduce(List<NDArray> windows, ReduceOp op) {
+        NDArray result = windows.get(0);
+        if (op.kind() != ReduceOp.Kind.PREMUL_SUM) {
+            Reductions.reduce(result, windows, op);
+            return;
+        }
+        boolean widen = Torch.scalarType(result).isReducedFloatingPoint();
+        List<NDArray> products = new ArrayList<>();
+        for (NDArray window : windows) {
+            products.add(widen ? Torch.cast(window, ScalarType.FLOAT32) : window);
+        }
+        products.forEach(product -> TorchInPlace.mul(product, op.factor()));
+        Reductions.reduce(products.get(0), products, ReduceOp.SUM);
+        Torch.copy(result, products.get(0));
+    }
+
+    void barrier(Run run) {
+        signals.meet(run.stream(), run.timeout());
+    }
+
+    /** Frees the events; no collective may be running. */
+    void close() {
+        begun.close();
+        arrived.close();
+        taken.close();
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.cudap2p;
+
+import java.time.Duration;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.ScalarType;
+
+/** Enqueues collectives on a stream: by kernels or by copy engines. Sizes are in bytes. */
+interface Exchange {
+
+    /**
+     * How a collective runs.
+     *
+     * @param timeout how long kernels wait for other ranks
+     * @param few whether kernels leave SMs to computation beside them
+     */
+    record Run(CudaStream stream, Duration timeout, boolean few) {}
+
+    /**
+     * Enqueues an all-gather.
+     *
+     * @param input this rank's part
+     * @param outputs the address of each rank's part, of the same size
+     * @param place the offset of the gathered parts in the P2P buffers of all ranks; -1 if they lie
+     *     elsewhere
+     */
+    void gather(Run run, long input, long[] outputs, long byteSize, long place);
+
+    /** Enqueues a broadcast of a tensor, in place. */
+    void broadcast(Run run, long tensor, long byteSize, int root);
+
+    /**
+     * Enqueues a reduce-scatter.
+     *
+     * @param inputs the address of the part for each rank, of the output's size
+     */
+    void reduceScatter(
+            Run run, long[] inputs, long output, long count, ScalarType type, ReduceOp op);
+}
