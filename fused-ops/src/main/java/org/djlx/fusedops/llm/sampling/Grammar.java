@@ -36,7 +36,10 @@ public final class Grammar {
      */
     private static Grammar checked(Function<Terms, Terms.Term> maker, Object... source) {
         Grammar grammar = new Grammar(maker, source);
-        grammar.root();
+        Terms.Term root = grammar.root();
+        for (int b = 0; b < 256; b++) { // Also the first step, which may be too deep.
+            root.derive(b);
+        }
         return grammar;
     }
 

@@ -30,6 +30,9 @@ final class Terms {
     /** Limits the memory and the time of one grammar; see {@link #size}. */
     static final int MAX_SIZE = 1_000_000;
 
+    /** Limits the stack: a thread of 1 MiB has about 1,800 levels. */
+    static final int MAX_DEPTH = 1_000;
+
     private static final int TERM_SIZE = 10; // A term takes the memory of 10 references to it.
 
     private static final int BYTES = 256;
@@ -70,6 +73,7 @@ final class Terms {
     private final int[] examples = new int[BYTES]; // a byte of each class
     private int classCount = 1;
     private int size;
+    private int depth;
 
     final Term none = term(Kind.NONE, List.of(), null, 0, 0, false);
     final Term empty = term(Kind.EMPTY, List.of(), null, 0, 0, true);
@@ -134,9 +138,11 @@ final class Terms {
                 }
                 grow(parts.size() / 4);
                 deriving = kind == Kind.REFERENCE;
+                descend();
                 try {
                     known = derivative(b);
                 } finally {
+                    ascend();
                     deriving = false; // Also after too many states.
                 }
                 if (index >= derivatives.length) {
@@ -181,6 +187,19 @@ final class Terms {
     /** Returns a measure of the memory that the terms take, and of the time to derive them. */
     int size() {
         return size;
+    }
+
+    /** Begins a recursion into the parts of a term; {@link #ascend} ends it. */
+    void descend() {
+        if (depth == MAX_DEPTH) {
+            throw new IllegalArgumentException(
+                    "it has too many optional parts in a row; simplify it");
+        }
+        depth++;
+    }
+
+    void ascend() {
+        depth--;
     }
 
     private void grow(int by) {

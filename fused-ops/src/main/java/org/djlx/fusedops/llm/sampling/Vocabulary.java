@@ -174,7 +174,12 @@ public final class Vocabulary {
             if (ends == null) {
                 ends = new LinkedHashSet<>();
                 known.put(start, ends);
-                addEnds(start, mask, known, ends);
+                grammar.terms().descend();
+                try {
+                    addEnds(start, mask, known, ends);
+                } finally {
+                    grammar.terms().ascend();
+                }
             }
             return ends;
         }

@@ -101,6 +101,20 @@ class GrammarGeneratorTest {
         }
     }
 
+    /** Only after the first token a derivative is too deep for the stack. */
+    @Test
+    void aGrammarThatIsTooDeepFailsItsRequestOnly() throws Exception {
+        try (TextEngine generator = generator(1, 0)) {
+            Grammar deep = Grammar.regex("b" + "(a?)".repeat(3000) + "a{4000}");
+            Generation failed = generator.submit(request(deep, 1).build());
+            Exception e = assertThrows(EngineException.class, () -> failed.await(LONG));
+            assertTrue(e.getMessage().contains("too many"), e::getMessage);
+            Generation next = generator.submit(request(SCHEMA, 2).build());
+            next.await(LONG);
+            assertEquals(FinishReason.STOP, next.finishReason().orElseThrow());
+        }
+    }
+
     /** Greedy tokens are the most probable ones that are allowed, by a reference in float64. */
     @Test
     void greedyTokensAreTheMostProbableAllowedOnes() throws Exception {

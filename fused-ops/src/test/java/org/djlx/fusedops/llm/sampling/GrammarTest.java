@@ -811,6 +811,16 @@ class GrammarTest {
         assertTrue(e.getMessage().contains("too many states"), e::getMessage);
     }
 
+    /** A derivative descends into each optional part, until the stack overflows. */
+    @Test
+    void manyOptionalPartsInARowAreRefused() {
+        Grammar.regex("(a?)".repeat(700));
+        for (String regex : List.of("(a?)".repeat(3000), "(a|b*)".repeat(100_000))) {
+            Exception e = assertThrows(IllegalArgumentException.class, () -> Grammar.regex(regex));
+            assertTrue(e.getMessage().contains("too many"), e::getMessage);
+        }
+    }
+
     @Test
     void wideSchemasAreCompiledOrRefused() {
         for (int properties : new int[] {1_200, 20_000}) {
