@@ -96,6 +96,9 @@ import org.slf4j.LoggerFactory;
  *   <li><b>Batch normalisation</b>: {@code EasyTrain} calls the listener between a batch's backward
  *       pass and its step. So running statistics in a checkpoint within an epoch include the batch
  *       that the resumed job computes again.
+ *   <li><b>Loss and evaluators</b>: their sums of the epoch are saved, so that at its end they are
+ *       those of the whole epoch. Evaluators with accumulators of their own ({@link
+ *       org.djlx.collectives.train.EvaluatorSums}) cover only the rest, and the log says so.
  *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates).
  *   <li><b>Sharded trainers</b> ({@link org.djlx.collectives.train.ShardingStrategy}): each process
  *       writes what its ranks own. Processes other than 0 write {@code
@@ -136,6 +139,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     private long saved = -1; // the step of the last checkpoint
     private Object savedFile; // the key of its file
     private Integer seed; // of this process's random numbers; null before it is known
+    private final EpochSums sums = new EpochSums();
     private TrainingProgress restored = TrainingProgress.START;
     private long restoredItems; // of the restored epoch, trained on before
 
@@ -163,18 +167,23 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      *     that cannot be saved
      */
     public void save(Trainer trainer, TrainingProgress progress) throws IOException {
-        saveAll(trainer, Required.argument("save: progress", progress));
+        Required.argument("save: progress", progress);
+        saveAll(trainer, progress, progress.batch() > 0 ? EpochSums.toJson(trainer) : "{}");
         setRandomState(own(trainer, "save"), saved);
     }
 
     /** Saves without seeding the random numbers. */
-    private void saveAll(Trainer trainer, TrainingProgress progress) throws IOException {
+    private void saveAll(Trainer trainer, TrainingProgress progress, String sums)
+            throws IOException {
         DataParallelTrainer own = own(trainer, "save");
         await(own);
         seed = seed(own);
         String number = Long.toHexString(UUID.randomUUID().getMostSignificantBits());
-        List<String> answers = Agreement.exchange(own.group(), "save", () -> seed + " " + number);
-        List<String> seeds = answers.stream().map(answer -> answer.split(" ")[0]).toList();
+        List<String[]> answers =
+                Agreement.exchange(own.group(), "save", () -> seed + " " + number + " " + sums)
+                        .stream()
+                        .map(answer -> answer.split(" ", 3))
+                        .toList();
         partsDeadline = null;
         CheckpointSave[] save = new CheckpointSave[1];
         try {
@@ -182,7 +191,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                     group(own),
                     "save",
                     () -> {
-                        save[0] = prepare(own, progress, seeds, answers.get(0).split(" ")[1]);
+                        save[0] = prepare(own, progress, answers);
                         if (!async && !save[0].awaits()) {
                             write(save[0]);
                         }
@@ -337,6 +346,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             saved = progress.step();
             savedFile = opened[0].key();
             restoreOrder(state[0], own, path);
+            sums.restore(trainer, state[0].sums(), own.process(), processes(own), progress.batch());
             int epochs = (int) progress.epoch();
             trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
@@ -464,18 +474,19 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return steps.get(steps.size() - 1);
     }
 
-    /** Collects what this process writes. */
+    /**
+     * Collects what this process writes.
+     *
+     * @param answers each process's seed, random number and sums of the epoch
+     */
     private CheckpointSave prepare(
-            DataParallelTrainer trainer,
-            TrainingProgress progress,
-            List<String> seeds,
-            String number)
+            DataParallelTrainer trainer, TrainingProgress progress, List<String[]> answers)
             throws IOException {
         int process = trainer.process();
         List<Path> parts = new ArrayList<>();
         for (int i = 1; trainer.isSharded() && i < processes(trainer); i++) {
             String name = "checkpoint-%d.part-%d-%s.safetensors";
-            parts.add(directory.resolve(name.formatted(progress.step(), i, number)));
+            parts.add(directory.resolve(name.formatted(progress.step(), i, answers.get(0)[1])));
         }
         if (process > 0 && parts.isEmpty()) {
             return CheckpointSave.NOTHING;
@@ -493,7 +504,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             }
         }
         Map<String, String> metadata =
-                process == 0 ? metadata(trainer, progress, seeds, parts) : new LinkedHashMap<>();
+                process == 0 ? metadata(trainer, progress, answers, parts) : new LinkedHashMap<>();
         Path path =
                 process == 0 ? directory.resolve(name(progress.step())) : parts.get(process - 1);
         List<Path> awaited = process == 0 ? parts : List.of();
@@ -504,7 +515,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     private Map<String, String> metadata(
             DataParallelTrainer trainer,
             TrainingProgress progress,
-            List<String> seeds,
+            List<String[]> answers,
             List<Path> parts) {
         Map<String, String> metadata = new LinkedHashMap<>();
         metadata.put("format", FORMAT);
@@ -513,7 +524,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         metadata.put("batch", Long.toString(progress.batch()));
         metadata.put("processes", Integer.toString(processes(trainer)));
         metadata.put("ranks", Integer.toString(processes(trainer) * trainer.replicas().size()));
-        metadata.put("random", String.join(",", seeds));
+        metadata.put("random", joined(answers, 0));
+        metadata.put("evaluators", "[" + joined(answers, 2) + "]");
         if (sampler != null) {
             metadata.put("order", sampler.order());
             metadata.put("items", Long.toString(items(progress)));
@@ -534,6 +546,10 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
         metadata.put("optimizer", trainer.optimizer().getClass().getName());
         return metadata;
+    }
+
+    private static String joined(List<String[]> answers, int index) {
+        return String.join(",", answers.stream().map(answer -> answer[index]).toList());
     }
 
     private String write(CheckpointSave save) throws IOException {
@@ -683,7 +699,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             int processes,
             int[] seeds,
             int updates,
-            Map<String, Integer> counts) {
+            Map<String, Integer> counts,
+            List<Map<String, double[]>> sums) {
 
         static SavedState read(CheckpointParts parts, long step, boolean hasSampler)
                 throws IOException {
@@ -702,7 +719,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                     (int) file.number("processes", 1, Integer.MAX_VALUE),
                     file.integers("random"),
                     parts.greatest("updates"),
-                    parts.counts());
+                    parts.counts(),
+                    EpochSums.parse(parts.metadata().get("evaluators")));
         }
 
         boolean hasScale() {
@@ -765,6 +783,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
 
     @Override
     public void onJoinedBatch(Trainer trainer) {
+        sums.onBatch(trainer, this);
         saveIfDue(trainer);
         exitIfTold(trainer);
         progress =
@@ -776,6 +795,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     @Override
     public void onEpoch(Trainer trainer) {
         progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
+        sums.onEpoch();
         saveIfDue(trainer);
         seedIfDue(trainer);
     }
@@ -813,7 +833,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         LOG.info("SIGTERM: saving step {} into {}, then exiting", progress.step(), directory);
         try {
             if (progress.step() != saved) {
-                saveAll(trainer, progress);
+                saveAll(trainer, progress, sums.toJson());
             }
             await(trainer);
         } catch (IOException e) {
@@ -841,7 +861,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             return;
         }
         try {
-            saveAll(trainer, progress);
+            saveAll(trainer, progress, sums.toJson());
         } catch (IOException e) {
             throw new UncheckedIOException("the checkpoint of step " + step + " was not saved", e);
         }

@@ -3,6 +3,7 @@
  * CheckpointFile   arrays in a file, with a checksum
  * CheckpointParts  reads a checkpoint of one file or several
  * CheckpointSave   what a process writes for a checkpoint
+ * EpochSums        loss and evaluators of the current epoch
  * Termination      whether this process was sent SIGTERM
  */
 /**

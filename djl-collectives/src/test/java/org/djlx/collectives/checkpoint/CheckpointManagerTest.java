@@ -15,6 +15,8 @@ import ai.djl.nn.norm.Dropout;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.Trainer;
 import ai.djl.training.dataset.RandomAccessDataset;
+import ai.djl.training.evaluator.Accuracy;
+import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.SaveModelTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
@@ -30,9 +32,12 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.stream.Stream;
 import java.util.zip.CRC32C;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
@@ -140,6 +145,88 @@ class CheckpointManagerTest {
                             "model-0004.params"),
                     files.map(file -> file.getFileName().toString()).sorted().toList());
         }
+    }
+
+    /** Loss and evaluators are those of whole epochs, whoever counts a batch first. */
+    @ParameterizedTest
+    @CsvSource({"true, 1, 1", "false, 1, 1", "true, 2, 2", "false, 2, 2", "true, 2, 1"})
+    void evaluatorsGoOnWithinAnEpoch(boolean countsFirst, int processes, int later)
+            throws Exception {
+        List<Map<String, Float>> expected = evaluations(countsFirst, processes, 0);
+        assertThrows(Ended.class, () -> evaluations(countsFirst, processes, 8));
+        List<Map<String, Float>> actual = evaluations(countsFirst, later, -1);
+        for (Map<String, Float> own : actual) {
+            if (processes != later) { // DJL's losses are means over batches, now of another size.
+                own.keySet().removeIf(name -> name.toLowerCase(Locale.ROOT).contains("loss"));
+            }
+            own.forEach((name, value) -> assertEquals(expected.get(0).get(name), value, 1e-6f));
+        }
+        assertTrue(actual.get(0).get("train_Accuracy") > 0);
+    }
+
+    /**
+     * Trains two epochs of four batches, and returns the evaluations of each process.
+     *
+     * @param end the batch before whose step the job ends; 0 to save nothing, and -1 to resume
+     */
+    private List<Map<String, Float>> evaluations(boolean countsFirst, int processes, int end) {
+        List<ProcessGroup> groups = ProcessGroups.local(processes);
+        try {
+            return ProcessGroups.run(groups, group -> evaluations(countsFirst, group, end));
+        } catch (CollectiveException e) {
+            Throwable cause = e;
+            while (cause != null && !(cause instanceof Ended)) {
+                cause = cause.getCause();
+            }
+            throw cause == null ? e : (Ended) cause;
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private Map<String, Float> evaluations(boolean countsFirst, ProcessGroup group, int end)
+            throws Exception {
+        Map<String, Float> evaluations = new TreeMap<>();
+        CheckpointManager checkpoints = manager(end == 0 ? 0 : 6);
+        DataParallelConfig config = config("sgd").optProcessGroup(group);
+        config.addEvaluator(new Accuracy());
+        EvaluatorTrainingListener counts = new EvaluatorTrainingListener();
+        if (countsFirst) {
+            config.addTrainingListeners(counts, checkpoints);
+        } else {
+            config.addTrainingListeners(checkpoints, counts);
+        }
+        config.addTrainingListeners(
+                endAt(end),
+                new TrainingListenerAdapter() {
+                    @Override
+                    public void onTrainingEnd(Trainer trainer) {
+                        evaluations.putAll(trainer.getTrainingResult().getEvaluations());
+                    }
+                });
+        DistributedSampler sampler =
+                DistributedSampler.builder()
+                        .optGroup(group)
+                        .setBatchSize(BATCH / group.worldSize())
+                        .optSeed(3)
+                        .build();
+        Training.fit(
+                P2pEngine.NAME,
+                config,
+                Training.block(),
+                ITEMS,
+                sampler,
+                5,
+                trainer -> {
+                    if (end >= 0) {
+                        return 2;
+                    }
+                    TrainingProgress done = checkpoints.restore(trainer);
+                    assertEquals(new TrainingProgress(6, 1, 2), done);
+                    sampler.setEpoch(done.epoch(), done.batch());
+                    return 1;
+                });
+        return evaluations;
     }
 
     /** The losses, and the parameters at the end, are those of a job that nobody ended. */
