@@ -126,8 +126,9 @@ final class P2pCollectives {
             }
             List<DeviceTensor> tensors = new ArrayList<>(in);
             tensors.addAll(out);
+            Work work;
             try {
-                Work work =
+                work =
                         queue.run(
                                 operation,
                                 current,
@@ -140,14 +141,16 @@ final class P2pCollectives {
                                     }
                                 },
                                 result);
-                if (work instanceof StreamWork onCurrent) {
-                    onCurrent.setOrdered();
-                }
-                return work;
-            } finally {
-                // Later work that reuses the memory of a copy follows on the same stream.
+            } catch (RuntimeException | Error e) {
                 tensors.forEach(DeviceTensor::close);
+                throw e;
             }
+            if (work instanceof StreamWork onCurrent) {
+                onCurrent.setOrdered();
+            }
+            // Until the end: their memory may belong to another stream. A graph keeps it by itself.
+            work.getFuture().whenComplete((done, failure) -> tensors.forEach(DeviceTensor::close));
+            return work;
         }
     }
 
