@@ -305,7 +305,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      *     which case the trainer is unchanged
      * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
      *     damaged, was not written by this class, belongs to another model or optimizer, or the
-     *     parts of a divided model have no step in common
+     *     parts of a divided model have no step in common. Files are read twice, first to check all
+     *     of them; if only the second read fails, the trainer is partly restored
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be restored

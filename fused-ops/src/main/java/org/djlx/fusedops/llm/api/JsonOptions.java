@@ -127,11 +127,7 @@ final class JsonOptions {
         if (!(value instanceof JsonPrimitive primitive) || !primitive.isString()) {
             throw wrong(name, must);
         }
-        String text = primitive.getAsString();
-        if (!StandardCharsets.UTF_8.newEncoder().canEncode(text)) {
-            throw wrong(name, "text without unpaired surrogates");
-        }
-        return text;
+        return primitive.getAsString();
     }
 
     /**

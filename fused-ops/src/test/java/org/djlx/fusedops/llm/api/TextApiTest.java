@@ -353,7 +353,7 @@ class TextApiTest {
                 new Bad("{'prompt':[[1],[[2]]]}", 400, "'prompt[1][0]' must be a whole number"),
                 new Bad("{'prompt':['a','b'],'prompt[0]':'c'}", 400, "unknown option 'prompt[0]'"),
                 new Bad("{'prompt':{}}", 400, "'prompt' must be a string"),
-                new Bad("{'prompt':'a\\ud800'}", 400, "surrogate"),
+                new Bad("{'prompt':'a\\ud800'}", 400, "JSON that can be read: Unpaired surrogate"),
                 new Bad("{'prompt':'x','tempo':1}", 400, "unknown option 'tempo'"),
                 new Bad("{'prompt':'x','temperature':'1'}", 400, "'temperature' must be a number"),
                 new Bad("{'prompt':'x','temperature':-1}", 400, "'temperature' must be a number"),
