@@ -80,6 +80,9 @@ import org.djlx.nativeops.torch.Torch;
  *       reserved. An operation must read all received data before it ends. {@linkplain
  *       P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to
  *       peer memory by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
+ *   <li>Copy to and from views of peers by {@link Torch#copy} or {@link P2pStream#put}. On GPUs
+ *       these copies wait for this rank's stream only. {@code NDArray.copyTo} and other code of
+ *       libtorch also waits for the current stream of the peer's GPU, which may wait for this rank.
  *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it.
  *       Before an operation writes to a peer's array, the peer must have finished with that array;
  *       a barrier ensures this.

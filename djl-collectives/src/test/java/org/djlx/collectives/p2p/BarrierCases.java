@@ -17,6 +17,7 @@ import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
@@ -99,6 +100,38 @@ public final class BarrierCases {
                 }
             }
             assertArrayEquals(wanted.get(round), outputs.get(round).toFloatArray(), "" + round);
+        }
+    }
+
+    /** Each rank writes a number to each peer, between two barriers; rank 0 after the others. */
+    public static void copies(ProcessGroup group, CountDownLatch ahead) {
+        int n = group.worldSize();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray sent = manager.full(new Shape(1), 100f + group.rank());
+            NDArray output = manager.zeros(new Shape(n));
+            if (group.rank() == 0) {
+                assertTrue(ahead.await(60, TimeUnit.SECONDS));
+            }
+            Work work =
+                    execute(
+                            group,
+                            operation -> {
+                                buffers(group).intraNodeBarrier(operation);
+                                for (int peer = 0; peer < n; peer++) {
+                                    Torch.copy(words(group, manager, peer, group.rank(), 1), sent);
+                                }
+                                buffers(group).intraNodeBarrier(operation);
+                                Torch.copy(output, words(group, manager, group.rank(), 0, n));
+                            });
+            ahead.countDown();
+            work.await(group.timeout());
+            float[] wanted = new float[n];
+            for (int rank = 0; rank < n; rank++) {
+                wanted[rank] = 100 + rank;
+            }
+            assertArrayEquals(wanted, TestArrays.awaited(output).toFloatArray());
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
         }
     }
 

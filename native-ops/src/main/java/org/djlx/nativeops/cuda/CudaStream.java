@@ -12,6 +12,7 @@ import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.IntPointer;
 import org.djlx.nativeops.host.CallingThread;
+import org.djlx.nativeops.host.CopyQueue;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.Torch;
 
@@ -20,7 +21,7 @@ import org.djlx.nativeops.torch.Torch;
  * except {@link #synchronize()}. Thread-safe; work that several threads queue at the same time has
  * no defined order.
  */
-public final class CudaStream extends CudaResource {
+public final class CudaStream extends CudaResource implements CopyQueue {
 
     /**
      * Closed streams without work, for later ones. Streams are reused because after many were
@@ -163,6 +164,7 @@ public final class CudaStream extends CudaResource {
      * @param source the source, in the same kinds of memory
      * @param byteSize the number of bytes; 0 does nothing
      */
+    @Override
     public void copyAsync(long destination, long source, long byteSize) {
         requireSize(byteSize);
         if (byteSize > 0) {

@@ -6,6 +6,7 @@
  * <ul>
  *   <li>{@link org.djlx.nativeops.host.AtomicBuffer} - atomic words in shared memory, with futex
  *   <li>{@link org.djlx.nativeops.host.CallingThread} - state of a thread that calls native code
+ *   <li>{@link org.djlx.nativeops.host.CopyQueue} - a queue of copies between GPUs
  *   <li>{@link org.djlx.nativeops.host.CpuKernels} - the kernels of decode steps on a CPU
  *   <li>{@link org.djlx.nativeops.host.Descriptor} - an owned file descriptor
  *   <li>{@link org.djlx.nativeops.host.DescriptorChannel} - passes file descriptors between

@@ -16,6 +16,8 @@ final class Tensors {
     private static final int DIMENSIONS = 5;
     private static final int HEADER = 6; // before sizes and strides
 
+    private static final int CUDA = 1; // libtorch's number of the device type
+
     private Tensors() {}
 
     /** Returns the properties of tensors, which one native call reads for 16 tensors. */
@@ -78,6 +80,21 @@ final class Tensors {
     static Device device(long tensor) {
         long[] words = read(tensor);
         return Device.of(PtDeviceType.fromDeviceType((int) words[DEVICE]), (int) words[DEVICE + 1]);
+    }
+
+    /**
+     * Checks that tensors have a {@link ScalarType} and the same shape. Returns whether they are on
+     * two GPUs.
+     */
+    static boolean checkCopy(long to, long from) {
+        long[] words = read(to, from);
+        int next = HEADER + 2 * (int) words[DIMENSIONS];
+        ScalarType.fromCode((int) words[0]);
+        ScalarType.fromCode((int) words[next]);
+        boolean gpus = words[DEVICE] == CUDA && words[next + DEVICE] == CUDA;
+        boolean two = gpus && words[DEVICE + 1] != words[next + DEVICE + 1];
+        requireSameShape("the destination", to, "the source", from);
+        return two;
     }
 
     /** Checks the shapes of {@code out = a b}. */

@@ -14,6 +14,8 @@ import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.host.CallingThread;
+import org.djlx.nativeops.host.CopyQueue;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
@@ -399,19 +401,55 @@ public final class Torch {
     /**
      * Copies all elements of an array to another of the same shape, as PyTorch's {@code copy_}.
      * Elements of other types are converted: to a narrower floating-point type they are rounded to
-     * nearest even, to an integer they are truncated. A copy between devices blocks; a copy on one
-     * GPU is queued.
+     * nearest even, to an integer they are truncated.
+     *
+     * <ul>
+     *   <li>A copy on one GPU is queued on its current stream. A copy between a GPU and the CPU
+     *       blocks.
+     *   <li>A copy between two GPUs within an operation of a process group is queued on the rank's
+     *       current stream. Both arrays must be contiguous and of one element type.
+     *   <li>Elsewhere, a copy between two GPUs runs on the current stream of the source's GPU,
+     *       after the work of the destination's current stream, which then waits for the copy.
+     *       Ranks that are threads of one process have these streams in common if they use the
+     *       default streams: such a copy waits for the work of other ranks.
+     * </ul>
      *
      * @param dst the destination, with any strides; must not partly overlap {@code src}
      * @param src the source
+     * @throws IllegalArgumentException if the shapes differ, or an array is not as above
+     * @throws IllegalStateException between two GPUs within an operation, if a {@link
+     *     CudaStreamGuard} has switched the stream
      */
     public static void copy(NDArray dst, NDArray src) {
         long to = TorchChecks.tensor(dst, "the destination");
         long from = TorchChecks.tensor(src, "the source");
-        Tensors.scalarType(to);
-        Tensors.scalarType(from);
-        Tensors.requireSameShape("the destination", to, "the source", from);
-        AotiTorch.check(AotiTorch.aoti_torch_copy_(to, from, 0), "Torch.copy");
+        if (Tensors.checkCopy(to, from) && CallingThread.get().context != 0) {
+            copyBetweenGpus(Tensors.infos(to, from));
+        } else {
+            AotiTorch.check(AotiTorch.aoti_torch_copy_(to, from, 0), "Torch.copy");
+        }
+    }
+
+    private static void copyBetweenGpus(TensorInfo... arrays) {
+        TensorInfo to = arrays[0];
+        TensorInfo from = arrays[1];
+        if (to.type() != from.type() || !to.isContiguous() || !from.isContiguous()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "cannot copy %s with strides %s to %s with strides %s on another GPU:"
+                                + " within an operation both must be contiguous and of one element"
+                                + " type; convert the array on its own GPU first",
+                            from.type(),
+                            Arrays.toString(from.strides()),
+                            to.type(),
+                            Arrays.toString(to.strides())));
+        }
+        if (!(CallingThread.get().stream instanceof CopyQueue queue)) {
+            throw new IllegalStateException(
+                    "cannot copy between GPUs within an operation while a CudaStreamGuard is open:"
+                            + " close it, or use CudaStream.copyAsync");
+        }
+        queue.copyAsync(to.address(), from.address(), to.byteSize());
     }
 
     /**

@@ -66,6 +66,43 @@ class CudaP2pBarrierTest {
         run(ranks, BarrierCases::exchanges);
     }
 
+    /**
+     * Rank 0 makes its copies after all other hosts have enqueued their barriers. A copy that waits
+     * for the current stream of a peer's GPU, as libtorch's does, waits for a barrier that waits
+     * for rank 0. With four ranks on two GPUs, two of them use the default streams.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {2, 3, 4})
+    @Tag("gpu")
+    void copiesToPeersWaitForNoStreamOfAPeer(int ranks) {
+        P2pRanks.requireOwnGpus("libtorch copies on the current stream of the rank's own GPU");
+        int gpus = CudaDevice.count();
+        List<ProcessGroup> groups =
+                ProcessGroups.local(
+                        "cuda_p2p",
+                        ranks,
+                        P2pRanks.options()
+                                .optBufferSize(1 << 16)
+                                .optSharedGpus(ranks > gpus)
+                                .build());
+        CountDownLatch ahead = new CountDownLatch(ranks - 1);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        Runnable body = () -> BarrierCases.copies(group, ahead);
+                        if (group.rank() < gpus) {
+                            body.run();
+                        } else {
+                            P2pRanks.runOnStream(group, body);
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     @Test
     @Tag("gpu")
     void othersNeedNotCall() {

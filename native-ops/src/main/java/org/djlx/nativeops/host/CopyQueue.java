@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.host;
+
+/** A queue of copies between GPUs: a CUDA stream, for code that does not bind the CUDA driver. */
+public interface CopyQueue {
+
+    /**
+     * Queues a copy.
+     *
+     * @param destination the address of the destination
+     * @param source the address of the source
+     * @param byteSize the number of bytes; 0 does nothing
+     */
+    void copyAsync(long destination, long source, long byteSize);
+}
