@@ -134,14 +134,13 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <li>All ranks record an operation at the same position in their calls; this is compared.
  *   <li>All ranks launch their graphs equally often; this is not compared. A launch waits on the
  *       GPU for the launches of the other ranks.
- *   <li>An operation outside a graph runs after the graphs launched earlier on the caller's current
- *       stream. But a graph does not wait for earlier operations outside of graphs, and graphs do
- *       not wait for each other. Launch all graphs on one stream that has waited for earlier works,
- *       or order the streams yourself.
+ *   <li>Launches of graphs and operations outside of graphs run in the order of the calls, also on
+ *       different streams: a stream waits for the group's last launch or operation. The order is
+ *       the same on all ranks, as that of all operations; this is not compared.
  *   <li>Do not launch a graph after the group has been destroyed.
  *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
- *       the group. Its outputs hold arbitrary values, NaN included, until the next call on the
- *       group or the next {@code await} throws the error.
+ *       the group. Its outputs hold arbitrary values, NaN included. The launch's stream stands
+ *       until the group is broken, so whatever you call on the group next throws the error.
  * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {
@@ -394,10 +393,13 @@ public final class CudaP2pOptions extends BackendOptions {
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
          *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,
          *       those of all groups of the process, need more queues: four each.
-         *   <li>Neither setting helps if only one rank loads a kernel while kernels of other ranks
-         *       wait for it. cuBLAS loads a kernel for a new matrix size: before such a call let
-         *       all ranks synchronise their streams and pass a barrier. Kernels of this project are
-         *       loaded once for all ranks of a process.
+         *   <li>Neither setting helps if a rank loads a kernel while kernels of other ranks wait:
+         *       the load waits for these, and meanwhile no thread can launch on the GPU. cuBLAS
+         *       loads a kernel for a new matrix size. Before such a call let all ranks of all
+         *       groups on the GPU synchronise their streams and wait for each other on the host; if
+         *       several groups run on threads of their own, let one group after the other run every
+         *       size once. Otherwise an operation of any of these groups may time out. Kernels of
+         *       this project are loaded once for all ranks of a process.
          *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
          *       pinned, as {@code toFloatArray} and {@code getFloat} do. While the copy waits for
          *       the stream, it holds a lock of the driver. Other ranks can then allocate no memory

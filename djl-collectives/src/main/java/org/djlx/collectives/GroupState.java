@@ -150,6 +150,16 @@ final class GroupState {
         return issueLock;
     }
 
+    /** Breaks the group, unless it is destroyed. */
+    void abort(CollectiveException reason) {
+        if (unusable != null) {
+            throw new IllegalStateException(unusable);
+        }
+        if (!destroyed) {
+            backend.abort(reason);
+        }
+    }
+
     void checkUsable() {
         if (unusable != null) {
             throw new IllegalStateException(unusable);

@@ -10,6 +10,7 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Backend;
@@ -1210,6 +1211,21 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Breaks the group, because this rank cannot make a call that the other ranks make, for example
+     * for lack of memory. Running operations and later calls fail with the cause, on this rank at
+     * once, on other ranks within a second. Collectives call it themselves; call it if your own
+     * code fails between collectives and the other ranks would wait. Destroy the group afterwards.
+     *
+     * <p>Any thread may call it. No-op if the group is broken already, or destroyed.
+     *
+     * @param cause why this rank cannot go on
+     */
+    public void abort(Throwable cause) {
+        Required.argument("abort: cause", cause);
+        state.abort(GroupErrors.aborted(name(), cause));
+    }
+
+    /**
      * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link
      * IllegalStateException}. Idempotent.
      *
@@ -1302,6 +1318,9 @@ public final class ProcessGroup implements AutoCloseable {
                     operation.ended(e);
                 } else {
                     operation.withdrawn();
+                    if (GroupErrors.isLocal(e)) {
+                        backend.abort(GroupErrors.failed(operation, e)); // Other ranks would wait.
+                    }
                 }
                 throw e;
             }

@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
@@ -355,7 +356,10 @@ public final class ProcessGroups {
                     }
 
                     @Override
-                    public void failed(int rank) {
+                    public void failed(int rank, Throwable failure) {
+                        if (GroupErrors.isLocal(failure)) {
+                            groups.get(rank).abort(failure); // Tells the other ranks the cause.
+                        }
                         groups.get(rank).destroy();
                     }
                 });

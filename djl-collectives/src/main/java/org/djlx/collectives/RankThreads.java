@@ -42,7 +42,7 @@ final class RankThreads<T> {
         T run(int rank) throws Throwable;
 
         /** Called on the thread of a rank that has failed, after the failure has been recorded. */
-        default void failed(int rank) {}
+        default void failed(int rank, Throwable failure) {}
     }
 
     /**
@@ -111,7 +111,7 @@ final class RankThreads<T> {
         } catch (Throwable t) { // Includes errors, such as UnsatisfiedLinkError.
             fail(rank, t); // Record this failure first: it causes failures of other ranks.
             try {
-                body.failed(rank);
+                body.failed(rank, t);
             } catch (RuntimeException e) {
                 thrownByHandler[rank] = e;
             }

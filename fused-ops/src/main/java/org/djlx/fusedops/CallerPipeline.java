@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.function.Consumer;
@@ -216,6 +217,9 @@ final class CallerPipeline {
     private void run(Runnable call) {
         try {
             call.run();
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
         } finally {
             if (!issued) {
                 scope.close();

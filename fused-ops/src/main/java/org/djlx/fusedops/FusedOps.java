@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
 import java.util.List;
@@ -195,19 +196,25 @@ public final class FusedOps {
         int operator = GATHER + output.ordinal() + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, gatherDim, operands);
         GroupPlans plans = GroupPlans.of(group);
-        if (plans.isMeasuring() && output != Output.GATED_PRODUCT && !scaled) {
-            var measured = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
-            MatmulPlan.measure(measured, group, operands, GatheredMatmul::close);
-        }
-        MatmulPlan<GatheredMatmul> plan;
-        synchronized (plans) {
-            plan = plans.find(key);
-            if (plan == null) {
-                var made = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
-                plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+        try {
+            if (plans.isMeasuring() && output != Output.GATED_PRODUCT && !scaled) {
+                var measured = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
+                MatmulPlan.measure(measured, group, operands, GatheredMatmul::close);
             }
+            MatmulPlan<GatheredMatmul> plan;
+            synchronized (plans) {
+                plan = plans.find(key);
+                if (plan == null) {
+                    var made = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
+                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+                }
+            }
+            NDArray scales = rowScales(operands, group);
+            return run(group, plans, plan, operands, scales, GatheredMatmul::close);
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
         }
-        return run(group, plans, plan, operands, rowScales(operands, group), GatheredMatmul::close);
     }
 
     /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
@@ -333,19 +340,24 @@ public final class FusedOps {
         int operator = (op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM) + (scaled ? SCALED : 0);
         PlanKey key = key(type, operator, scatterDim, operands);
         GroupPlans plans = GroupPlans.of(group);
-        if (plans.isMeasuring() && !scaled) {
-            var measured = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
-            MatmulPlan.measure(measured, group, operands, NDArray::close);
-        }
-        MatmulPlan<NDArray> plan;
-        synchronized (plans) {
-            plan = plans.find(key);
-            if (plan == null) {
-                var made = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
-                plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+        try {
+            if (plans.isMeasuring() && !scaled) {
+                var measured = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
+                MatmulPlan.measure(measured, group, operands, NDArray::close);
             }
+            MatmulPlan<NDArray> plan;
+            synchronized (plans) {
+                plan = plans.find(key);
+                if (plan == null) {
+                    var made = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
+                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+                }
+            }
+            return run(group, plans, plan, operands, null, NDArray::close);
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
         }
-        return run(group, plans, plan, operands, null, NDArray::close);
     }
 
     /**
@@ -374,9 +386,14 @@ public final class FusedOps {
         checks.checkNotNull("the group", group);
         Operands operands = checks.operands(Arrays.asList(a, b), "A");
         MatmulAllReduce operator = MatmulAllReduce.of(checks, group, operands);
-        return checks.recording() == null
-                ? operator.run(group, a, b)
-                : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
+        try {
+            return checks.recording() == null
+                    ? operator.run(group, a, b)
+                    : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
+        }
     }
 
     /**
@@ -620,6 +637,9 @@ public final class FusedOps {
             synchronized (plans) {
                 return plan(plans, call).run(call);
             }
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
         }
     }
 
@@ -651,6 +671,9 @@ public final class FusedOps {
             synchronized (plans) {
                 plan(plans, call).runInto(call, outputs);
             }
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
         }
     }
 

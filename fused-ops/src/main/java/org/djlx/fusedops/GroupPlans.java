@@ -8,6 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
@@ -95,6 +96,16 @@ final class GroupPlans implements AutoCloseable {
     private void closePlans() {
         plans.values().forEach(FusedPlan::close);
         plans.clear();
+    }
+
+    /**
+     * Breaks the group if this rank could not make a call for a reason of its own, such as a lack
+     * of memory: the other ranks make the call, and would wait for this rank. Not under the lock.
+     */
+    static void failed(ProcessGroup group, Throwable failure) {
+        if (!(failure instanceof CollectiveException)) {
+            group.abort(failure);
+        }
     }
 
     /** Returns a scope for the temporary arrays of an operation. */

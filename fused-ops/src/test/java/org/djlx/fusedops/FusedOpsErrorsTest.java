@@ -18,6 +18,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.nativeops.torch.NoGradient;
@@ -146,6 +147,29 @@ class FusedOpsErrorsTest {
                         assertTrue(message.contains("destroyed"), message);
                     }
                 });
+    }
+
+    /** The product of rank 1 takes 32 PiB. The group's timeout is half an hour. */
+    @Test
+    void lackOfMemoryOnOneRankFailsTheOthersWithItsCause() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () -> LocalRanks.run(groups, FusedOpsErrorsTest::gatherWithWideB));
+        assertEquals(1, e.getSuppressed().length);
+        for (Throwable each : List.of(e, e.getSuppressed()[0])) {
+            assertTrue(each.getMessage().contains("Torch.empty of float32 ["), each.getMessage());
+        }
+    }
+
+    private static void gatherWithWideB(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray a = manager.ones(new Shape(4096, 1));
+            long columns = group.rank() == 1 ? 1L << 40 : 4;
+            NDArray b = manager.ones(new Shape(1, 1)).broadcast(new Shape(1, columns));
+            FusedOps.allGatherMatmul(a, List.of(b), 0, group, false).close();
+        }
     }
 
     @Test

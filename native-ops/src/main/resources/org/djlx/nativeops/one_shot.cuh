@@ -131,8 +131,7 @@ __device__ __forceinline__ bool wait_data(const Launch& launch, const uint4* fro
     if (i % POLLS_TO_CHECK != 0) continue;
     bool asks_host = (i / POLLS_TO_CHECK + threadIdx.x / WARP) % 8 == 0;
     if ((asks_host && launch.status->stop != 0) || global_time() - begin > launch.timeout) {
-      launch.status->missing = 1 + peer;
-      __threadfence_system();
+      give_up(launch.status, 1 + peer);
       return false;
     }
   }

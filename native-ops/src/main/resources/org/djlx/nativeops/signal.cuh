@@ -8,7 +8,7 @@
 // - A rank enters an operation by signalling its epoch to the peers. After that it reads no data of earlier operations,
 //   so the peers may overwrite those data with the data of this operation.
 // - Every wait ends: when the signal arrives, after the timeout, or when the host sets `stop`. Without the signal it reports the
-//   missing rank to the host.
+//   missing rank to the host, and holds the stream until the host sets `stop`.
 #pragma once
 
 #include "element.cuh"
@@ -53,6 +53,17 @@ __device__ inline u32 next_epoch(const u32* count) {
   return epoch == 0 ? 1 : epoch;
 }
 
+const u64 HOLD = 10000000000ull;  // ns
+
+// Reports a peer that did not arrive. Later work on the stream would use incomplete data, and might overwrite data that a peer still
+// reads. So this blocks the stream until the host has failed the operation, has told all ranks, and sets `stop`, at most for HOLD.
+__device__ inline void give_up(Status* status, u32 missing) {
+  status->missing = missing;
+  __threadfence_system();
+  u64 begin = global_time();
+  while (status->stop == 0 && global_time() - begin < HOLD) __nanosleep(1000);
+}
+
 // Waits until a peer has signalled an epoch or a later one, at most `timeout` ns. Returns false on timeout or stop.
 __device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
   if (is_signalled(word, epoch)) return true;
@@ -61,8 +72,7 @@ __device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u
     if (is_signalled(word, epoch)) return true;
     // Reading host memory is slow: check it and the clock now and then.
     if (i % 1024 == 0 && (status->stop != 0 || global_time() - begin > timeout)) {
-      status->missing = 1 + peer;
-      __threadfence_system();
+      give_up(status, 1 + peer);
       return false;
     }
   }

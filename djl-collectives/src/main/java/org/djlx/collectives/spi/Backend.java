@@ -8,6 +8,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -370,6 +371,15 @@ public abstract class Backend implements AutoCloseable {
      * failure.
      */
     public void endCalls() {}
+
+    /**
+     * Breaks the group: running operations and later calls fail with the reason, and as soon as
+     * possible those of the other ranks. Any thread may call it. No-op for backends that cannot
+     * announce a failure.
+     *
+     * @param reason why this rank cannot make a call that other ranks may make
+     */
+    public void abort(CollectiveException reason) {}
 
     /**
      * Waits until all running operations have ended, each within its timeout. Needed if a stream

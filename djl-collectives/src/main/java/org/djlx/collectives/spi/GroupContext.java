@@ -185,6 +185,14 @@ public final class GroupContext {
     }
 
     /**
+     * {@return a number that tells this group from earlier ones of the same name, the same on all
+     * ranks; 0 before the first {@link #exchange} has ended}
+     */
+    public long generation() {
+        return groupExchange.generation();
+    }
+
+    /**
      * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
      * calls this after it has read all keys. The last caller deletes them.
      *

@@ -3,6 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -33,10 +34,19 @@ public final class CudaGraph extends CudaResource {
     /** Runs before and after each launch of a graph. */
     public interface LaunchHook extends AutoCloseable {
 
+        /**
+         * {@return the place among the hooks of a graph, lowest first} Hooks that hold a lock from
+         * {@link #before} to {@link #after} need different places, so that two graphs with the same
+         * hooks take the locks in one order. The default is the last place.
+         */
+        default long place() {
+            return Long.MAX_VALUE;
+        }
+
         /** Called before each launch. If it throws, the graph is not launched. */
         void before(CudaStream stream);
 
-        /** Called after each launch, successful or not. */
+        /** Called after each launch, successful or not; in reverse order of the hooks. */
         void after(CudaStream stream);
 
         /** Called after the last launch has ended, when the graph is closed. */
@@ -50,7 +60,10 @@ public final class CudaGraph extends CudaResource {
     private CudaGraph(CudaDevice device, CUgraph_st recorded, Capture capture) {
         super(device);
         this.held = capture.held;
-        this.hooks = List.copyOf(capture.hooks.values());
+        this.hooks =
+                capture.hooks.values().stream()
+                        .sorted(Comparator.comparingLong(LaunchHook::place))
+                        .toList();
         create("cuGraphInstantiate", () -> cudart.cuGraphInstantiate(graph, recorded, 0));
         launched = held.isEmpty() ? null : CudaEvent.create(device);
     }
@@ -187,7 +200,9 @@ public final class CudaGraph extends CudaResource {
                 launched.record(stream);
             }
         } finally {
-            hooks.subList(0, begun).forEach(hook -> hook.after(stream));
+            while (begun > 0) {
+                hooks.get(--begun).after(stream);
+            }
         }
     }
 

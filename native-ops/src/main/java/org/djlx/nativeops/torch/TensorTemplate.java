@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDManager;
 import java.util.Arrays;
+import java.util.Locale;
 import org.djlx.nativeops.host.Scratch;
 
 /**
@@ -14,6 +15,8 @@ import org.djlx.nativeops.host.Scratch;
  * arguments: an array takes one native call. Thread-safe.
  */
 public final class TensorTemplate {
+
+    private static final int HEADER = 4; // words before the sizes
 
     private final long[] arguments; // of djlx_empty
 
@@ -37,6 +40,16 @@ public final class TensorTemplate {
         System.arraycopy(strides, 0, arguments, header.length + sizes.length, sizes.length);
     }
 
+    /** {@return what {@link #create} does, for messages} */
+    @Override
+    public String toString() {
+        long[] sizes = Arrays.copyOfRange(arguments, HEADER, HEADER + (int) arguments[HEADER - 1]);
+        ScalarType type = ScalarType.fromCode((int) arguments[0]);
+        return String.format(
+                "Torch.empty of %s %s, %d bytes,",
+                type.name().toLowerCase(Locale.ROOT), Arrays.toString(sizes), type.byteSize(sizes));
+    }
+
     /**
      * A new array.
      *
@@ -56,7 +69,8 @@ public final class TensorTemplate {
         PtNDManager owner = TorchChecks.manager(manager);
         Scratch scratch = Scratch.get();
         long words = scratch.put(Scratch.SLOTS, arguments);
-        AotiTorch.check(AotiTensor.djlx_empty(words, scratch.slot(0)), "Torch.empty");
+        int status = AotiTensor.djlx_empty(words, scratch.slot(0));
+        AotiTorch.check(status, status == 0 ? null : toString());
         long address = scratch.getLong(1);
         return new Created(Torch.adopt(owner, scratch.getLong(0), null, null), address);
     }

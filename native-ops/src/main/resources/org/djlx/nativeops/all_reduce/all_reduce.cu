@@ -223,8 +223,7 @@ __device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch&
     bool stopped = (arrived || i % 1024 == 0) && (launch.status->stop != 0 || global_time() - begin > launch.timeout);
     if (arrived && !stopped && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
     if (arrived || stopped) {
-      launch.status->missing = 1 + peer;
-      __threadfence_system();
+      give_up(launch.status, 1 + peer);
       return 0;
     }
   }

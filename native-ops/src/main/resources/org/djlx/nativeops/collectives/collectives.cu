@@ -129,8 +129,7 @@ __device__ __noinline__ u32 take_escape(const Launch& launch, u32* word, u32 pee
   for (u32 i = 1; escaped == EMPTY; i++) {
     escaped = load_relaxed(word);
     if (i % 1024 == 0 && (launch.status->stop != 0 || global_time() - begin > launch.timeout)) {
-      launch.status->missing = 1 + peer;
-      __threadfence_system();
+      give_up(launch.status, 1 + peer);
       return EMPTY;
     }
   }

@@ -37,15 +37,6 @@ extern "C" __global__ void signal_peer(u32* word, const u32* count) {
   signal(word, *count);
 }
 
-const u64 HOLD = 10000000000ull;  // ns
-
-// After a failed wait, later work on the stream would use incomplete data and might overwrite data that a peer still reads. So this
-// blocks the stream until the host has announced the broken group to all ranks and sets `stop`, at most for HOLD.
-__device__ void hold(Status* status) {
-  u64 begin = global_time();
-  while (status->stop == 0 && global_time() - begin < HOLD) __nanosleep(1000);
-}
-
 // Waits for the signals of some peers. One thread per rank.
 // words:   of this rank, `distance` bytes apart
 // ranks:   bit mask of the ranks to wait for
@@ -53,7 +44,7 @@ extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ran
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  if (!wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) hold(status);
+  wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer);
 }
 
 // Path PIPELINED with small parts, in one kernel: enters the next operation, sends this rank's part to all ranks, and waits for the
@@ -88,10 +79,9 @@ extern "C" __global__ void exchange(const __grid_constant__ Entered entered, u64
     __syncthreads();
     if (waits) {
       signal((u32*)(entered.words[peer] + sent + rank * distance), epoch);
-      good = wait_signal((const u32*)(entered.words[rank] + sent + peer * distance), epoch, status, timeout, peer);
+      wait_signal((const u32*)(entered.words[rank] + sent + peer * distance), epoch, status, timeout, peer);
     }
   }
-  if (!good) hold(status);
 }
 
 // Barriers between this rank and a peer. The pair counts them by itself: barriers of one rank with other peers do not disturb it.
@@ -118,9 +108,5 @@ extern "C" __global__ void meet(const __grid_constant__ Entered met, u32 ranks, 
   signal(&there->epoch, epoch);
   bool arrived = wait_signal(&own->epoch, epoch, status, timeout, peer);
   u32 named = *(const volatile u32*)&own->ranks[epoch % 2];
-  if (arrived && named != ranks) {
-    status->missing = 1 + peer | named << MISMATCH_SHIFT;
-    __threadfence_system();
-  }
-  if (!arrived || named != ranks) hold(status);
+  if (arrived && named != ranks) give_up(status, 1 + peer | named << MISMATCH_SHIFT);
 }

@@ -433,6 +433,11 @@ public abstract class CpuBackend extends Backend {
         }
     }
 
+    @Override
+    public void abort(CollectiveException reason) {
+        peers.fail(reason);
+    }
+
     private Work submit(
             Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
         return queue.submit(operation, () -> run(operation, body), cleanup, result);

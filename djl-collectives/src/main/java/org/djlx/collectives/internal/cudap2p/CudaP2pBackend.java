@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -65,10 +66,19 @@ final class CudaP2pBackend extends Backend {
             CudaP2pOptions options,
             Function<List<String>, GpuTopology> topology) {
         NcclBackend.requireLibraries(NAME);
-        // NCCL refuses ranks that share a GPU: only operations that need it may fail.
-        NcclBackend nccl =
-                NcclBackend.create(context, options.ncclOptions(), !options.isSharedGpus());
-        return create(context, options, topology, nccl);
+        NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
+        CudaP2pBackend backend = create(context, options, topology, nccl);
+        // NCCL refuses ranks that share a GPU: only operations that need it may fail. After the
+        // probes of peer access, without which NCCL may stand or lose data.
+        if (!options.isSharedGpus()) {
+            try {
+                nccl.connectEarly();
+            } catch (RuntimeException | LinkageError e) {
+                backend.close();
+                throw e;
+            }
+        }
+        return backend;
     }
 
     private static CudaP2pBackend create(
@@ -241,6 +251,11 @@ final class CudaP2pBackend extends Backend {
         if (!closed) {
             p2p.ifPresent(P2p::endCalls);
         }
+    }
+
+    @Override
+    public void abort(CollectiveException reason) {
+        nccl.abort(reason);
     }
 
     @Override

@@ -6,14 +6,16 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.gpu.GroupExtension;
-import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
@@ -22,6 +24,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.slf4j.LoggerFactory;
@@ -41,6 +44,8 @@ import org.slf4j.LoggerFactory;
 final class P2pQueue implements GroupExtension {
 
     private static final long PEER_POLL_NANOS = 100_000_000; // a poll reads a file for each rank
+
+    private static final AtomicLong PLACES = new AtomicLong(); // of hooks of graphs
 
     private static final Set<P2pQueue> OPEN = new HashSet<>(); // guarded by itself
 
@@ -67,9 +72,13 @@ final class P2pQueue implements GroupExtension {
     private volatile boolean replayed; // an operation is in a graph
     private volatile long peersPolled = System.nanoTime();
 
-    // Guarded by the group's lock.
+    // Held while an operation or a graph is launched, so that each follows all earlier ones.
+    private final ReentrantLock order = new ReentrantLock();
+
+    // Guarded by the order.
+    private final Replays replays = new Replays();
     private long launches; // on the group's stream, when it was last waited for
-    private StreamWork last; // the last operation here, or null
+    private GpuTurns.Launched last; // the last operation here, or launch of a graph; or null
     private boolean joined; // the group's stream waits for the last operation
 
     private volatile CollectiveException broken;
@@ -127,6 +136,10 @@ final class P2pQueue implements GroupExtension {
         if (difference != null) {
             return Optional.of(difference);
         }
+        CollectiveException gaveUp = first == null ? null : waits.failure(first);
+        if (gaveUp != null) {
+            return Optional.of(gaveUp);
+        }
         if (System.nanoTime() - peersPolled < PEER_POLL_NANOS) {
             return Optional.empty();
         }
@@ -178,9 +191,15 @@ final class P2pQueue implements GroupExtension {
         return true;
     }
 
-    /** Publishes the call; with verification, agrees on it with the other ranks first. */
+    /**
+     * Publishes the call; with verification, agrees on it with the other ranks first. Refuses it if
+     * a kernel of this rank has given up a wait: the caller may have read that kernel's output.
+     */
     @Override
     public CollectiveException announce(Operation operation, boolean captured) {
+        if (broken == null) {
+            waits.error().map(CollectiveException::new).ifPresent(group::abort);
+        }
         if (broken != null) {
             throw GroupErrors.broken(operation, broken);
         }
@@ -196,11 +215,8 @@ final class P2pQueue implements GroupExtension {
             CollectiveException reason = GroupErrors.failed(operation, e);
             boolean usable =
                     e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
-            if (!usable && captured) {
-                // The abort waits for the GPU, which would invalidate the capture of this thread.
-                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> group.breakWith(reason));
-            } else if (!usable) {
-                group.breakWith(reason);
+            if (!usable) {
+                group.abort(reason);
             }
             return reason;
         }
@@ -208,23 +224,22 @@ final class P2pQueue implements GroupExtension {
 
     private void enqueue(StreamWork work, CudaStream current, Body body) {
         Operation operation = work.operation();
+        order.lock();
         try {
             operation.started();
             follow(current);
             body.enqueue(current, false);
             work.recordEnd(current);
             body.enqueued(work);
-            last = work;
-            joined = false;
-            if (Batch.isAnyOpen()) {
-                join(); // Operations of the batch were issued before, but are launched after.
-            }
+            launched(work);
         } catch (RuntimeException | Error e) {
             // The other ranks run this operation, and would wait for this rank.
             CollectiveException reason = GroupErrors.failed(operation, e);
             group.breakWith(reason);
             work.fail(reason);
             return;
+        } finally {
+            order.unlock();
         }
         Watchdog watchdog = group.watchdog();
         watchdog.add(work);
@@ -255,8 +270,87 @@ final class P2pQueue implements GroupExtension {
         }
     }
 
+    private void launched(GpuTurns.Launched work) {
+        last = work;
+        joined = false;
+        if (Batch.isAnyOpen()) {
+            join(); // Operations of the batch were issued before, but are launched after.
+        }
+    }
+
     @Override
-    public void join() {
+    public void launchAfterAll(Runnable launch) {
+        order.lock();
+        try {
+            join();
+            launch.run();
+        } finally {
+            order.unlock();
+        }
+    }
+
+    /**
+     * Orders the launches of CUDA graphs that hold operations of the group with its other
+     * operations: kernels count epochs when they run, so two that run at the same time would take
+     * the same epoch. A launch into a graph that is being captured has the order of that graph.
+     */
+    private final class Replays implements CudaGraph.LaunchHook, GpuTurns.Launched {
+
+        private final long place = PLACES.getAndIncrement();
+        private CudaEvent end; // after the last launch; created on first use
+        private long stream; // of the last launch, its handle
+
+        @Override
+        public long place() {
+            return place;
+        }
+
+        @Override
+        public void before(CudaStream current) {
+            order.lock();
+            try {
+                if (!current.isCapturing()) {
+                    follow(current);
+                }
+            } catch (RuntimeException | Error e) {
+                order.unlock();
+                throw e;
+            }
+        }
+
+        @Override
+        public void after(CudaStream current) {
+            try {
+                if (!current.isCapturing()) {
+                    end = end == null ? CudaEvent.create(device) : end;
+                    end.record(current);
+                    stream = current.handle();
+                    launched(this);
+                }
+            } finally {
+                order.unlock();
+            }
+        }
+
+        @Override
+        public void order(CudaStream other) {
+            if (other.handle() != stream) {
+                other.waitEvent(end);
+            }
+        }
+
+        /** No-op: other graphs of the group use this hook, too. */
+        @Override
+        public void close() {}
+
+        void free() {
+            if (end != null) {
+                end.close();
+            }
+        }
+    }
+
+    private void join() {
         if (last != null && !joined) {
             last.order(group.collectives().stream());
             joined = true;
@@ -268,6 +362,7 @@ final class P2pQueue implements GroupExtension {
         if (refused != null) {
             throw refused;
         }
+        CudaGraph.hook(this, () -> replays);
         operation.started();
         operation.keepGroup();
         body.enqueue(current, true);
@@ -368,5 +463,6 @@ final class P2pQueue implements GroupExtension {
         events.close();
         currentStreams.close();
         before.close();
+        replays.free();
     }
 }

@@ -82,6 +82,7 @@ final class RegionHandshake {
     private HostSync hosts;
     private Place place; // null until it is taken
     private CudaVirtualMemory own;
+    private PeerProbe probe; // null before the probes
     private boolean direct; // all-reduces can be direct, as far as this rank knows
 
     private RegionHandshake(
@@ -106,6 +107,7 @@ final class RegionHandshake {
         String bus;
         String channel; // name of the channel for descriptors
         String job; // of the process
+        String ncclP2pDisable; // the environment variable
         String token; // proves to the receiver that a descriptor is meant for it
     }
 
@@ -212,7 +214,13 @@ final class RegionHandshake {
         if (problem == null) {
             problem = agree(context, "p2p-probed", this::writeProbes);
         }
-        return problem == null ? agree(context, "p2p-checked", this::checkProbes) : problem;
+        if (problem == null) {
+            problem = agree(context, "p2p-checked", this::checkProbes);
+            if (problem != null) {
+                return brokenAccess(context.name(), infos, problem);
+            }
+        }
+        return problem == null ? agree(context, "p2p-cleared", this::clearProbes) : problem;
     }
 
     /** Describes this rank, and opens its channel. */
@@ -229,6 +237,7 @@ final class RegionHandshake {
         info.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
         info.pid = ProcessHandle.current().pid();
         info.job = GpuLease.JOB;
+        info.ncclP2pDisable = System.getenv("NCCL_P2P_DISABLE");
         info.ordinal = device.device().getDeviceId();
         info.bus = device.pciBusId();
         try {
@@ -530,47 +539,62 @@ final class RegionHandshake {
         }
     }
 
-    private static int probeValue(int from, int to) {
-        return 0x5eed0000 + from * 256 + to + 1;
+    private static int seed(int from, int to) {
+        return 0x5eed0000 + (from * RegionLayout.MAX_RANKS + to) * PeerProbe.BYTES;
+    }
+
+    /** Returns the address on a rank at which a source rank writes its probe. */
+    private long probe(int on, int source) {
+        return memory[on].address() + layout.flags(source);
     }
 
     private void writeProbes() {
-        try (CudaStream stream = CudaStream.create(device)) {
-            for (int peer : linked) {
-                stream.writeValue32(
-                        memory[peer].address() + layout.probe(rank), probeValue(rank, peer));
-            }
-            stream.synchronize();
+        probe = new PeerProbe(device);
+        for (int peer : linked) {
+            probe.write(probe(peer, rank), seed(rank, peer));
         }
     }
 
     private void checkProbes() {
-        try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
-            for (int peer : linked) {
-                long probe = layout.probe(peer);
-                NDArray word =
-                        Torch.view(manager, own.memory(), probe, new Shape(1), ScalarType.INT32);
-                if (word.toIntArray()[0] != probeValue(peer, rank)) {
-                    throw new EngineException(
-                            "a write of rank " + peer + " to rank " + rank + " did not arrive");
-                }
-                if (readProbe(manager, peer) != probeValue(rank, peer)) {
-                    throw new EngineException(
-                            "rank " + rank + " cannot read what it wrote to rank " + peer);
-                }
-            }
+        for (int peer : linked) {
+            probe.check(
+                    probe(rank, peer),
+                    seed(peer, rank),
+                    "what rank " + peer + " wrote to rank " + rank + " did not arrive");
+            probe.check(
+                    probe(peer, rank),
+                    seed(rank, peer),
+                    "rank " + rank + " cannot read what it wrote to rank " + peer);
         }
     }
 
-    /** Reads the word that this rank has written to a peer. */
-    private int readProbe(NDManager manager, int peer) {
+    /** Clears the flags, after all ranks have read their probes there. */
+    private void clearProbes() {
         try (CudaStream stream = CudaStream.create(device)) {
-            NDArray word = Torch.empty(manager, new Shape(1), ScalarType.INT32);
-            long probe = memory[peer].address() + layout.probe(rank);
-            stream.copyAsync(Torch.dataPointer(word), probe, Integer.BYTES);
+            for (int peer : linked) {
+                stream.memsetAsync(probe(rank, peer), (byte) 0, PeerProbe.BYTES);
+            }
             stream.synchronize();
-            return word.toIntArray()[0];
         }
+    }
+
+    /**
+     * Returns the problem of a group whose probes failed, which then uses NCCL without peer access.
+     *
+     * @throws EngineException unless the ranks have switched off NCCL's peer access, because NCCL
+     *     would lose data, too
+     */
+    static String brokenAccess(String group, List<RankInfo> infos, String problem) {
+        if (infos.stream().allMatch(info -> "1".equals(info.ncclP2pDisable))) {
+            return problem;
+        }
+        throw new EngineException(
+                String.format(
+                        "cannot create group '%s': %s. Accesses between the GPUs fail, often"
+                            + " because of an IOMMU or PCIe ACS, and NCCL would lose data, too: set"
+                            + " NCCL_P2P_DISABLE=1 in the environment of all ranks, which then"
+                            + " exchange data through the host",
+                        group, problem));
     }
 
     private boolean sharesProcess(RankInfo info) {
@@ -637,6 +661,9 @@ final class RegionHandshake {
     private void close(boolean done) {
         if (channel != null) {
             channel.close();
+        }
+        if (probe != null) {
+            probe.close();
         }
         opened.forEach(CudaDevice::close);
         if (!done && place != null) {

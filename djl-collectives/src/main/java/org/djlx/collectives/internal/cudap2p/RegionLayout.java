@@ -19,9 +19,8 @@ import org.djlx.nativeops.cuda.KernelSource;
  *                  a row for each channel
  *                  row ENTERED: the epochs that the peers have entered; this rank's own count
  *                  row MET: a struct Meeting of signals.cu for each peer, for barriers
- *   probe        a word for each rank, written when the group is created
  *   counters     zeros; kernels that use them reset them
- *   flags        words for each source rank
+ *   flags        words for each source rank; zeros, after the probes that the ranks write there
  *   buffer       the P2P buffer and the heap
  * </pre>
  *
@@ -90,7 +89,7 @@ final class RegionLayout {
         oneShot = CONTROL + 2 * meshHalf;
         oneShotHalf = mesh ? 0 : (worldSize - 1) * slot;
         signals = oneShot + 2 * oneShotHalf;
-        counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row holds the probes
+        counters = signals + ROWS * MAX_RANKS * LINE;
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
         buffer = flags + (long) worldSize * FLAGS * Integer.BYTES;
         bufferSize = links.isComplete() ? options.bufferSize() : 0;
@@ -133,16 +132,16 @@ final class RegionLayout {
         return signals + ((long) channel * MAX_RANKS + source) * LINE;
     }
 
-    long probe(int source) {
-        return signal(ROWS, source);
-    }
-
     long counters() {
         return counters;
     }
 
     long flags() {
-        return flags;
+        return flags(0);
+    }
+
+    long flags(int source) {
+        return flags + (long) source * FLAGS * Integer.BYTES;
     }
 
     long buffer() {

@@ -10,6 +10,7 @@
  * P2pRegion - the memory of all ranks, as this rank addresses it
  * RegionLayout - the parts of a region
  * RegionHandshake - maps the regions when a group is created
+ * PeerProbe - writes and checks probes in the memory of peers
  * RetiredRegions - regions of destroyed groups that peers may still write to
  * LateWriters - tensors of failed all-reduces that peers may still write to
  * CudaP2pBuffers - the group's P2P buffers

@@ -247,9 +247,11 @@ public final class GpuGroup {
             // Messages fail after the group has failed, also to new peers.
             collectives.checkUsable(operation);
             if (queue == collectives) {
-                extension.join();
+                QueuedWork issued = work;
+                extension.launchAfterAll(() -> queue.issue(issued));
+            } else {
+                queue.issue(work);
             }
-            queue.issue(work);
             return work;
         } catch (RuntimeException e) {
             if (watchdog.remove(work)) {
@@ -262,6 +264,22 @@ public final class GpuGroup {
     /** Breaks the group: running works fail, and so do later calls. */
     public void breakWith(CollectiveException reason) {
         watchdog.fail(queues(), reason);
+    }
+
+    /**
+     * As {@link #breakWith}, on a thread of its own if the current stream is being captured: the
+     * abort waits for the GPU, which would invalidate the capture of this thread. No-op after
+     * {@link #stop}.
+     */
+    public synchronized void abort(CollectiveException reason) {
+        if (stopped) {
+            return;
+        }
+        if (resources.current().get().isCapturing()) {
+            LongCalls.start("collectives-broken-" + name, () -> breakWith(reason));
+        } else {
+            breakWith(reason);
+        }
     }
 
     /** Breaks a queue; the queue of collectives breaks the whole group. */

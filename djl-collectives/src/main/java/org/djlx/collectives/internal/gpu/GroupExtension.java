@@ -42,8 +42,13 @@ public interface GroupExtension extends Watchdog.Queue {
         return null;
     }
 
-    /** Makes the group's stream wait for the extension's operations, before the stream is used. */
-    default void join() {}
+    /**
+     * Launches on the group's stream: after the extension's operations, and while the extension
+     * launches nothing.
+     */
+    default void launchAfterAll(Runnable launch) {
+        launch.run();
+    }
 
     /** Returns why an operation failed; null if it succeeded. Called after its kernel has ended. */
     default CollectiveException failureOf(Operation operation) {

@@ -307,13 +307,16 @@ public final class Watchdog implements AutoCloseable {
         if (closed) {
             return;
         }
-        for (Queue queue : queues) {
-            queue.error()
-                    .map(CollectiveException::new)
-                    .ifPresent(reason -> fail(group.failingWith(queue), reason));
-        }
-        if ((!running.isEmpty() || alwaysWatched != null) && !closed) {
+        if (!running.isEmpty() || alwaysWatched != null) {
+            // First, because it may name the operation.
             group.problem(running).ifPresent(reason -> fail(group.queues(), reason));
+        }
+        for (Queue queue : queues) {
+            if (!closed) {
+                queue.error()
+                        .map(CollectiveException::new)
+                        .ifPresent(reason -> fail(group.failingWith(queue), reason));
+            }
         }
     }
 

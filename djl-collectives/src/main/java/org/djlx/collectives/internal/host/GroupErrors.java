@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.host;
 
+import ai.djl.engine.EngineException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -59,6 +60,23 @@ public final class GroupErrors {
         } catch (RuntimeException | Error e) {
             return OUT_OF_MEMORY;
         }
+    }
+
+    /**
+     * Returns whether a call failed for a reason of this rank alone, such as a lack of memory: the
+     * other ranks make the call, and would wait for this rank. Wrong arguments are no such reason,
+     * because the caller may correct them.
+     */
+    public static boolean isLocal(Throwable failure) {
+        return failure instanceof VirtualMachineError
+                || failure instanceof EngineException && !(failure instanceof CollectiveException);
+    }
+
+    /** This rank broke the group on purpose, because it could not go on. */
+    public static CollectiveException aborted(String group, Throwable cause) {
+        return cause instanceof CollectiveException collective
+                ? collective
+                : failed("group '" + group + "' was aborted, a call", cause);
     }
 
     /**

@@ -15,6 +15,8 @@
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
  *       epochs, states, signals
  *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
+ *   <li>{@link org.djlx.collectives.internal.host.FailureNote} - tells the ranks of a group,
+ *       through its store, that one has failed
  *   <li>{@link org.djlx.collectives.internal.host.FailureText} - the text of a user's exception
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete

@@ -22,6 +22,8 @@ import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.GpuResources;
 import org.djlx.collectives.internal.gpu.QueuedWork;
+import org.djlx.collectives.internal.host.FailureNote;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.internal.nccl.MessageQueues.MessageQueue;
 import org.djlx.collectives.launch.LaunchEnvironment;
@@ -115,6 +117,7 @@ public final class NcclBackend extends Backend {
     private final MessageQueues messageQueues;
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
+    private volatile FailureNote failures; // null before the ranks have exchanged anything
     private boolean watchesHosts = true; // else the parent group does
     private NDArray barrierWord; // guarded by this
 
@@ -153,7 +156,21 @@ public final class NcclBackend extends Backend {
     }
 
     private Optional<String> deadPeer() {
-        return peers.dead();
+        Optional<String> dead = peers.dead();
+        return dead.isPresent() ? dead : failures().flatMap(FailureNote::failure);
+    }
+
+    private Optional<FailureNote> failures() {
+        long generation = failures == null ? context.generation() : 0;
+        if (generation != 0) {
+            String key = "failure-" + Long.toHexString(generation);
+            failures = new FailureNote(context.store(), key, context.worldSize());
+        }
+        return Optional.ofNullable(failures);
+    }
+
+    private void publish(CollectiveException reason) {
+        failures().ifPresent(note -> note.publish(context.rank(), reason));
     }
 
     private synchronized void met(int rank, byte[] process) {
@@ -161,29 +178,26 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Creates the backend.
+     * Creates the backend. The first operation connects the ranks, unless {@link #connectEarly}
+     * does.
      *
-     * @param eager whether to connect several ranks now, if the options or the parent group name
-     *     the GPU; otherwise the first operation creates the communicator
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
-    public static NcclBackend create(GroupContext context, NcclOptions options, boolean eager) {
+    public static NcclBackend create(GroupContext context, NcclOptions options) {
         requireLibraries(NAME);
         // A background thread may still be freeing a communicator and waiting for a running kernel.
         // Meanwhile it can block the calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
-        Optional<Device> given = DeviceChoice.given(context, options);
         Device device =
-                given.orElseGet(
-                        () ->
-                                DeviceChoice.choose(
-                                        context, LaunchEnvironment.current().variables()));
+                DeviceChoice.given(context, options)
+                        .orElseGet(
+                                () ->
+                                        DeviceChoice.choose(
+                                                context, LaunchEnvironment.current().variables()));
         Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(context, options, device, sharing);
         sharing.add(backend);
-        return eager && given.isPresent() && context.worldSize() > 1
-                ? backend.connected()
-                : backend;
+        return backend;
     }
 
     /**
@@ -203,7 +217,14 @@ public final class NcclBackend extends Backend {
         }
     }
 
-    private NcclBackend connected() {
+    /**
+     * Connects the ranks, if the options or the parent group name the GPU, and there are several.
+     * Closes the backend if that fails.
+     */
+    public void connectEarly() {
+        if (DeviceChoice.given(context, options).isEmpty() || context.worldSize() == 1) {
+            return;
+        }
         try {
             // The ranks must arrive within the timeout; NCCL has CONNECT_PATIENCE to connect them.
             BoundedCall.run(
@@ -214,8 +235,8 @@ public final class NcclBackend extends Backend {
                         group.collectives().connect();
                         return true;
                     });
-            return this;
         } catch (RuntimeException e) {
+            publish(GroupErrors.failed(context.joining(), e));
             close();
             throw e;
         }
@@ -266,6 +287,8 @@ public final class NcclBackend extends Backend {
         sharers.add(backend);
         backend.connection.adopt(part);
         backend.peers = peers.subset(members);
+        backend.failures =
+                failures().map(whole -> whole.part(child.store(), members.size())).orElse(null);
         backend.watchesHosts = false;
         return Optional.of(backend);
     }
@@ -409,9 +432,13 @@ public final class NcclBackend extends Backend {
     /**
      * Breaks the groups whose communicators share NCCL resources with this group. An abort ends the
      * kernels of all these groups, and an aborted kernel looks like a completed kernel. So the
-     * works of all groups must fail before the abort.
+     * works of all groups must fail before the abort. If the reason is this rank's own, tells the
+     * other ranks.
      */
     private void breakSharing(CollectiveException reason) {
+        if (reason.getCause() != null && GroupErrors.isLocal(reason.getCause())) {
+            publish(reason);
+        }
         for (NcclBackend other : sharing) {
             if (other != this) {
                 other.group.breakWith(
@@ -421,6 +448,11 @@ public final class NcclBackend extends Backend {
                                 reason));
             }
         }
+    }
+
+    @Override
+    public void abort(CollectiveException reason) {
+        group.abort(reason);
     }
 
     @Override

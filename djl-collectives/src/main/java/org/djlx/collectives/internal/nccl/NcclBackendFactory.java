@@ -30,10 +30,12 @@ public final class NcclBackendFactory implements BackendFactory {
     @Override
     public Backend create(GroupContext context) {
         NcclOptions options = options(context.options());
-        // By name, because cuda_p2p builds on nccl.
-        return options.isIntraNodeComm()
-                ? Backends.get(CUDA_P2P).create(context)
-                : NcclBackend.create(context, options, true);
+        if (options.isIntraNodeComm()) {
+            return Backends.get(CUDA_P2P).create(context); // By name: cuda_p2p builds on nccl.
+        }
+        NcclBackend backend = NcclBackend.create(context, options);
+        backend.connectEarly();
+        return backend;
     }
 
     /** Converts the user's options to NCCL's options. */

@@ -82,6 +82,11 @@ public final class GroupExchange {
         this.store = store;
     }
 
+    /** Returns the combination of all ranks' nonces; 0 until known. */
+    public long generation() {
+        return generation;
+    }
+
     /** Returns the processes of the ranks, in rank order; null if unknown. */
     public List<RankProcess> processes() {
         synchronized (processes) {

@@ -27,6 +27,7 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GpuTests;
@@ -47,6 +48,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
@@ -1049,6 +1051,37 @@ class CudaP2pThreadsTest {
                             guard.close();
                         }
                     }
+                });
+    }
+
+    /**
+     * The output of a kernel that gave up is arbitrary; nothing on its stream may be based on it.
+     */
+    @Test
+    void theNextCallAfterAWaitThatWasGivenUpFails() {
+        CountDownLatch failed = new CountDownLatch(1);
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    NDArray tensor = manager.ones(new Shape(1000));
+                    group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                    if (group.rank() != 0) {
+                        Replays.await(failed);
+                        return;
+                    }
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(1));
+                    Work work = hasty.allReduce(tensor, ReduceOp.AVG);
+                    work.blockCurrentStream();
+                    CurrentStreams.await(group.device());
+                    String message =
+                            assertThrows(
+                                            CollectiveException.class,
+                                            () -> group.allReduce(tensor, ReduceOp.AVG))
+                                    .getMessage();
+                    assertTrue(message.contains("did not arrive"), message);
+                    assertTrue(
+                            work.exception().orElseThrow() instanceof CollectiveTimeoutException);
+                    failed.countDown();
                 });
     }
 

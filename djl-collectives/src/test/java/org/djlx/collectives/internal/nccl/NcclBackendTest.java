@@ -82,7 +82,8 @@ class NcclBackendTest {
     void oneRankCreatesItsCommunicatorWithItsFirstOperation() {
         NcclOptions options = options().optDevices(Device.gpu(0)).build();
         GroupContext context = new GroupContext("one", 0, 1, new HashStore(), options, null);
-        NcclBackend backend = NcclBackend.create(context, options, true);
+        NcclBackend backend = NcclBackend.create(context, options);
+        backend.connectEarly();
         boolean isConnected = backend.isConnected();
         backend.close();
         assertFalse(isConnected);

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.host;
+
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.store.Store;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Tells the ranks of a group, through its store, that one of them cannot go on. For groups whose
+ * ranks have no shared memory. Thread-safe.
+ */
+public final class FailureNote {
+
+    private static final Logger logger = LoggerFactory.getLogger(FailureNote.class);
+    private static final byte[] UNSET = new byte[0];
+
+    // A check may wait for the store, so the watchdog does not make it.
+    private static final ExecutorService CHECKS =
+            Executors.newCachedThreadPool(
+                    task -> {
+                        Thread thread = new Thread(task, "failure-note");
+                        thread.setDaemon(true);
+                        return thread;
+                    });
+
+    // The interval of checks. It grows with the number of ranks, which query one server.
+    private static final long MIN_INTERVAL_MILLIS = 100;
+    private static final long INTERVAL_MILLIS_PER_RANK = 10;
+    private static final long MAX_INTERVAL_MILLIS = 500;
+
+    private final Store store;
+    private final String key;
+    private final long intervalNanos;
+    private final AtomicBoolean checking = new AtomicBoolean(); // stays set if the store is lost
+    private volatile long lastNanos = System.nanoTime();
+    private volatile String failure; // null if none is known
+
+    /**
+     * Creates the note of one rank.
+     *
+     * @param store the group's store
+     * @param key the same on all ranks, and new in the store
+     * @param worldSize the number of ranks
+     */
+    public FailureNote(Store store, String key, int worldSize) {
+        this.store = store;
+        this.key = key;
+        long millis = MIN_INTERVAL_MILLIS + INTERVAL_MILLIS_PER_RANK * worldSize;
+        intervalNanos = Math.min(MAX_INTERVAL_MILLIS, millis) * 1_000_000;
+    }
+
+    /** Returns the note of a sub-group, which has a store of its own. */
+    public FailureNote part(Store partStore, int worldSize) {
+        return new FailureNote(partStore, key, worldSize);
+    }
+
+    /** Tells the other ranks that a rank has failed. The first failure counts. */
+    public void publish(int rank, CollectiveException reason) {
+        String text = "rank " + rank + " failed: " + reason.getMessage();
+        CHECKS.execute(() -> call(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8))));
+    }
+
+    /**
+     * Describes the failure of a rank; empty if none is known. To be called again and again: the
+     * calls start checks of the store.
+     */
+    public Optional<String> failure() {
+        boolean due = System.nanoTime() - lastNanos > intervalNanos;
+        if (due && failure == null && checking.compareAndSet(false, true)) {
+            CHECKS.execute(() -> call(this::check));
+        }
+        return Optional.ofNullable(failure);
+    }
+
+    private void check() {
+        if (store.check(List.of(key))) {
+            failure = new String(store.get(key), UTF_8);
+        }
+        lastNanos = System.nanoTime();
+        checking.set(false);
+    }
+
+    /** Calls the store; if it is lost, no other rank can be told or heard. */
+    private static void call(Runnable body) {
+        try {
+            body.run();
+        } catch (RuntimeException e) {
+            logger.debug("cannot tell or hear of failures: the group's store is lost", e);
+        }
+    }
+}
