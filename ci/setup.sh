@@ -144,6 +144,20 @@ setup_launchers() {
     say "openmpi-bin, mpich and slurm-wlm cannot be installed; their tests are skipped"
 }
 
+# setup_jinja2: as root on a machine with apt, installs Jinja2, beside which chat templates are tested. Without it these tests are skipped.
+setup_jinja2() {
+  if python3 -c 'import jinja2' 2>/dev/null; then
+    return 0
+  fi
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    say "Jinja2 is not installed: chat templates are not compared with it; Debian's package is python3-jinja2"
+    return 0
+  fi
+  say "Installing python3-jinja2 through apt"
+  { apt update && apt install -y --no-install-recommends python3-jinja2; } >/dev/null 2>&1 ||
+    say "python3-jinja2 cannot be installed; its tests are skipped"
+}
+
 # project_root: prints the project's root, whatever the directory.
 project_root() {
   (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

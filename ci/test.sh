@@ -235,6 +235,7 @@ if [[ -n $quick ]]; then
 fi
 
 setup_launchers
+setup_jinja2
 check_profile
 # In parallel with the tests, which wait for other processes much of the time.
 check_kernels >"$out/kernels.log" 2>&1 &

@@ -60,9 +60,6 @@ for jar in "${jars[@]}"; do
   case ${jar##*/} in
     pytorch-native-cpu-*.jar) [[ -f ${presets[0]} ]] || cp "$jar" "$home/deps/" ;;
     pytorch-jni-*.jar) cp "$jar" "$home/deps/" ;;
-    # Jinjava, which renders chat templates, and what it needs.
-    jinjava-* | guava-* | failureaccess-* | javassist-* | re2j-* | commons-lang3-* | commons-net-* | java-ipv6-* | big-math-* | \
-      jackson-* | snakeyaml-* | immutables-exceptions-* | algebra-*) cp "$jar" "$home/deps/" ;;
   esac
 done
 if [[ -n $model ]]; then

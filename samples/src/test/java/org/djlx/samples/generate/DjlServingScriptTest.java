@@ -39,11 +39,7 @@ class DjlServingScriptTest {
 
     private static final List<String> MODULES =
             List.of("native-ops", "djl-collectives", "fused-ops");
-    private static final Pattern LIBRARIES =
-            Pattern.compile(
-                    "pytorch-native.*|pytorch-jni.*|(jinjava|guava|failureaccess|javassist|re2j"
-                            + "|commons-(lang3|net)|java-ipv6|big-math|jackson|snakeyaml"
-                            + "|immutables-exceptions|algebra)-.*");
+    private static final Pattern LIBRARIES = Pattern.compile("pytorch-native.*|pytorch-jni.*");
 
     @TempDir private Path folder;
     private Path checkout;

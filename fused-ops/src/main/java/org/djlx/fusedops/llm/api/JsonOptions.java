@@ -31,7 +31,7 @@ final class JsonOptions {
             new GsonBuilder()
                     .disableHtmlEscaping()
                     .serializeNulls()
-                    .setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE)
+                    .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
                     .create();
 
     private static final int MAX_DEPTH = 64;

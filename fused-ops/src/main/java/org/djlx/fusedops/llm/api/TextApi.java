@@ -380,13 +380,14 @@ public final class TextApi {
             throw function.wrong("name", "the name of a tool");
         }
         function.requireNoOthers();
-        return Map.of(
-                "id",
-                id,
-                "type",
-                "function",
-                "function",
-                Map.of("name", name, "arguments", arguments));
+        Map<String, Object> called = new LinkedHashMap<>(); // in the order in which it is printed
+        called.put("name", name);
+        called.put("arguments", arguments);
+        Map<String, Object> call = new LinkedHashMap<>();
+        call.put("id", id);
+        call.put("type", "function");
+        call.put("function", called);
+        return call;
     }
 
     private Tools tools(JsonOptions json) {

@@ -26,6 +26,7 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
+    private final Set<String> addedTokens;
     private final int longest; // number of characters of the longest token; 0 if unknown
     private final int letter; // a token to decode others after
     private final String letterText; // empty if the texts of tokens depend on tokens before them
@@ -40,9 +41,9 @@ public final class ModelTokenizer implements TextTokenizer {
         this.file = file;
         // Reads what the library has no methods for.
         Set<String> special = new HashSet<>();
+        Set<String> added = new HashSet<>();
         boolean concatenates = false;
         int longestToken = 0;
-        int added = 0;
         try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
             reader.beginObject();
             while (reader.hasNext()) {
@@ -53,7 +54,7 @@ public final class ModelTokenizer implements TextTokenizer {
                                 JsonParser.parseReader(reader).getAsJsonArray()) {
                             JsonObject token = element.getAsJsonObject();
                             String content = token.get("content").getAsString();
-                            added = Math.max(added, content.length());
+                            added.add(content);
                             TokenBytes.checkId(token.get("id").getAsLong(), content);
                             if (token.get("special").getAsBoolean()) {
                                 special.add(content);
@@ -66,7 +67,9 @@ public final class ModelTokenizer implements TextTokenizer {
             }
         }
         specialTokens = Set.copyOf(special);
-        longest = longestToken == 0 ? 0 : Math.max(longestToken, added);
+        addedTokens = Set.copyOf(added);
+        int longestAdded = added.stream().mapToInt(String::length).max().orElse(0);
+        longest = longestToken == 0 ? 0 : Math.max(longestToken, longestAdded);
         int[] letters = concatenates ? encode("a", false) : new int[0];
         letter = letters.length == 0 ? 0 : letters[letters.length - 1];
         letterText = letters.length == 0 ? "" : decode(new int[] {letter});
@@ -168,6 +171,11 @@ public final class ModelTokenizer implements TextTokenizer {
     @Override
     public Set<String> specialTokens() {
         return specialTokens;
+    }
+
+    @Override
+    public Set<String> addedTokens() {
+        return addedTokens;
     }
 
     @Override

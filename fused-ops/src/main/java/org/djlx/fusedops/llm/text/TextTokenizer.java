@@ -49,6 +49,15 @@ public interface TextTokenizer extends AutoCloseable {
     Set<String> specialTokens();
 
     /**
+     * {@return all tokens that are taken from a text before it is divided into others, as they are
+     * written: the special tokens, and those that are not marked special, such as Qwen 3's {@code
+     * <think>}}
+     */
+    default Set<String> addedTokens() {
+        return specialTokens();
+    }
+
+    /**
      * {@return the bytes that each token stands for, by token; null for special tokens} Needed for
      * requests with a grammar only.
      *

@@ -79,7 +79,7 @@ public enum ToolFormat {
         if (template == null) {
             throw new IllegalArgumentException("the chat template is null");
         }
-        if (!template.contains("tools")) {
+        if (!template.takesTools()) {
             return Optional.empty();
         }
         for (ToolFormat format : List.of(MISTRAL, HERMES, LLAMA3)) {

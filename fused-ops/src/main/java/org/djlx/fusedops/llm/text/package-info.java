@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * JinjaRuntime   renders Jinja2 templates with Jinjava as transformers does
- * JinjaSource    rewrites Jinja2 source where Jinjava reads it differently
+ * ControlTokens  keeps what a tokenizer takes for a control token out of clients' texts
  * TokenBytes     reads the bytes of tokens from tokenizer.json
  */
 /**

@@ -52,7 +52,9 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
 public final class ChatDataset extends RandomAccessDataset {
 
     private static final Gson GSON =
-            new GsonBuilder().setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE).create();
+            new GsonBuilder()
+                    .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
+                    .create();
 
     /** A row: its tokens, and the positions of those that belong to answers. */
     private record Row(int[] tokens, BitSet answers) {}

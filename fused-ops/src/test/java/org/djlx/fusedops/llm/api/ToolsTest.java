@@ -45,11 +45,11 @@ class ToolsTest {
 
     private static final ChatTemplate TEMPLATE =
             new ChatTemplate(
-                    "{% for tool in tools %}<tool_call>{{ tool.function.name }};{% endfor %}{% for"
-                        + " m in messages %}{{ m.role }}:{{ m.content }}{% for call in m.tool_calls"
-                        + " %}{{ call.id }}={{ call.function.name }}({{ call.function.arguments |"
-                        + " tojson }}){% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{%"
-                        + " endif %}\n"
+                    "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }};{% endfor"
+                        + " %}{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{% for call"
+                        + " in m.tool_calls %}{{ call.id }}={{ call.function.name }}({{"
+                        + " call.function.arguments | tojson }}){% endfor %}{% if m.tool_call_id"
+                        + " %}#{{ m.tool_call_id }}{% endif %}\n"
                         + "{% endfor %}",
                     Map.of());
 

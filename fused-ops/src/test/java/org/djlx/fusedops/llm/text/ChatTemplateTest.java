@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text;
 
-import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -9,8 +8,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.time.Duration;
-import java.time.LocalDateTime;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -21,7 +18,6 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Chat templates; what is expected is what Jinja2 prints with transformers' settings. */
@@ -37,43 +33,6 @@ class ChatTemplateTest {
 
     private static String render(String template, Map<String, Object> options) {
         return new ChatTemplate(template, Map.of("bos_token", "<s>")).write(CHAT, true, options);
-    }
-
-    /** Expressions in which Jinjava's rules are not Jinja2's, and methods of Python. */
-    @ParameterizedTest
-    @CsvSource(
-            delimiter = '#',
-            quoteCharacter = '`',
-            textBlock =
-                    """
-                    not messages[0].role == 'user'#true
-                    not x is defined#true
-                    not 'a' in 'b' and not 1 > 2#true
-                    x is not defined#true
-                    messages|length - 1#3
-                    messages[1:]|length#3
-                    messages[::-1][0].content#Bye
-                    messages[-1]['content']#Bye
-                    namespace(last=messages|length - 1, first=1).last#3
-                    messages[0].content.strip() + '!'#Be brief.!
-                    messages[2].content.split('</think>')[-1]#Hello
-                    'xxabxx'.lstrip('x').rstrip('x')#ab
-                    'Hi'.startswith('H') and 'Hi'.endswith('i')#true
-                    'one two'.title()#One Two
-                    'ONE two'.capitalize()#One two
-                    'aba'.replace('a', 'c')#cbc
-                    {'a': [1, 2.5, none, true], 'b': 'x"<y>'}|tojson#{"a": [1, 2.5, null, true], "b": "x\\"<y>"}
-                    {'a': 1}.get('b', 'none')#none
-                    {'a': 1}.items()|length#1
-                    ({'a': {'b': 1}, 'c': 2})['a'].b#1
-                    ([1, 2])[1] + (1 + 2) * 3#11
-                    'text' is string and {'a': 1} is mapping and 'abc' is iterable#true
-                    bos_token#<s>
-                    'a' ~ 1#a1
-                    'yes' if messages|length > 3 else 'no'#yes
-                    """)
-    void expressionsAreThoseOfJinja2(String expression, String expected) {
-        assertEquals(expected, render("{{ " + expression + " }}", Map.of()), expression);
     }
 
     @Test
@@ -94,51 +53,6 @@ class ChatTemplateTest {
         assertEquals("  Hi\n  Bye\na b c d", render(template, Map.of()));
     }
 
-    @ParameterizedTest
-    @CsvSource(
-            delimiter = '#',
-            textBlock =
-                    """
-                    {% for x in [1, 2, 3] if x > 1 %}{{ loop.index }}{{ x }}{{ loop.last }} {% endfor %}#12false 23true
-                    {% for x in [1, 2] if x > 2 %}{{ x }}{% else %}none{% endfor %}#none
-                    {% for x in [1, 2] %}{{ x }}{% else %}none{% endfor %}#12
-                    {% for x in [] -%}  {{ x }}  {%- else -%}  none{% endfor %}#none
-                    {% for k, v in {'a': 1, 'b': 2}.items() if v == 2 %}{{ k }}{{ v }}{% endfor %}#b2
-                    {% for x in [1, 2] if x %}{% for y in [2] if y > x %}{{ y }}{% else %}-{% endfor %}{% endfor %}#2-
-                    {% if false %}a{% else %}{% for x in [1] %}{{ x if x else 0 }}{% endfor %}{% endif %}#1
-                    """)
-    void loopsAreThoseOfJinja2(String template, String expected) {
-        assertEquals(expected, render(template, Map.of()).strip(), template);
-    }
-
-    @Test
-    void jsonIsIndentedAsPythonDoes() {
-        Map<String, Object> tool = Map.of("name", "f", "types", List.of("a", "b"));
-        assertEquals(
-                """
-                [
-                    {
-                        "name": "f"
-                    },
-                    []
-                ]\
-                """,
-                render(
-                        "{{ x|tojson(indent=4) }}",
-                        Map.of("x", List.of(Map.of("name", "f"), List.of()))));
-        assertTrue(
-                render("{{ x|tojson }}", Map.of("x", tool)).contains("\"types\": [\"a\", \"b\"]"));
-    }
-
-    @Test
-    void macrosAndKeywordArguments() {
-        assertEquals(
-                "3b",
-                render(
-                        "{% macro sum(a, b='b') %}{{ a }}{{ b }}{% endmacro %}{{ sum(1 + 2) }}",
-                        Map.of()));
-    }
-
     @Test
     void templatesRefuseChats() {
         IllegalArgumentException refused =
@@ -150,27 +64,13 @@ class ChatTemplateTest {
                 refused.getMessage());
         IllegalArgumentException broken =
                 assertThrows(IllegalArgumentException.class, () -> render("{% if %}", Map.of()));
-        assertTrue(broken.getMessage().contains("cannot be rendered"), broken.getMessage());
+        assertTrue(broken.getMessage().contains("cannot be read"), broken.getMessage());
         for (String file : List.of("include", "import", "extends")) {
             assertThrows(
                     IllegalArgumentException.class,
                     () -> render("{% " + file + " '/etc/passwd' %}", Map.of()),
                     file);
         }
-    }
-
-    @Test
-    void aTagMayBeLong() {
-        String sum = "1" + " + 1".repeat(5000);
-        assertTrue(JinjaSource.rewrite("{{ " + sum + " }}").contains(sum));
-    }
-
-    @Test
-    void dates() {
-        LocalDateTime time = LocalDateTime.of(2024, 7, 6, 15, 4, 5);
-        assertEquals(
-                "06 Jul 2024, 6 July; Saturday Sat 15:04:05 03 PM 24-07 100%",
-                JinjaRuntime.strftime("%d %b %Y, %-d %B; %A %a %H:%M:%S %I %p %y-%m 100%%", time));
     }
 
     @Test
@@ -197,77 +97,174 @@ class ChatTemplateTest {
         return template.write(List.of(new Message("user", "x")), true, Map.of());
     }
 
-    /** A client who writes a special token cannot end the message. */
+    private static String writeTools(ChatTemplate template) {
+        Map<String, Object> tools =
+                Map.of("tools", List.of(Map.of("function", Map.of("name", "f"))));
+        return template.write(List.of(new Message("user", "x")), true, tools);
+    }
+
+    /**
+     * As transformers: tool_use if there are tools, else default; files replace the configuration.
+     */
     @Test
-    void specialTokensOfClientsBecomePlainText() {
-        List<String> encoded = new ArrayList<>();
-        TextTokenizer tokenizer =
-                new TextTokenizer() {
-                    @Override
-                    public int[] encode(String text, boolean specialTokens) {
-                        encoded.add(text);
-                        return text.replace("<end>", "\u0001").chars().toArray();
-                    }
+    void templatesAreChosenByName(@TempDir Path folder) throws IOException {
+        String config =
+                """
+                {"chat_template": [{"name": "tool_use", "template": "use {{ tools|length }}"},
+                   {"name": "rag", "template": "rag"}%s]}
+                """;
+        Path file = folder.resolve("tokenizer_config.json");
+        String other = ", {\"name\": \"default\", \"template\": \"default {{ tools }}\"}";
+        Files.writeString(file, config.formatted(other));
+        assertEquals("default None", write(ChatTemplate.of(folder)));
+        assertEquals("use 1", writeTools(ChatTemplate.of(folder)));
+        Files.writeString(file, config.formatted(""));
+        assertEquals("use 1", writeTools(ChatTemplate.of(folder)));
+        ChatTemplate without = ChatTemplate.of(folder);
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> write(without));
+        assertTrue(e.getMessage().contains("no chat template named default"), e::getMessage);
+        Path others = Files.createDirectory(folder.resolve("additional_chat_templates"));
+        Files.writeString(others.resolve("tool_use.jinja"), "use of a file {{ tools is defined }}");
+        Files.writeString(folder.resolve("chat_template.jinja"), "file");
+        assertEquals("file", write(ChatTemplate.of(folder)));
+        assertEquals("use of a file True", writeTools(ChatTemplate.of(folder)));
+    }
 
-                    @Override
-                    public String decode(int[] tokens) {
-                        return new String(tokens, 0, tokens.length);
-                    }
+    @Test
+    void toolsThatATemplateDoesNotReadAreRefused() {
+        ChatTemplate blind = new ChatTemplate("{{ messages[0].content }}tools", Map.of());
+        assertEquals("xtools", write(blind));
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> writeTools(blind));
+        assertTrue(e.getMessage().contains("does not read them"), e::getMessage);
+        assertEquals("tools: f\nuser: x\nassistant:", writeTools(ChatTemplate.PLAIN));
+    }
 
-                    @Override
-                    public Set<String> specialTokens() {
-                        return Set.of("<end>");
-                    }
+    @Test
+    void truthValuesOfConfigurationsAreNoTokens(@TempDir Path folder) throws IOException {
+        Files.writeString(
+                folder.resolve("tokenizer_config.json"),
+                "{\"add_bos_token\": true, \"chat_template\": \"{{ add_bos_token is defined }}\"}");
+        assertEquals("False", write(ChatTemplate.of(folder)));
+    }
 
-                    @Override
-                    public void close() {}
-                };
-        ChatTemplate template =
+    /** A thread of DJL Serving may have a context class loader that sees none of our jars. */
+    @Test
+    void noClassIsLookedUpByTheThreadsLoader() {
+        Thread thread = Thread.currentThread();
+        ClassLoader own = thread.getContextClassLoader();
+        thread.setContextClassLoader(ClassLoader.getPlatformClassLoader());
+        try {
+            String jinja = "{{ messages|tojson }}{{ strftime_now('%Y')|length }}{{ '%d' % 3 }}";
+            assertEquals(
+                    "[{\"role\": \"user\", \"content\": \"x\"}]43",
+                    write(new ChatTemplate(jinja, Map.of())));
+        } finally {
+            thread.setContextClassLoader(own);
+        }
+    }
+
+    /** Takes {@code <end>} and the tokens of Qwen 3 for single tokens; notes what it encodes. */
+    private static final class Tokenizer implements TextTokenizer {
+
+        private static final List<String> ADDED =
+                List.of("<end>", "<think>", "<tool_call>", "<mine>", "<table>", "\n\n");
+        private final List<String> encoded = new ArrayList<>();
+
+        @Override
+        public int[] encode(String text, boolean specialTokens) {
+            encoded.add(text);
+            String tokens = text;
+            for (int i = 0; i < ADDED.size(); i++) {
+                tokens = tokens.replace(ADDED.get(i), String.valueOf((char) (i + 1)));
+            }
+            return tokens.codePoints().toArray();
+        }
+
+        @Override
+        public String decode(int[] tokens) {
+            StringBuilder text = new StringBuilder();
+            for (int token : tokens) {
+                text.append(token <= ADDED.size() ? "{" + token + "}" : Character.toString(token));
+            }
+            return text.toString();
+        }
+
+        @Override
+        public Set<String> specialTokens() {
+            return Set.of("<end>");
+        }
+
+        @Override
+        public Set<String> addedTokens() {
+            return Set.copyOf(ADDED);
+        }
+
+        @Override
+        public void close() {}
+
+        private String read(ChatTemplate template, Map<String, Object> options, Message... chat) {
+            return decode(template.encode(List.of(chat), true, options, this));
+        }
+    }
+
+    private static final ChatTemplate ENDING =
+            new ChatTemplate(
+                    "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}{{ x }}",
+                    Map.of());
+
+    /** A client who writes a control token cannot end the message, or pretend to be a tool. */
+    @Test
+    void controlTokensOfClientsStayText() {
+        Tokenizer tokenizer = new Tokenizer();
+        Map<String, Object> options = Map.of("x", List.of(Map.of("<think>", "c<end>")));
+        assertEquals(
+                "a<end>b <tool_call>{1}[{'<think>': 'c<end>'}]",
+                tokenizer.read(ENDING, options, new Message("user", " a<end>b <tool_call>")));
+        assertEquals(
+                List.of("a<", "end>b <", "tool_call><end>[{'<", "think>': 'c<", "end>'}]"),
+                tokenizer.encoded);
+        // The end of a text and the beginning of the next do not make a token either.
+        ChatTemplate joining =
+                new ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", Map.of());
+        Message first = new Message("user", "<en");
+        assertEquals("<end>", tokenizer.read(joining, Map.of(), first, new Message("user", "d>")));
+        // Tokens that are neither special nor the template's are words as others.
+        assertEquals(
+                "{4} {5}{6}{1}",
+                tokenizer
+                        .read(ENDING, Map.of("x", ""), new Message("tool", "<mine> <table>\n\n."))
+                        .replace(".", ""));
+        ChatTemplate mine = new ChatTemplate("<mine>{{ messages[0].content }}", Map.of());
+        assertEquals("{4}<mine>", tokenizer.read(mine, Map.of(), new Message("user", "<mine>")));
+    }
+
+    /** What the model wrote is read as it was written, except for tokens that end a message. */
+    @Test
+    void controlTokensOfAnswersAreTokens() {
+        assertEquals(
+                "{2}no<end>{1}",
+                new Tokenizer()
+                        .read(ENDING, Map.of("x", ""), new Message("assistant", "<think>no<end>")));
+    }
+
+    @Test
+    void standInsDoNotChangeOtherTexts() {
+        Tokenizer tokenizer = new Tokenizer();
+        String odd = "\uE000 👍 <thin <";
+        assertEquals(
+                odd + "{1}", tokenizer.read(ENDING, Map.of("x", ""), new Message("user", odd)));
+        assertEquals(
+                "\uFFFD{1}",
+                tokenizer.read(ENDING, Map.of("x", ""), new Message("user", "\uDC00")));
+        ChatTemplate json =
                 new ChatTemplate(
-                        "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}"
-                                + "{{ notes[0].text }}{{ ' ' + notes[0] }}",
-                        Map.of());
-        Map<String, Object> options = Map.of("notes", List.of(Map.of("text", "c<end>")));
-        int[] tokens =
-                template.encode(
-                        List.of(new Message("user", " a<end>b ")), true, options, tokenizer);
-        // A dictionary joined to a text is JSON.
-        assertArrayEquals("a<end>b\u0001c<end> {\"text\": \"c<end>\"}".chars().toArray(), tokens);
-        assertEquals(List.of("a<", "end>b<end>c<", "end> {\"text\": \"c<", "end>\"}"), encoded);
-    }
-
-    @ParameterizedTest
-    @CsvSource(
-            delimiter = '~',
-            textBlock =
-                    """
-                    {{ messages | nosuch }} ~ the filter nosuch
-                    {{ messages | nosuch(1) | trim }} ~ the filter nosuch
-                    {% if messages is not nosuch(1) %}x{% endif %} ~ the test nosuch
-                    {% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }} ~ recursion limit
-                    {{ messages ~ Unclosed token
-                    """)
-    void templatesThatCannotBeRenderedAreRefused(String jinja, String reason) {
-        ChatTemplate template = new ChatTemplate(jinja, Map.of());
-        IllegalArgumentException e =
-                assertThrows(
-                        IllegalArgumentException.class,
-                        () -> template.write(List.of(), true, Map.of()));
-        assertTrue(e.getMessage().contains(reason), e::getMessage);
-    }
-
-    @Test
-    void templatesThatDoNotEndAreStopped() {
-        String loops = "{% for i in range(100000) %}".repeat(4) + "{% endfor %}".repeat(4);
-        IllegalArgumentException e =
-                assertThrows(
-                        IllegalArgumentException.class,
-                        () -> JinjaRuntime.render(loops, Map.of(), Duration.ofSeconds(1)));
-        assertTrue(e.getMessage().contains("longer than 1 s"), e::getMessage);
-        String macros = "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(1) }}";
-        assertThrows(
-                IllegalArgumentException.class,
-                () -> JinjaRuntime.render(macros, Map.of(), Duration.ofSeconds(1)));
+                        "{{ messages|tojson }}{{ messages }}{{ messages|tojson(true) }}", Map.of());
+        String message = "[{\"role\": \"user\", \"content\": \"<end>\"}]";
+        assertEquals(
+                message + message.replace('"', '\'') + message,
+                tokenizer.read(json, Map.of(), new Message("user", "<end>")));
     }
 
     @Test

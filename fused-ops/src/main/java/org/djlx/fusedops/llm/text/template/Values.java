@@ -1,0 +1,960 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.text.template;
+
+import java.math.BigDecimal;
+import java.math.BigInteger;
+import java.util.AbstractList;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/**
+ * What Python does with values: null, Boolean, Long, BigInteger, Double, String, List, and the
+ * types nested here. The Undefined of a missing variable or entry prints nothing, and most else
+ * that is done with it is an error.
+ */
+final class Values {
+
+    private static final Set<String> LIST_CHANGES =
+            Set.of("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort");
+    private static final Set<String> DICT_CHANGES =
+            Set.of("clear", "pop", "popitem", "setdefault", "update");
+    static final Object NONE = new Object(); // an attribute that is None
+    private static final int MAX_INPUT_DEPTH = 100;
+
+    private Values() {}
+
+    /** Something that a template can call. */
+    interface Callable {
+
+        Object call(Run run, Args args);
+    }
+
+    /** A function, or a method of a value, by name. */
+    record Function(String name, Callable body) implements Callable {
+
+        @Override
+        public Object call(Run run, Args args) {
+            run.step();
+            return body.call(run, args);
+        }
+    }
+
+    /** A missing value. */
+    record Undefined(String name, String reason) {
+
+        Undefined(String name) {
+            this(name, "'" + name + "' is undefined");
+        }
+
+        TemplateError error() {
+            return new TemplateError("%s", reason);
+        }
+    }
+
+    /** A text that is HTML: texts that are added to it are escaped. */
+    record Markup(String text) {}
+
+    /** Elements that can be iterated over once, as those of Python's generators. */
+    record Once(Iterator<Object> elements) {}
+
+    record Namespace(Map<String, Object> attributes) {}
+
+    /** A list that cannot be changed; some have names for their elements. */
+    static final class Tuple extends AbstractList<Object> {
+
+        private final List<Object> elements;
+        private final List<String> names;
+
+        Tuple(List<Object> elements, String... names) {
+            this.elements = elements;
+            this.names = List.of(names);
+        }
+
+        @Override
+        public Object get(int index) {
+            return elements.get(index);
+        }
+
+        @Override
+        public int size() {
+            return elements.size();
+        }
+    }
+
+    static Tuple tuple(Object... elements) {
+        return new Tuple(Arrays.asList(elements));
+    }
+
+    /** Python's range. */
+    static final class Range extends AbstractList<Object> {
+
+        private final long start;
+        private final long step;
+        private final int size;
+
+        Range(long start, long step, int size) {
+            this.start = start;
+            this.step = step;
+            this.size = size;
+        }
+
+        @Override
+        public Object get(int index) {
+            return start + step * index;
+        }
+
+        @Override
+        public int size() {
+            return size;
+        }
+    }
+
+    /** A dictionary: Python's keys, for which 1, 1.0 and true are the same. */
+    static final class Dict {
+
+        private record Entry(Object key, Object value) {}
+
+        private final Map<Object, Entry> entries = new LinkedHashMap<>();
+        private final boolean isText;
+
+        Dict() {
+            this(false);
+        }
+
+        /** Creates a dictionary that becomes JSON where it is added to a text. */
+        Dict(boolean isText) {
+            this.isText = isText;
+        }
+
+        void put(Object key, Object value) {
+            Object hash = hash(key);
+            Entry old = entries.get(hash);
+            entries.put(hash, new Entry(old == null ? key : old.key, value));
+        }
+
+        void putAll(Dict other) {
+            other.entries.values().forEach(entry -> put(entry.key, entry.value));
+        }
+
+        boolean has(Object key) {
+            return entries.containsKey(hash(key));
+        }
+
+        Object get(Object key, Object otherwise) {
+            Entry entry = entries.get(hash(key));
+            return entry == null ? otherwise : entry.value;
+        }
+
+        int size() {
+            return entries.size();
+        }
+
+        List<Object> keys() {
+            return new ArrayList<>(entries.values().stream().map(Entry::key).toList());
+        }
+
+        List<Object> values() {
+            List<Object> values = new ArrayList<>();
+            entries.values().forEach(entry -> values.add(entry.value));
+            return values;
+        }
+
+        List<Object> items() {
+            List<Object> items = new ArrayList<>();
+            entries.values().forEach(entry -> items.add(tuple(entry.key, entry.value)));
+            return items;
+        }
+
+        /** Returns an object that is equal for equal keys. */
+        private static Object hash(Object key) {
+            if (key instanceof List<?> list && key instanceof Tuple) {
+                List<Object> hashes = new ArrayList<>();
+                list.forEach(each -> hashes.add(hash(each)));
+                return hashes;
+            }
+            if (key instanceof List || key instanceof Dict || key instanceof View) {
+                throw new TemplateError("a %s cannot be a key", typeName(key));
+            }
+            if (key instanceof Double real && real == Math.rint(real) && Double.isFinite(real)) {
+                return Numbers.narrow(new BigDecimal(real).toBigInteger());
+            }
+            return key instanceof Boolean
+                    ? (Object) Numbers.big(key).longValue()
+                    : key instanceof Markup markup
+                            ? markup.text
+                            : key instanceof Undefined ? Undefined.class.getName() : key;
+        }
+    }
+
+    /** The keys, values or items of a dictionary. */
+    record View(String kind, Dict dict) {
+
+        List<Object> elements() {
+            return kind.equals("keys")
+                    ? dict.keys()
+                    : kind.equals("values") ? dict.values() : dict.items();
+        }
+    }
+
+    /** Returns the value for a Java object: strings, numbers, booleans, lists, maps and null. */
+    static Object of(Object object, int depth) {
+        if (depth > MAX_INPUT_DEPTH) {
+            throw new TemplateError("a variable is nested more than %d deep", MAX_INPUT_DEPTH);
+        }
+        if (object == null || object instanceof Boolean) {
+            return object;
+        }
+        if (object instanceof CharSequence) {
+            return object.toString();
+        }
+        if (object instanceof BigInteger big) {
+            return Numbers.narrow(big);
+        }
+        if (object instanceof Double || object instanceof Float || object instanceof BigDecimal) {
+            return ((Number) object).doubleValue();
+        }
+        if (object instanceof Long
+                || object instanceof Integer
+                || object instanceof Short
+                || object instanceof Byte) {
+            return ((Number) object).longValue();
+        }
+        if (object instanceof Number number) { // Gson's, as it stands in the text
+            Object integer = Numbers.parseInteger(number.toString(), 10);
+            return integer != null ? integer : (Object) number.doubleValue();
+        }
+        if (object instanceof Map<?, ?> map) {
+            Dict dict = new Dict(map instanceof Template.Arguments);
+            map.forEach((key, value) -> dict.put(of(key, depth + 1), of(value, depth + 1)));
+            return dict;
+        }
+        if (object instanceof Collection<?> collection) {
+            List<Object> list = new ArrayList<>();
+            collection.forEach(each -> list.add(of(each, depth + 1)));
+            return list;
+        }
+        throw new TemplateError(
+                "a variable is a %s; supported are strings, numbers, booleans, lists and maps",
+                object.getClass().getName());
+    }
+
+    static String typeName(Object value) {
+        if (value == null) {
+            return "NoneType";
+        }
+        if (value instanceof Boolean) {
+            return "bool";
+        }
+        if (value instanceof View view) {
+            return "dict_" + view.kind;
+        }
+        return Numbers.isInteger(value)
+                ? "int"
+                : value instanceof Double
+                        ? "float"
+                        : value instanceof String
+                                ? "str"
+                                : value.getClass() == ArrayList.class
+                                        ? "list"
+                                        : value.getClass()
+                                                .getSimpleName()
+                                                .toLowerCase(java.util.Locale.ROOT);
+    }
+
+    static boolean isTrue(Object value) {
+        if (value instanceof Boolean flag) {
+            return flag;
+        }
+        if (value instanceof String text) {
+            return !text.isEmpty();
+        }
+        if (value instanceof Markup markup) {
+            return !markup.text.isEmpty();
+        }
+        if (Numbers.isNumber(value)) {
+            return Numbers.compare(value, 0L) != 0 || Numbers.isNan(value);
+        }
+        return value != null
+                && !(value instanceof Undefined)
+                && !(hasLength(value) && length(value) == 0);
+    }
+
+    private static boolean hasLength(Object value) {
+        return value instanceof List
+                || value instanceof Dict
+                || value instanceof View
+                || value instanceof String
+                || value instanceof Markup
+                || value instanceof Undefined
+                || value instanceof Loop;
+    }
+
+    static long length(Object value) {
+        if (value instanceof List<?> list) {
+            return list.size();
+        }
+        if (value instanceof String text) {
+            return Strings.length(text);
+        }
+        if (value instanceof Dict dict) {
+            return dict.size();
+        }
+        if (value instanceof View view) {
+            return view.dict.size();
+        }
+        if (value instanceof Markup markup) {
+            return Strings.length(markup.text);
+        }
+        if (value instanceof Loop loop) {
+            return loop.length();
+        }
+        if (value instanceof Undefined) {
+            return 0;
+        }
+        throw new TemplateError("a value of type %s has no length", typeName(value));
+    }
+
+    static boolean isIterable(Object value) {
+        return hasLength(value) || value instanceof Once;
+    }
+
+    /** Returns the elements that an iteration over a value has. */
+    static List<Object> elements(Run run, Object value) {
+        List<Object> elements = new ArrayList<>();
+        Iterator<Object> iterator = iterator(run, value);
+        while (iterator.hasNext()) {
+            elements.add(iterator.next());
+            run.size(0);
+            if (elements.size() > Run.MAX_ELEMENTS) {
+                run.size(elements.size());
+            }
+        }
+        return elements;
+    }
+
+    @SuppressWarnings("unchecked") // A value's list holds any values.
+    static Iterator<Object> iterator(Run run, Object value) {
+        if (value instanceof List) {
+            return ((List<Object>) value).iterator();
+        }
+        if (value instanceof Once once) {
+            return once.elements;
+        }
+        if (value instanceof Undefined) {
+            return List.of().iterator();
+        }
+        if (value instanceof String || value instanceof Markup) {
+            return Strings.characters(run, plain(value)).iterator();
+        }
+        if (value instanceof Dict dict) {
+            return run.counted(dict.keys()).iterator();
+        }
+        if (value instanceof View view) {
+            return run.counted(view.elements()).iterator();
+        }
+        throw new TemplateError("a value of type %s cannot be iterated over", typeName(value));
+    }
+
+    private static String plain(Object text) {
+        return text instanceof Markup markup ? markup.text : (String) text;
+    }
+
+    static boolean isText(Object value) {
+        return value instanceof String || value instanceof Markup;
+    }
+
+    /** Returns {@code str(value)}. */
+    static String text(Run run, Object value) {
+        if (isText(value)) {
+            return plain(value);
+        }
+        if (value instanceof Undefined) {
+            return "";
+        }
+        StringBuilder text = new StringBuilder();
+        represent(run, text, value);
+        return text.toString();
+    }
+
+    /** Appends {@code repr(value)}. */
+    static void represent(Run run, StringBuilder text, Object value) {
+        run.length(text.length() > Run.MAX_LENGTH ? Long.MAX_VALUE : 0);
+        run.enter();
+        try {
+            if (value == null || value instanceof Boolean) {
+                text.append(value == null ? "None" : (Boolean) value ? "True" : "False");
+            } else if (Numbers.isNumber(value)) {
+                run.step(10);
+                text.append(Numbers.text(value));
+            } else if (value instanceof String string) {
+                run.length(string.length());
+                Strings.quote(text, string);
+            } else if (value instanceof Undefined) {
+                text.append("Undefined");
+            } else if (value instanceof Markup markup) {
+                text.append("Markup(");
+                Strings.quote(text, markup.text);
+                text.append(')');
+            } else if (value instanceof Range range) {
+                long stop = range.start + range.step * range.size;
+                text.append("range(").append(range.start).append(", ").append(stop);
+                text.append(range.step == 1 ? ")" : ", " + range.step + ")");
+            } else if (value instanceof List<?> list) {
+                boolean tuple = value instanceof Tuple;
+                String end = !tuple ? "]" : list.size() == 1 ? ",)" : ")";
+                representAll(run, text, tuple ? "(" : "[", list, end);
+            } else if (value instanceof Dict dict) {
+                representDict(run, text, dict);
+            } else if (value instanceof View view) {
+                text.append("dict_").append(view.kind);
+                representAll(run, text, "([", view.elements(), "])");
+            } else if (value instanceof Namespace namespace) {
+                text.append("<Namespace ");
+                Dict dict = new Dict();
+                namespace.attributes.forEach(dict::put);
+                representDict(run, text, dict);
+                text.append('>');
+            } else if (value instanceof Loop loop) {
+                text.append(loop);
+            } else {
+                String name = value instanceof Function function ? " " + function.name : "";
+                text.append('<').append(typeName(value)).append(name).append('>');
+            }
+        } finally {
+            run.leave();
+        }
+    }
+
+    private static void representAll(
+            Run run, StringBuilder text, String begin, List<?> list, String end) {
+        String separator = begin;
+        for (Object each : list) {
+            text.append(separator);
+            represent(run, text, each);
+            separator = ", ";
+        }
+        text.append(list.isEmpty() ? begin : "").append(end);
+    }
+
+    private static void representDict(Run run, StringBuilder text, Dict dict) {
+        text.append('{');
+        String separator = "";
+        for (Dict.Entry entry : dict.entries.values()) {
+            text.append(separator);
+            represent(run, text, entry.key);
+            text.append(": ");
+            represent(run, text, entry.value);
+            separator = ", ";
+        }
+        text.append('}');
+    }
+
+    static boolean areEqual(Run run, Object a, Object b) {
+        run.step();
+        if (a == b) {
+            return !Numbers.isNan(a);
+        }
+        if (Numbers.isNumber(a) && Numbers.isNumber(b)) {
+            return !Numbers.isNan(a) && !Numbers.isNan(b) && Numbers.compare(a, b) == 0;
+        }
+        if (isText(a) && isText(b)) {
+            run.step(plain(a).length() >> 6);
+            return plain(a).equals(plain(b));
+        }
+        if (a instanceof Undefined && b instanceof Undefined) {
+            return true;
+        }
+        run.enter();
+        try {
+            if (a instanceof List<?> x && b instanceof List<?> y) {
+                return a.getClass() == b.getClass()
+                        && x.size() == y.size()
+                        && difference(run, x, y) == x.size();
+            }
+            return a instanceof Dict x && b instanceof Dict y && areEqual(run, x, y)
+                    || a instanceof View v
+                            && b instanceof View w
+                            && v.kind.equals("keys")
+                            && w.kind.equals("keys")
+                            && v.dict.entries.keySet().equals(w.dict.entries.keySet());
+        } finally {
+            run.leave();
+        }
+    }
+
+    private static boolean areEqual(Run run, Dict a, Dict b) {
+        if (a.size() != b.size()) {
+            return false;
+        }
+        for (Map.Entry<Object, Dict.Entry> entry : a.entries.entrySet()) {
+            Dict.Entry other = b.entries.get(entry.getKey());
+            if (other == null || !isSame(run, entry.getValue().value, other.value)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /** Returns whether elements are the same object, or equal. */
+    private static boolean isSame(Run run, Object a, Object b) {
+        return a == b || areEqual(run, a, b);
+    }
+
+    /** Returns the first index at which lists differ; the shorter one's size if there is none. */
+    private static int difference(Run run, List<?> a, List<?> b) {
+        int i = 0;
+        while (i < Math.min(a.size(), b.size()) && isSame(run, a.get(i), b.get(i))) {
+            i++;
+        }
+        return i;
+    }
+
+    /** Returns whether an operator, one of {@code < <= > >=}, holds. */
+    static boolean isOrdered(Run run, String operator, Object a, Object b) {
+        run.step();
+        int order;
+        if (Numbers.isNumber(a) && Numbers.isNumber(b)) {
+            if (Numbers.isNan(a) || Numbers.isNan(b)) {
+                return false;
+            }
+            order = Numbers.compare(a, b);
+        } else if (isText(a) && isText(b)) {
+            run.step(plain(a).length() >> 5);
+            order =
+                    Arrays.compare(
+                            plain(a).codePoints().toArray(), plain(b).codePoints().toArray());
+        } else if (a instanceof List<?> x
+                && b instanceof List<?> y
+                && a.getClass() == b.getClass()
+                && !(a instanceof Range)) {
+            run.enter();
+            try {
+                int i = difference(run, x, y);
+                if (i < Math.min(x.size(), y.size())) {
+                    return isOrdered(run, operator, x.get(i), y.get(i));
+                }
+                order = Integer.compare(x.size(), y.size());
+            } finally {
+                run.leave();
+            }
+        } else {
+            throw undefinedOr(
+                    a,
+                    b,
+                    "'%s' is not supported between %s and %s",
+                    operator,
+                    typeName(a),
+                    typeName(b));
+        }
+        return switch (operator) {
+            case "<" -> order < 0;
+            case "<=" -> order <= 0;
+            case ">" -> order > 0;
+            default -> order >= 0;
+        };
+    }
+
+    private static TemplateError undefinedOr(
+            Object a, Object b, String format, Object... arguments) {
+        return a instanceof Undefined undefined
+                ? undefined.error()
+                : b instanceof Undefined other
+                        ? other.error()
+                        : new TemplateError(format, arguments);
+    }
+
+    /** Sorts as Python's {@code sorted(elements, key=keys)}. */
+    static List<Object> sorted(Run run, List<Object> elements, List<Object> keys, boolean reverse) {
+        List<Integer> order = new ArrayList<>();
+        for (int i = 0; i < keys.size(); i++) {
+            order.add(i);
+        }
+        try {
+            order.sort(
+                    (i, j) -> {
+                        Object a = keys.get(reverse ? j : i);
+                        Object b = keys.get(reverse ? i : j);
+                        return isOrdered(run, "<", a, b) ? -1 : isOrdered(run, "<", b, a) ? 1 : 0;
+                    });
+        } catch (IllegalArgumentException e) { // by Java's sort, for NaNs in a long list
+            throw new TemplateError("a list that cannot be ordered is sorted");
+        }
+        List<Object> sorted = new ArrayList<>();
+        order.forEach(i -> sorted.add(elements.get(i)));
+        return sorted;
+    }
+
+    /** Returns {@code element in container}. */
+    static boolean isIn(Run run, Object element, Object container) {
+        if (isText(container)) {
+            if (!isText(element)) {
+                throw undefinedOr(
+                        element, null, "'in <str>' needs a str, not %s", typeName(element));
+            }
+            run.step(plain(container).length() >> 4);
+            return plain(container).contains(plain(element));
+        }
+        if (container instanceof Dict dict) {
+            return dict.has(element);
+        }
+        if (container instanceof View view && view.kind.equals("keys")) {
+            return view.dict.has(element);
+        }
+        Iterator<Object> elements = iterator(run, container);
+        while (elements.hasNext()) {
+            if (isSame(run, element, elements.next())) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    static Object binary(Run run, String operator, Object a, Object b) {
+        run.step();
+        if (Numbers.isNumber(a) && Numbers.isNumber(b)) {
+            return Numbers.binary(operator, a, b);
+        }
+        if (operator.equals("%") && isText(a)) {
+            return Formats.percent(run, plain(a), b);
+        }
+        if (operator.equals("*")
+                && (isSequence(a) && Numbers.isInteger(b)
+                        || Numbers.isInteger(a) && isSequence(b))) {
+            return isSequence(a)
+                    ? repeat(run, a, Numbers.toInt(b))
+                    : repeat(run, b, Numbers.toInt(a));
+        }
+        if (operator.equals("+")) {
+            if (isText(a) && isText(b)) {
+                boolean markup = a instanceof Markup || b instanceof Markup;
+                String x = markup ? escape(a).text : plain(a);
+                String y = markup ? escape(b).text : plain(b);
+                run.length((long) x.length() + y.length());
+                return markup ? new Markup(x + y) : x + y;
+            }
+            if (a instanceof Dict dict && dict.isText && isText(b)) {
+                return Json.write(run, a) + plain(b);
+            }
+            if (b instanceof Dict dict && dict.isText && isText(a)) {
+                return plain(a) + Json.write(run, b);
+            }
+            if (a instanceof List<?> x
+                    && b instanceof List<?> y
+                    && isSequence(a)
+                    && a.getClass() == b.getClass()) {
+                run.size((long) x.size() + y.size());
+                List<Object> sum = new ArrayList<>(x);
+                sum.addAll(y);
+                return a instanceof Tuple ? new Tuple(sum) : sum;
+            }
+        }
+        throw undefinedOr(
+                a,
+                b,
+                "'%s' is not supported between %s and %s",
+                operator,
+                typeName(a),
+                typeName(b));
+    }
+
+    private static boolean isSequence(Object value) {
+        return isText(value) || value instanceof List && !(value instanceof Range);
+    }
+
+    private static Object repeat(Run run, Object value, int times) {
+        int count = Math.max(0, times);
+        if (isText(value)) {
+            run.length(plain(value).length() * (long) count);
+            String repeated = plain(value).repeat(count);
+            return value instanceof Markup ? new Markup(repeated) : repeated;
+        }
+        List<?> list = (List<?>) value;
+        run.size(list.size() * (long) count);
+        List<Object> repeated = new ArrayList<>();
+        for (int i = 0; i < count && !list.isEmpty(); i++) {
+            repeated.addAll(list);
+        }
+        return value instanceof Tuple ? new Tuple(repeated) : repeated;
+    }
+
+    static Markup escape(Object text) {
+        return text instanceof Markup markup
+                ? markup
+                : new Markup(
+                        plain(text)
+                                .replace("&", "&amp;")
+                                .replace("<", "&lt;")
+                                .replace(">", "&gt;")
+                                .replace("\"", "&#34;")
+                                .replace("'", "&#39;"));
+    }
+
+    static Object negate(Object value) {
+        if (!Numbers.isNumber(value)) {
+            throw undefinedOr(value, null, "a %s cannot be negated", typeName(value));
+        }
+        return Numbers.negate(value);
+    }
+
+    /** Returns an index of a slice, within the bounds of a length. */
+    static int index(Object index, int otherwise, int length) {
+        return index(index, otherwise, 0, length);
+    }
+
+    private static int index(Object index, int otherwise, int least, int most) {
+        int length = least < 0 ? most + 1 : most;
+        if (index == null) {
+            return otherwise;
+        }
+        int value = Numbers.toInt(index);
+        return Math.max(least, Math.min(most, value < 0 ? value + length : value));
+    }
+
+    static Object slice(Run run, Object value, Object begin, Object end, Object step) {
+        if (!isText(value) && !(value instanceof List)) {
+            throw undefinedOr(value, null, "a value of type %s has no slices", typeName(value));
+        }
+        int length = (int) length(value);
+        int by = step == null ? 1 : Numbers.toInt(step);
+        if (by == 0) {
+            throw new TemplateError("the step of a slice is 0");
+        }
+        boolean forward = by > 0;
+        int least = forward ? 0 : -1;
+        int most = forward ? length : length - 1;
+        int first = index(begin, forward ? 0 : most, least, most);
+        int last = index(end, forward ? length : -1, least, most);
+        if (isText(value) && by == 1) {
+            String part = last <= first ? "" : Strings.part(plain(value), first, last);
+            return value instanceof Markup ? new Markup(run.text(part)) : run.text(part);
+        }
+        List<?> elements =
+                value instanceof List<?> list ? list : Strings.characters(run, plain(value));
+        List<Object> part = new ArrayList<>();
+        for (long i = first; forward ? i < last : i > last; i += by) {
+            part.add(elements.get((int) i));
+        }
+        run.counted(part);
+        if (value instanceof Range range) {
+            return new Range(
+                    length == 0 ? 0 : range.start + range.step * first,
+                    range.step * by,
+                    part.size());
+        }
+        if (!isText(value)) {
+            return value instanceof Tuple ? new Tuple(part) : part;
+        }
+        StringBuilder text = new StringBuilder();
+        part.forEach(text::append);
+        return value instanceof Markup ? new Markup(text.toString()) : text.toString();
+    }
+
+    /** Returns {@code value[key]}. */
+    static Object item(Run run, Object value, Object key) {
+        if (value instanceof Undefined undefined) {
+            throw undefined.error();
+        }
+        if (value instanceof Dict dict
+                && !(key instanceof List && !(key instanceof Tuple))
+                && !(key instanceof Dict)) {
+            if (dict.has(key)) {
+                return dict.get(key, null);
+            }
+        } else if ((value instanceof List || isText(value)) && Numbers.isInteger(key)) {
+            int length = (int) length(value);
+            int index = Numbers.toInt(key);
+            index = index < 0 ? index + length : index;
+            if (index >= 0 && index < length) {
+                return value instanceof List<?> list
+                        ? list.get(index)
+                        : Strings.part(plain(value), index, index + 1);
+            }
+        }
+        Object attribute = isText(key) ? own(value, plain(key)) : null;
+        return attribute == NONE ? null : attribute != null ? attribute : missing(value, key);
+    }
+
+    /** Returns {@code value.name}. */
+    static Object attribute(Run run, Object value, String name) {
+        run.step();
+        if (value instanceof Undefined undefined) {
+            if (name.matches("__\\w+__")) {
+                return missing(value, name); // which the sandbox hides
+            }
+            throw undefined.error();
+        }
+        Object attribute = own(value, name);
+        if (attribute == NONE) {
+            return null;
+        }
+        return attribute != null
+                ? attribute
+                : value instanceof Dict dict && dict.has(name)
+                        ? dict.get(name, null)
+                        : missing(value, name);
+    }
+
+    private static Undefined missing(Object value, Object key) {
+        String name =
+                isText(key)
+                        ? plain(key)
+                        : String.valueOf(Numbers.isNumber(key) ? key : typeName(key));
+        return new Undefined(
+                name,
+                "a value of type "
+                        + typeName(value)
+                        + " has no attribute or element '"
+                        + name
+                        + "'");
+    }
+
+    /** Returns an attribute that is no element: null if there is none, NONE if it is None. */
+    private static Object own(Object value, String name) {
+        if (isText(value)) {
+            return Strings.METHODS.contains(name)
+                    ? new Function(name, (run, args) -> Strings.call(run, plain(value), name, args))
+                    : null;
+        }
+        if (value instanceof Dict dict) {
+            return dictMethod(dict, name);
+        }
+        if (value instanceof Namespace namespace) {
+            Object attribute = namespace.attributes.get(name);
+            return attribute == null && namespace.attributes.containsKey(name) ? NONE : attribute;
+        }
+        if (value instanceof Loop loop) {
+            return loop.attribute(name);
+        }
+        if (value instanceof Macro macro) {
+            return macro.attribute(name);
+        }
+        if (value instanceof Tuple tuple && tuple.names.contains(name)) {
+            return tuple.get(tuple.names.indexOf(name));
+        }
+        return value instanceof List<?> list ? listMethod(list, name) : null;
+    }
+
+    private static Object dictMethod(Dict dict, String name) {
+        if (DICT_CHANGES.contains(name)) {
+            return unsafe(name, "dict");
+        }
+        return switch (name) {
+            case "keys", "values", "items" ->
+                    new Function(
+                            name,
+                            (run, args) -> {
+                                args.bind(name, 0);
+                                return new View(name, dict);
+                            });
+            case "get" ->
+                    new Function(
+                            name,
+                            (run, args) -> {
+                                Args bound = args.bind(name, 1, "", "");
+                                return dict.get(bound.get(0), bound.get(1, null));
+                            });
+            case "copy" ->
+                    new Function(
+                            name,
+                            (run, args) -> {
+                                args.bind(name, 0);
+                                run.size(dict.size());
+                                Dict copy = new Dict();
+                                copy.putAll(dict);
+                                return copy;
+                            });
+            default -> null;
+        };
+    }
+
+    private static Undefined unsafe(String name, String type) {
+        return new Undefined(
+                name, "a template may not call '" + name + "' of a " + type + ", which changes it");
+    }
+
+    private static Object listMethod(List<?> list, String name) {
+        boolean plain = list instanceof ArrayList;
+        if (plain && LIST_CHANGES.contains(name)) {
+            return unsafe(name, "list");
+        }
+        return switch (name) {
+            case "count" ->
+                    new Function(
+                            name,
+                            (run, args) -> {
+                                Object searched = args.bind(name, 1, "").get(0);
+                                return list.stream()
+                                        .filter(each -> isSame(run, searched, each))
+                                        .count();
+                            });
+            case "index" ->
+                    new Function(
+                            name,
+                            (run, args) -> {
+                                Args bound = args.bind(name, 1, "", "", "");
+                                int end = index(bound.get(2, null), list.size(), list.size());
+                                for (int i = index(bound.get(1, null), 0, list.size());
+                                        i < end;
+                                        i++) {
+                                    if (isSame(run, bound.get(0), list.get(i))) {
+                                        return (long) i;
+                                    }
+                                }
+                                throw new TemplateError(
+                                        "a list does not have the element searched for");
+                            });
+            case "copy" -> plain ? new Function(name, (run, args) -> copy(run, list, args)) : null;
+            default -> null;
+        };
+    }
+
+    private static Object copy(Run run, List<?> list, Args args) {
+        args.bind("copy", 0);
+        return new ArrayList<>(run.counted(list));
+    }
+
+    static Object call(Run run, Object function, Args args) {
+        run.step();
+        if (function instanceof Callable callable) {
+            return callable.call(run, args);
+        }
+        throw undefinedOr(
+                function, null, "a value of type %s cannot be called", typeName(function));
+    }
+
+    /** Returns Python's {@code dict(*args, **kwargs)}. */
+    static Dict dict(Run run, Args args) {
+        Dict dict = new Dict();
+        Object from = new Args(args.positional(), Map.of()).bind("dict", 0, "").get(0, new Dict());
+        if (from instanceof Dict other) {
+            run.size(other.size());
+            dict.putAll(other);
+        } else {
+            for (Object each : elements(run, from)) {
+                List<Object> pair = elements(run, each);
+                if (pair.size() != 2) {
+                    throw new TemplateError("dict() needs pairs");
+                }
+                dict.put(pair.get(0), pair.get(1));
+            }
+        }
+        args.named().forEach(dict::put);
+        return dict;
+    }
+
+    /** Returns a new namespace with attributes of a dictionary. */
+    static Namespace namespace(Dict attributes) {
+        Map<String, Object> map = new LinkedHashMap<>();
+        attributes
+                .entries
+                .values()
+                .forEach(entry -> map.put(String.valueOf(entry.key), entry.value));
+        return new Namespace(map);
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.text.template;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.ToNumberPolicy;
+import java.io.InputStreamReader;
+import java.io.Reader;
+import java.math.BigInteger;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.time.LocalDateTime;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** The interpreter; expected texts are those of Jinja2 3.1.6 with transformers' settings. */
+@Timeout(60)
+class TemplateTest {
+
+    static final Gson GSON =
+            new GsonBuilder()
+                    .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
+                    .serializeNulls()
+                    .disableHtmlEscaping()
+                    .create();
+
+    private static String render(String template, Map<String, ?> variables) {
+        return Template.parse(template).render(variables);
+    }
+
+    private static String refusal(String template) {
+        Map<String, Object> variables =
+                Map.of("messages", List.of(Map.of("role", "user")), "t", true);
+        return assertThrows(
+                        IllegalArgumentException.class, () -> render(template, variables), template)
+                .getMessage();
+    }
+
+    record Row(String template, String target, String refused) {}
+
+    record Features(Map<String, Object> data, List<Row> rows) {}
+
+    /** 107 features of templates, each with the text of Jinja2 or its refusal. */
+    @Test
+    void featuresAreThoseOfJinja2() throws Exception {
+        try (Reader reader =
+                new InputStreamReader(
+                        TemplateTest.class.getResourceAsStream("/templates/features.json"),
+                        StandardCharsets.UTF_8)) {
+            Features features = GSON.fromJson(reader, Features.class);
+            List<String> wrong = new ArrayList<>();
+            for (Row row : features.rows) {
+                String text = null;
+                try {
+                    text = render(row.template, features.data);
+                } catch (IllegalArgumentException e) {
+                    text = row.refused == null ? e.getMessage() : null;
+                }
+                if (row.refused == null ? !row.target.equals(text) : text != null) {
+                    wrong.add(row.template + " gives " + text + ", not " + row.target);
+                }
+            }
+            assertEquals(List.of(), wrong);
+            assertEquals(107, features.rows.size());
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '#',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    {{ x|tojson }}#{"sum": 12345678.5, "eps": 1e-07, "big": 12345678901234567890}
+                    {% if 'false' %}true{% endif %}#true
+                    {{ '3' == 3 }} {{ -7 % 3 }} {{ -7 // 2 }} {{ 7.5 % -2 }} {{ 3 < 2 < 1 }}#False 2 -4 -0.5 False
+                    {{ x.get('y') is not none }} {{ 'a=b=c'.split('=', 1) }}#False ['a', 'b=c']
+                    {% for i in [1, 2] %}{% for j in [i] if j > 1 %}{{ j }}{% else %}-{% endfor %}{% endfor %}#-2
+                    {% for i in [1, 2, 2] %}{{ loop.changed(i) }}{{ loop.depth }}{% endfor %}#True1True1False1
+                    {% for n in [[1, [2]], [3]] recursive %}{{ loop(n) if n is sequence else n }}{% endfor %}#123
+                    {% set x %}a{% set y = 1 %}{% endset %}{{ x }}{{ y is defined }}#aFalse
+                    {% macro m(a, b=a) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, c=4) }}#12(3,){'c': 4}
+                    {% macro m() %}<{{ caller(1) }}>{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}#<1>
+                    {% for x in [1, 2] %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% break %}{% endfor %}#2
+                    {% filter upper|replace('A', 'b') %}ab{% endfilter %}{% with a = 1 %}{{ a }}{% endwith %}{{ a }}#bB1
+                    {% generation %}a{% set q = 1 %}{% endgeneration %}{{ q is defined }}#aFalse
+                    {{ '👍é'|length }} {{ '👍é'[1] }} {{ '👍é'[::-1] }} {{ 'ßa'.upper() }} {{ 'ΑΣ'.lower() }}#2 é é👍 SSA ας
+                    {{ 'a\\tb\\x00'|list }} {{ "it's" }} {{ ["it's", 'q"', 1.0, 1e16, none] }}#['a', '\\t', 'b', '\\x00'] it's ["it's", 'q"', 1.0, 1e+16, None]
+                    {{ 9223372036854775807 + 1 }} {{ 2 ** 64 }} {{ 9007199254740993 == 9007199254740992.0 }}#9223372036854775808 18446744073709551616 False
+                    {{ [1, true, 1.0]|unique|list }} {{ {1: 'a', true: 'b'} }} {{ (1, 2) == [1, 2] }}#[1] {1: 'b'} False
+                    {{ missing }}{{ missing|list }}{{ missing ~ 'a' }}{{ missing is sequence }}#[]aTrue
+                    {{ 'abc'.startswith(('x', 'a')) }} {{ 'a b'.title() }} {{ "they're"|title }}#True A B They're
+                    {{ 1 if false }}{{ (none or 'a') and 'b' }}{{ not 1 == 2 }}#bTrue
+                    {{- ' a' -}}   b  {{- ' c' }}# ab c
+                    {% if false %}{{ x|nosuch }}{% endif %}{{ 1 if true else x|nosuch }}#1
+                    """)
+    void rendersAsJinja2(String template, String expected) {
+        Map<String, Object> x = new java.util.LinkedHashMap<>();
+        x.put("sum", 12345678.5);
+        x.put("eps", 1e-7);
+        x.put("big", new BigInteger("12345678901234567890"));
+        assertEquals(
+                expected, render(template.replaceAll("^ ?", ""), Map.of("x", x)).strip(), template);
+    }
+
+    /** A template is untrusted: it comes with a model. */
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "{{ 'x'.class }}{{ messages.class }}{{ t.class }}",
+                "{{ messages[0].__class__ }}{{ ''.__class__ }}{{ nothing.__class__ }}",
+                "{{ messages.getClass }}{{ messages['class'] }}{{ raise_exception.__globals__ }}",
+                "{{ ____int3rpr3t3r____ }}{{ self }}{{ messages|attr('class') }}{{"
+                        + " messages|map(attribute='class')|join }}",
+                "{{ range.class }}{{ namespace().class }}{{ dict().__init__ }}",
+            })
+    void noJavaObjectIsReached(String template) {
+        Map<String, Object> variables =
+                Map.of("messages", List.of(Map.of("role", "user")), "t", true);
+        assertEquals("", render(template, variables), template);
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '~',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    {% for class, bytes in ['x'] %}{{ class }}{% endfor %} ~ 1 values are given to 2 names
+                    {% for class, bytes in messages %}{{ class }}{% endfor %} ~ 1 values are given to 2 names
+                    {{ 'x'.getClass() }} ~ no attribute or element 'getClass'
+                    {{ ''.__class__.mro() }} ~ '__class__'
+                    {{ messages.append(1) }} ~ which changes it
+                    {{ messages[0].update({}) }} ~ which changes it
+                    {{ messages|nosuch }} ~ the filter nosuch is not supported
+                    {% if messages is not nosuch(1) %}x{% endif %}{{ 1 is nosuch }} ~ the test nosuch is not supported
+                    {% include 'x' %} ~ a template cannot read files
+                    {{ messages ~ a tag has no }}
+                    {{ 1 +%} ~ unexpected
+                    {% if t %} ~ a block has no end
+                    {% endif %} ~ not expected here
+                    {{ missing.x }} ~ 'missing' is undefined
+                    {{ missing() }} ~ 'missing' is undefined
+                    {{ 'a' + 1 }} ~ '+' is not supported between str and int
+                    {{ {}|tojson(1, 2, 3, 4, 5) }} ~ tojson takes at most 4 arguments
+                    {{ 1 / 0 }} ~ division by zero
+                    {{ raise_exception('a\\nb') }} ~ refuses this chat: a
+                    {% break %} ~ not within a loop
+                    """)
+    void refusesWhatJinja2Refuses(String template, String reason) {
+        String message = refusal(template.strip());
+        assertTrue(message.contains(reason), message);
+    }
+
+    @Test
+    void errorsHaveTheLine() {
+        assertTrue(refusal("a\n{% if t %}\n{{ 1 + 'a' }}{% endif %}").contains("line 3:"));
+        assertTrue(refusal("a\n\n{{ ) }}").contains("line 3:"));
+    }
+
+    /** Each costs too much time or memory unless it is bounded. */
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '~',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    {{ 'a' * 10 ** 9 }} ~ longer than
+                    {{ [1] * 10 ** 9 }} ~ more than 1000000 elements
+                    {{ range(10 ** 9) }} ~ at most 100000
+                    {{ 10 ** 99999 }} ~ more than
+                    {{ 'a'.center(10 ** 9) }} ~ longer than
+                    {{ '%1000000000d' % 1 }} ~ longer than
+                    {{ '{:>1000000000}'.format(1) }} ~ longer than
+                    {{ '{:.999999999f}'.format(1.5) }} ~ more than 1000 digits
+                    {{ ('a' * 10 ** 6).replace('', 'a' * 10 ** 6) }} ~ longer than
+                    {{ ('a' * 10 ** 6)|replace('a', 'a' * 100) }} ~ longer than
+                    {{ ('a' * 10 ** 5)|list|join('b' * 1000) }} ~ longer than
+                    {{ ('a\\n' * 10 ** 5)|indent(1000) }} ~ longer than
+                    {{ 'a\\t'.expandtabs(10 ** 9) }} ~ longer than
+                    {{ [[1]]|tojson(indent=10 ** 9) }} ~ longer than
+                    {{ [1]|batch(10 ** 9, 'f')|list }} ~ more than 1000000 elements
+                    {{ [1]|slice(10 ** 9)|list }} ~ more than 1000000 elements
+                    {% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %} ~ steps
+                    {% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }} ~ nested more than
+                    {% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }} ~ steps
+                    {% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }} ~ steps
+                    {% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }} ~ steps
+                    {% set ns = namespace() %}{% set ns.a = ns %}{{ ns }} ~ nested more than
+                    {% set ns = namespace(a='a' * 1000) %}{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %} ~ longer than
+                    {% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %} ~ longer than
+                    """)
+    void costsAreBounded(String template, String reason) {
+        Duration patience = Duration.ofSeconds(50); // on a busy machine; each needs a second or two
+        String message = assertTimeoutPreemptively(patience, () -> refusal(template.strip()));
+        assertTrue(message.contains(reason), message);
+    }
+
+    @Test
+    void sourcesMayBeLongOrDeep() {
+        assertEquals("5001", render("{{ 1" + " + 1".repeat(5000) + " }}", Map.of()));
+        assertEquals("x", render("{{ " + "'' or ".repeat(5000) + "'x' }}", Map.of()));
+        for (String deep :
+                List.of(
+                        "{{ " + "(".repeat(100_000),
+                        "{{ " + "[".repeat(5000) + "]".repeat(5000) + " }}",
+                        "{{ " + "not ".repeat(5000) + "1 }}",
+                        "{{ " + "-".repeat(5000) + "1 }}",
+                        "{{ x" + ".a".repeat(5000) + " }}",
+                        "{{ x" + "|trim".repeat(5000) + " }}",
+                        "{{ x" + "()".repeat(5000) + " }}",
+                        "{{ 1" + " if 1 else 1".repeat(5000) + " }}",
+                        "{% if t %}".repeat(5000))) {
+            assertFalse(refusal(deep).isEmpty(), deep);
+        }
+        Map<String, Object> nested = new HashMap<>();
+        for (int i = 0; i < 1000; i++) {
+            nested = new HashMap<>(Map.of("a", nested));
+        }
+        Map<String, Object> variables = nested;
+        assertThrows(IllegalArgumentException.class, () -> render("{{ a }}", variables));
+    }
+
+    @Test
+    void otherObjectsAreNotTaken() {
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> render("{{ x }}", Map.of("x", new StringBuilder("a").getClass())));
+        assertTrue(e.getMessage().contains("java.lang.Class"), e::getMessage);
+    }
+
+    /** Which jinja variables a caller should have given. */
+    @Test
+    void namesAreThoseThatAreRead() {
+        assertTrue(Template.parse("{% for t in tools %}{% endfor %}").names().contains("tools"));
+        assertFalse(
+                Template.parse("{% set tools = 1 %}tools{{ x.tools }}").names().contains("tools"));
+    }
+
+    /** Arguments of a tool's call are JSON where they are added to a text; Python refuses to. */
+    @Test
+    void argumentsAreJsonInTexts() {
+        Map<String, Object> arguments = Map.of("a", new Template.Arguments(Map.of("x", 1.5)));
+        assertEquals(
+                "b{\"x\": 1.5} {'x': 1.5} True",
+                render("{{ 'b' + a }} {{ a }} {{ a is mapping }}", arguments));
+        assertTrue(refusal("{{ 'b' + messages[0] }}").contains("str and dict"));
+    }
+
+    @Test
+    void datesAreThoseOfPython() {
+        LocalDateTime time = LocalDateTime.of(2024, 7, 6, 15, 4, 5);
+        assertEquals(
+                "06 Jul 2024, 6 July; Saturday Sat 15:04:05 03 PM 24-07 100%  6 2024-07-06 6",
+                Globals.strftime(
+                        "%d %b %Y, %-d %B; %A %a %H:%M:%S %I %p %y-%m 100%% %e %F %u", time));
+        assertThrows(TemplateError.class, () -> Globals.strftime("%Q", time));
+    }
+
+    @Test
+    void aTemplateMayBeRenderedByThreads() {
+        Template template =
+                Template.parse(
+                        "{% set a %}{{ x }}{% endset %}{% filter upper %}{{ x }}{% endfilter %}{{ a"
+                                + " }}");
+        List<Integer> numbers = java.util.stream.IntStream.range(0, 2000).boxed().toList();
+        assertTrue(
+                numbers.parallelStream()
+                        .allMatch(
+                                i ->
+                                        template.render(Map.of("x", "x" + i))
+                                                .equals("X" + i + "x" + i)));
+    }
+}
