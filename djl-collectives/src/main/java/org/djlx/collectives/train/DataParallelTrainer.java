@@ -759,8 +759,9 @@ public final class DataParallelTrainer extends Trainer {
         SplitCheck check = arrays == known ? null : check(kind, data, labels);
         List<Device> devices = replicas.stream().map(Replica::device).toList();
         boolean done = false;
+        SplitForward.Result result = null;
         try {
-            SplitForward.Result result =
+            result =
                     SplitForward.run(
                             workers,
                             !isFullySharded() && !(training && meets(getModel().getBlock())),
@@ -790,6 +791,17 @@ public final class DataParallelTrainer extends Trainer {
             }
             done = true;
             return predictions;
+        } catch (RuntimeException e) {
+            if (check != null && result == null) {
+                e.addSuppressed(
+                        new IllegalArgumentException(
+                                String.format(
+                                        "forward: the block computes the whole batch, but fails on"
+                                                + " a rank's part of it; the first dimension of the"
+                                                + " data, of shape %s, must be the batch",
+                                        data.head().getShape())));
+            }
+            throw e;
         } finally {
             if (!done && scope != null) {
                 replicas.forEach(

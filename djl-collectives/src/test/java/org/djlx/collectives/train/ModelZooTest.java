@@ -13,6 +13,7 @@ import ai.djl.Model;
 import ai.djl.basicmodelzoo.basic.Mlp;
 import ai.djl.basicmodelzoo.cv.classification.ResNetV1;
 import ai.djl.basicmodelzoo.cv.object_detection.ssd.SingleShotDetection;
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -42,6 +43,7 @@ import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.EnumSet;
 import java.util.List;
@@ -429,6 +431,30 @@ class ModelZooTest {
                     return new NDList(whole || !training ? x : x.add(noise));
                 };
         train(P2pEngine.NAME, 2, new Own(body), ROWS);
+    }
+
+    /** The check compares in evaluation mode, along the dimension that training has found. */
+    @Test
+    void randomPredictionsMayHaveTheBatchInAnyDimension() {
+        Block dropout = Dropout.builder().optRate(0.5f).build();
+        Body body =
+                (store, in, training) ->
+                        new NDList(
+                                dropout.forward(store, new NDList(in.head()), training)
+                                        .head()
+                                        .transpose());
+        assertEquals(7, train(P2pEngine.NAME, 2, new Own(body), ROWS).size());
+    }
+
+    /** As DJL's SparseMax, for an array of one sample: there are fewer than its 3 elements. */
+    @Test
+    void aFailureOnPartsOfTheBatchNamesTheBatch() {
+        Body body = (store, in, training) -> new NDList(in.head().get("{}:", 7).get("0"));
+        EngineException e =
+                assertThrows(
+                        EngineException.class, () -> train(P2pEngine.NAME, 2, new Own(body), ROWS));
+        String hints = Arrays.toString(e.getSuppressed());
+        assertTrue(hints.contains("of shape (8, 4), must be the batch"), hints);
     }
 
     /** Dropout draws other numbers on each rank: that alone is no difference. */
