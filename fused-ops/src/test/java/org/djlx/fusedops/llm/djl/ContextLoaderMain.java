@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.djl;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
@@ -13,8 +14,12 @@ import java.net.URLClassLoader;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.collectives.engine.ParallelModelLoader;
+import org.djlx.fusedops.torchscript.TorchScriptLoader;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
@@ -70,18 +75,31 @@ final class ContextLoaderMain {
         private static void ask(Path directory, String json) throws Exception {
             // DJL's first class that is used looks up the engines, once for the process.
             NativeLibrary.LIBTORCH.ensureAvailability();
+            Input input = new Input();
+            input.addProperty("Content-Type", "application/json");
+            input.add(BytesSupplier.wrap(json));
             try (Model model = Model.newInstance("m", "PyTorch-P2P")) {
                 model.load(directory);
                 try (Predictor<Input, Output> predictor = model.newPredictor(null)) {
-                    Input input = new Input();
-                    input.addProperty("Content-Type", "application/json");
-                    input.add(BytesSupplier.wrap(json));
-                    Output output = predictor.predict(input);
-                    System.out.println(output.getData().getAsString());
-                    if (output.getCode() != 200) {
-                        throw new AssertionError(output.getMessage());
+                    check(predictor.predict(input));
+                }
+            }
+            // Without the predictor, which sets the context class loader.
+            for (ParallelModelLoader loader :
+                    List.of(new TextModelLoader(), new TorchScriptLoader())) {
+                if (loader.canLoad(directory)) {
+                    Device cpu = Device.cpu();
+                    try (ParallelModel model = loader.load("m", directory, cpu, Map.of())) {
+                        check(model.predict(input));
                     }
                 }
+            }
+        }
+
+        private static void check(Output output) {
+            System.out.println(output.getData().getAsString());
+            if (output.getCode() != 200) {
+                throw new AssertionError(output.getMessage());
             }
         }
     }
