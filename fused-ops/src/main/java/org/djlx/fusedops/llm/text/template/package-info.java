@@ -7,6 +7,7 @@
  * Json           the filter tojson: Python's json.dumps
  * Lexer          source to tokens; whitespace control and raw blocks
  * Loop           the variable loop
+ * Macro          a macro or a call block: parameters, defaults and a body
  * Numbers        Python's arithmetic and texts of numbers
  * Parser         tokens to a tree of statements and expressions, which evaluate themselves
  * Run            one rendering: output, and its bounds
