@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.text.template;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HexFormat;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
@@ -96,6 +97,7 @@ final class Filters {
             }
             case "length", "count" -> {
                 args.bind(name, 0);
+                Values.countText(run, value);
                 yield Values.length(value);
             }
             case "string" -> {
@@ -149,6 +151,7 @@ final class Filters {
         if (value instanceof Values.Undefined undefined) {
             throw undefined.error();
         }
+        run.step(Values.isText(value) ? Values.text(run, value).length() >> 3 : 0);
         switch (name) {
             case "abs":
                 args.bind(name, 0);
@@ -303,7 +306,7 @@ final class Filters {
         int length = bound.integer(0, 255);
         String end = bound.has(2) ? bound.requiredText(2) : "...";
         int leeway = bound.get(3, null) == null ? 5 : bound.integer(3, 5);
-        int kept = length - Strings.length(end);
+        long kept = (long) length - Strings.length(end);
         if (kept < 0 || leeway < 0) {
             throw new TemplateError("truncate to %d, with %s and leeway %d", length, end, leeway);
         }
@@ -313,13 +316,13 @@ final class Filters {
         if (!Values.isText(value)) {
             throw new TemplateError("truncate needs a text, not %s", Values.typeName(value));
         }
-        String cut = Strings.part(Values.text(run, value), 0, kept);
+        String cut = Strings.part(Values.text(run, value), 0, (int) kept);
         int space = Values.isTrue(bound.get(1, false)) ? -1 : cut.lastIndexOf(' ');
         return (space < 0 ? cut : cut.substring(0, space)) + end;
     }
 
     private static String stripTags(Run run, String html) {
-        String text = html.replaceAll("(?s)<!--.*?-->", "").replaceAll("(?s)<.*?>", "");
+        String text = without(run, without(run, html, "<!--", "-->"), "<", ">");
         List<String> words = new ArrayList<>();
         Strings.split(run, text, null, -1).forEach(word -> words.add((String) word));
         return ENTITY.matcher(String.join(" ", words))
@@ -348,6 +351,22 @@ final class Filters {
                             }
                             return Matcher.quoteReplacement(plain);
                         });
+    }
+
+    /** Removes what stands between two texts, and these. */
+    private static String without(Run run, String text, String begin, String end) {
+        StringBuilder rest = new StringBuilder();
+        int position = 0;
+        while (true) {
+            run.step();
+            int from = text.indexOf(begin, position);
+            int to = from < 0 ? -1 : text.indexOf(end, from + begin.length());
+            if (to < 0) {
+                return rest.append(text, position, text.length()).toString();
+            }
+            rest.append(text, position, from);
+            position = to + end.length();
+        }
     }
 
     private static String urlEncode(Run run, Object value) {
@@ -382,7 +401,9 @@ final class Filters {
             quoted.append(
                     plain
                             ? String.valueOf(c)
-                            : c == ' ' && isQuery ? "+" : "%%%02X".formatted((int) c));
+                            : c == ' ' && isQuery
+                                    ? "+"
+                                    : "%" + HexFormat.of().withUpperCase().toHexDigits((byte) c));
         }
         return quoted.toString();
     }
@@ -411,8 +432,8 @@ final class Filters {
         };
     }
 
-    private static Object ignoreCase(Object value) {
-        return value instanceof String text ? Strings.lower(text) : value;
+    private static Object ignoreCase(Run run, Object value) {
+        return value instanceof String text ? run.text(Strings.lower(text)) : value;
     }
 
     private static Object map(Run run, Object value, Args args) {
@@ -485,7 +506,7 @@ final class Filters {
             case "reverse":
                 args.bind(name, 0);
                 if (Values.isText(value)) {
-                    return Strings.reverse(Values.text(run, value));
+                    return run.text(Strings.reverse(Values.text(run, value)));
                 }
                 List<Object> reversed = Values.elements(run, value);
                 Collections.reverse(reversed);
@@ -547,7 +568,7 @@ final class Filters {
                                     key.add(
                                             exact
                                                     ? path.apply(element)
-                                                    : ignoreCase(path.apply(element))));
+                                                    : ignoreCase(run, path.apply(element))));
                     keys.add(key);
                 }
                 yield Values.sorted(run, elements, keys, Values.isTrue(bound.get(0, false)));
@@ -555,7 +576,7 @@ final class Filters {
             case "max", "min" -> {
                 Args bound = args.bind(name, 0, "case_sensitive", "attribute");
                 UnaryOperator<Object> key =
-                        key(path(run, bound.get(1, null), null), bound.get(0, false));
+                        key(run, path(run, bound.get(1, null), null), bound.get(0, false));
                 Object best = new Values.Undefined(name, "there is no item");
                 for (int i = 0; i < elements.size(); i++) {
                     String operator = name.equals("max") ? ">" : "<";
@@ -573,7 +594,7 @@ final class Filters {
             case "unique" -> {
                 Args bound = args.bind(name, 0, "case_sensitive", "attribute");
                 UnaryOperator<Object> key =
-                        key(path(run, bound.get(1, null), null), bound.get(0, false));
+                        key(run, path(run, bound.get(1, null), null), bound.get(0, false));
                 Values.Dict seen = new Values.Dict();
                 List<Object> unique = new ArrayList<>();
                 for (Object each : elements) {
@@ -649,8 +670,9 @@ final class Filters {
         };
     }
 
-    private static UnaryOperator<Object> key(UnaryOperator<Object> path, Object caseSensitive) {
-        return Values.isTrue(caseSensitive) ? path : value -> ignoreCase(path.apply(value));
+    private static UnaryOperator<Object> key(
+            Run run, UnaryOperator<Object> path, Object caseSensitive) {
+        return Values.isTrue(caseSensitive) ? path : value -> ignoreCase(run, path.apply(value));
     }
 
     private static Object sortDict(Run run, Object value, Args args) {
@@ -660,7 +682,7 @@ final class Filters {
         }
         List<Object> keys = new ArrayList<>();
         for (Object each : by.equals("key") ? dict.keys() : dict.values()) {
-            keys.add(Values.isTrue(args.get(0, false)) ? each : ignoreCase(each));
+            keys.add(Values.isTrue(args.get(0, false)) ? each : ignoreCase(run, each));
         }
         return Values.sorted(
                 run, run.counted(dict.items()), keys, Values.isTrue(args.get(2, false)));
@@ -668,7 +690,7 @@ final class Filters {
 
     private static Object groups(Run run, List<Object> elements, Args args) {
         UnaryOperator<Object> path = path(run, args.get(0), args.get(1, null));
-        UnaryOperator<Object> key = key(path, args.get(2, false));
+        UnaryOperator<Object> key = key(run, path, args.get(2, false));
         List<Object> keys = new ArrayList<>();
         elements.forEach(each -> keys.add(key.apply(each)));
         List<Object> groups = new ArrayList<>();

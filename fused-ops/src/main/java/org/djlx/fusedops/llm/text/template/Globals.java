@@ -56,11 +56,11 @@ final class Globals {
         define(
                 scope,
                 "strftime_now",
-                (run, args) ->
-                        run.text(
-                                strftime(
-                                        args.bind("strftime_now", 1, "format").requiredText(0),
-                                        LocalDateTime.now())));
+                (run, args) -> {
+                    String format = args.bind("strftime_now", 1, "format").requiredText(0);
+                    run.step(format.length() * 10L);
+                    return run.text(strftime(format, LocalDateTime.now()));
+                });
         define(
                 scope,
                 "lipsum",

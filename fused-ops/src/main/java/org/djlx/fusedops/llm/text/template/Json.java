@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text.template;
 
+import java.util.HexFormat;
 import java.util.List;
 
 /** Python's {@code json.dumps}, as transformers' filter {@code tojson} calls it. */
@@ -71,7 +72,7 @@ final class Json {
             } else if (Values.isText(value)) {
                 text(Values.text(run, value));
             } else {
-                run.step(10);
+                run.step(value instanceof Double ? 100 : 10);
                 json.append(plain(value));
             }
         } finally {
@@ -132,6 +133,7 @@ final class Json {
 
     private void text(String text) {
         run.length(text.length());
+        run.step(text.length() >> 2);
         json.append('"');
         for (int i = 0; i < text.length(); ) {
             int c = text.codePointAt(i);
@@ -143,7 +145,7 @@ final class Json {
                 json.append('\\').append("\"\\nrtbf".charAt(escaped));
             } else if (c < ' ' || ascii && c > '~' && !isStandIn) {
                 for (int k = i; k < i + count; k++) {
-                    json.append("\\u%04x".formatted((int) text.charAt(k)));
+                    json.append("\\u").append(HexFormat.of().toHexDigits(text.charAt(k)));
                 }
             } else {
                 json.appendCodePoint(c);

@@ -250,7 +250,10 @@ final class Numbers {
         String sign = real < 0 ? "-" : "";
         BigDecimal exact = new BigDecimal(Math.abs(real));
         BigDecimal shortest = exact;
-        for (int digits = 1; digits <= 17; digits++) { // the shortest that reads as the same number
+        // The shortest that reads as the same number. Unless it is very small, only one of 15
+        // digits
+        // does, so that fewer digits are these without zeros.
+        for (int digits = Math.abs(real) < Double.MIN_NORMAL ? 1 : 15; digits <= 17; digits++) {
             shortest = exact.round(new MathContext(digits, RoundingMode.HALF_EVEN));
             if (shortest.doubleValue() == Math.abs(real)) {
                 break;

@@ -24,6 +24,7 @@ final class Scope {
     Scope(Scope parent, List<String> hidden) {
         this.run = parent.run;
         this.parent = parent;
+        run.step(hidden.size());
         hidden.forEach(name -> variables.put(name, HIDDEN));
     }
 

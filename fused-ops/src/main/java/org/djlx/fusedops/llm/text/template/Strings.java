@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.text.template;
 
 import java.util.ArrayList;
+import java.util.HexFormat;
 import java.util.List;
 import java.util.Locale;
 import java.util.Set;
@@ -55,6 +56,8 @@ final class Strings {
                     "upper",
                     "zfill");
     private static final String LINE_BREAKS = "\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029";
+
+    private static final int PREFIX = 16; // of a part, that is searched without counting steps
 
     private Strings() {}
 
@@ -219,12 +222,12 @@ final class Strings {
             }
         }
         requireSeparator(separator);
-        int end = text.indexOf(separator);
+        int end = find(run, text, separator, 0);
         while (end >= 0 && parts.size() != limit) {
             parts.add(text.substring(begin, end));
             run.size(0);
             begin = end + separator.length();
-            end = text.indexOf(separator, begin);
+            end = find(run, text, separator, begin);
         }
         parts.add(text.substring(begin));
         return run.counted(parts);
@@ -254,11 +257,11 @@ final class Strings {
         long most = old.isEmpty() ? text.length() + 1L : text.length() / old.length();
         long added = Math.max(0, other.length() - old.length());
         if (added * most + text.length() > Run.MAX_LENGTH) { // it may be too long
-            most = old.isEmpty() ? length(text) + 1L : count(text, old);
+            most = old.isEmpty() ? length(text) + 1L : count(run, text, old);
             run.length(text.length() + added * Math.min(most, limit < 0 ? most : limit));
         }
         run.step((text.length() >> 3) + 1);
-        if (limit < 0 && !old.isEmpty()) {
+        if (limit < 0 && !old.isEmpty() && old.length() <= PREFIX) {
             return run.text(text.replace(old, other));
         }
         StringBuilder replaced = new StringBuilder();
@@ -268,7 +271,7 @@ final class Strings {
             if (old.isEmpty() && n > 0 && position < text.length()) {
                 found = text.offsetByCodePoints(position, 1);
             } else if (!old.isEmpty()) {
-                found = text.indexOf(old, position);
+                found = find(run, text, old, position);
             }
             if (found < 0) {
                 break;
@@ -279,9 +282,57 @@ final class Strings {
         return run.text(replaced.append(text.substring(position)).toString());
     }
 
-    private static long count(String text, String part) {
+    /**
+     * Returns the first index of a part, from an index on; -1 if there is none. Each place where a
+     * long part begins alike counts steps, so that no text makes this slow.
+     */
+    static int find(Run run, String text, String part, int from) {
+        String prefix = part.substring(0, Math.min(part.length(), PREFIX));
+        int found = text.indexOf(prefix, from);
+        while (found >= 0 && !matches(run, text, part, found)) {
+            found = text.indexOf(prefix, found + 1);
+        }
+        return found;
+    }
+
+    /** Returns the last index of a part; -1 if there is none. */
+    private static int findLast(Run run, String text, String part) {
+        String prefix = part.substring(0, Math.min(part.length(), PREFIX));
+        int found = text.lastIndexOf(prefix);
+        while (found >= 0 && !matches(run, text, part, found)) {
+            found = text.lastIndexOf(prefix, found - 1);
+        }
+        return found;
+    }
+
+    private static boolean matches(Run run, String text, String part, int index) {
+        if (part.length() <= PREFIX) {
+            return true;
+        }
+        run.step(1 + (part.length() >> 6));
+        return text.startsWith(part, index);
+    }
+
+    /** Compares texts by code points, as Python does. */
+    static int compare(Run run, String a, String b) {
+        int length = Math.min(a.length(), b.length());
+        run.step(length >> 5);
+        for (int i = 0; i < length; i++) {
+            char x = a.charAt(i);
+            char y = b.charAt(i);
+            if (x != y) {
+                boolean isPair = Character.isSurrogate(x) != Character.isSurrogate(y);
+                return isPair ? (Character.isSurrogate(x) ? 1 : -1) : Character.compare(x, y);
+            }
+        }
+        return Integer.compare(a.length(), b.length());
+    }
+
+    private static long count(Run run, String text, String part) {
         long count = 0;
-        for (int i = text.indexOf(part); i >= 0; i = text.indexOf(part, i + part.length())) {
+        for (int i = find(run, text, part, 0);
+                i >= 0;
+                i = find(run, text, part, i + part.length())) {
             count++;
         }
         return count;
@@ -296,7 +347,7 @@ final class Strings {
             throw new TemplateError("the fill character must be exactly one character");
         }
         int length = length(text);
-        int padding = Math.max(0, width - length);
+        int padding = Math.max(0, Math.max(0, width) - length);
         run.length(text.length() + (long) padding * fill.length());
         // Python's center has the odd space on the left if the width is odd.
         int before = left == 0 ? 0 : left == 1 ? padding : padding / 2 + (padding & width & 1);
@@ -379,8 +430,9 @@ final class Strings {
             } else if (isPrintable(c)) {
                 quoted.appendCodePoint(c);
             } else {
-                String format = c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x";
-                quoted.append(format.formatted(c));
+                int digits = c < 0x100 ? 2 : c < 0x10000 ? 4 : 8;
+                quoted.append('\\').append(digits == 2 ? 'x' : digits == 4 ? 'u' : 'U');
+                quoted.append(HexFormat.of().toHexDigits(c, digits));
             }
         }
         quoted.append(quote);
@@ -413,7 +465,13 @@ final class Strings {
                 int width = Numbers.toInt(args.bind(method, 1, "").get(0));
                 boolean signed = text.startsWith("-") || text.startsWith("+");
                 String sign = signed ? text.substring(0, 1) : "";
-                yield sign + pad(run, text.substring(sign.length()), width - sign.length(), "0", 1);
+                yield sign
+                        + pad(
+                                run,
+                                text.substring(sign.length()),
+                                Math.max(sign.length(), width) - sign.length(),
+                                "0",
+                                1);
             }
             case "expandtabs" ->
                     expandTabs(run, text, args.bind(method, 0, "tabsize").integer(0, 8));
@@ -432,7 +490,7 @@ final class Strings {
                 String separator = args.bind(method, 1, "").requiredText(0);
                 requireSeparator(separator);
                 boolean right = method.equals("rpartition");
-                int at = right ? text.lastIndexOf(separator) : text.indexOf(separator);
+                int at = right ? findLast(run, text, separator) : find(run, text, separator, 0);
                 yield at < 0
                         ? Values.tuple(right ? "" : text, "", right ? text : "")
                         : Values.tuple(
@@ -474,7 +532,7 @@ final class Strings {
                 }
                 yield joined.toString();
             }
-            default -> search(text, method, args.bind(method, 1, "", "", ""));
+            default -> search(run, text, method, args.bind(method, 1, "", "", ""));
         };
     }
 
@@ -482,7 +540,7 @@ final class Strings {
      * Calls a method whose last two arguments limit the text: startswith, endswith, find, index,
      * count.
      */
-    private static Object search(String text, String method, Args args) {
+    private static Object search(Run run, String text, String method, Args args) {
         int length = length(text);
         int begin = Values.index(args.get(1, null), 0, length);
         int end = Values.index(args.get(2, null), length, length);
@@ -512,14 +570,14 @@ final class Strings {
         if (method.equals("count")) {
             return part == null
                     ? 0L
-                    : searched.isEmpty() ? length(part) + 1L : count(part, searched);
+                    : searched.isEmpty() ? length(part) + 1L : count(run, part, searched);
         }
         int found =
                 part == null
                         ? -1
                         : method.startsWith("r")
-                                ? part.lastIndexOf(searched)
-                                : part.indexOf(searched);
+                                ? findLast(run, part, searched)
+                                : find(run, part, searched, 0);
         if (found < 0 && method.endsWith("index")) {
             throw new TemplateError("substring not found");
         }

@@ -96,8 +96,11 @@ final class Tests {
             case "float" -> value instanceof Double;
             case "integer" -> Numbers.isInteger(value) && !(value instanceof Boolean);
             case "iterable" -> Values.isIterable(value);
-            case "lower" -> Strings.isCase(Values.text(run, value), false);
-            case "upper" -> Strings.isCase(Values.text(run, value), true);
+            case "lower", "upper" -> {
+                String text = run.text(Values.text(run, value));
+                run.step(text.length() >> 3);
+                yield Strings.isCase(text, name.equals("upper"));
+            }
             case "mapping" -> value instanceof Values.Dict;
             case "none" -> value == null;
             case "number" -> Numbers.isNumber(value);

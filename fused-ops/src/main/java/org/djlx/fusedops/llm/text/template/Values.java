@@ -26,6 +26,7 @@ final class Values {
             Set.of("clear", "pop", "popitem", "setdefault", "update");
     static final Object NONE = new Object(); // an attribute that is None
     private static final int MAX_INPUT_DEPTH = 100;
+    private static final int MAX_NAME = 200; // characters of a missing one in a message
 
     private Values() {}
 
@@ -63,7 +64,19 @@ final class Values {
     /** Elements that can be iterated over once, as those of Python's generators. */
     record Once(Iterator<Object> elements) {}
 
-    record Namespace(Map<String, Object> attributes) {}
+    /** Variables that a template can change; equal to none but itself. */
+    record Namespace(Map<String, Object> attributes) {
+
+        @Override
+        public boolean equals(Object other) {
+            return this == other;
+        }
+
+        @Override
+        public int hashCode() {
+            return System.identityHashCode(this);
+        }
+    }
 
     /** A list that cannot be changed; some have names for their elements. */
     static final class Tuple extends AbstractList<Object> {
@@ -120,6 +133,8 @@ final class Values {
 
         private record Entry(Object key, Object value) {}
 
+        private static final int MAX_KEY = 100; // elements of a tuple, with those of its tuples
+
         private final Map<Object, Entry> entries = new LinkedHashMap<>();
         private final boolean isText;
 
@@ -173,9 +188,19 @@ final class Values {
 
         /** Returns an object that is equal for equal keys. */
         private static Object hash(Object key) {
+            return hash(key, new int[1]);
+        }
+
+        private static Object hash(Object key, int[] count) {
             if (key instanceof List<?> list && key instanceof Tuple) {
                 List<Object> hashes = new ArrayList<>();
-                list.forEach(each -> hashes.add(hash(each)));
+                for (Object each : list) {
+                    if (++count[0] > MAX_KEY) {
+                        throw new TemplateError(
+                                "a tuple with more than %d elements is a key", MAX_KEY);
+                    }
+                    hashes.add(hash(each, count));
+                }
                 return hashes;
             }
             if (key instanceof List || key instanceof Dict || key instanceof View) {
@@ -278,7 +303,7 @@ final class Values {
             return !markup.text.isEmpty();
         }
         if (Numbers.isNumber(value)) {
-            return Numbers.compare(value, 0L) != 0 || Numbers.isNan(value);
+            return Numbers.isNan(value) || Numbers.compare(value, 0L) != 0;
         }
         return value != null
                 && !(value instanceof Undefined)
@@ -390,14 +415,17 @@ final class Values {
             if (value == null || value instanceof Boolean) {
                 text.append(value == null ? "None" : (Boolean) value ? "True" : "False");
             } else if (Numbers.isNumber(value)) {
-                run.step(10);
+                run.step(value instanceof Double ? 100 : 10);
                 text.append(Numbers.text(value));
             } else if (value instanceof String string) {
                 run.length(string.length());
+                run.step(string.length() >> 2);
                 Strings.quote(text, string);
             } else if (value instanceof Undefined) {
                 text.append("Undefined");
             } else if (value instanceof Markup markup) {
+                run.length(markup.text.length());
+                run.step(markup.text.length() >> 2);
                 text.append("Markup(");
                 Strings.quote(text, markup.text);
                 text.append(')');
@@ -477,6 +505,7 @@ final class Values {
                         && x.size() == y.size()
                         && difference(run, x, y) == x.size();
             }
+            run.step(a instanceof View view ? view.dict.size() : 0);
             return a instanceof Dict x && b instanceof Dict y && areEqual(run, x, y)
                     || a instanceof View v
                             && b instanceof View w
@@ -525,10 +554,7 @@ final class Values {
             }
             order = Numbers.compare(a, b);
         } else if (isText(a) && isText(b)) {
-            run.step(plain(a).length() >> 5);
-            order =
-                    Arrays.compare(
-                            plain(a).codePoints().toArray(), plain(b).codePoints().toArray());
+            order = Strings.compare(run, plain(a), plain(b));
         } else if (a instanceof List<?> x
                 && b instanceof List<?> y
                 && a.getClass() == b.getClass()
@@ -598,8 +624,9 @@ final class Values {
                         element, null, "'in <str>' needs a str, not %s", typeName(element));
             }
             run.step(plain(container).length() >> 4);
-            return plain(container).contains(plain(element));
+            return Strings.find(run, plain(container), plain(element), 0) >= 0;
         }
+        countText(run, element);
         if (container instanceof Dict dict) {
             return dict.has(element);
         }
@@ -639,10 +666,10 @@ final class Values {
                 return markup ? new Markup(x + y) : x + y;
             }
             if (a instanceof Dict dict && dict.isText && isText(b)) {
-                return Json.write(run, a) + plain(b);
+                return run.text(Json.write(run, a) + plain(b));
             }
             if (b instanceof Dict dict && dict.isText && isText(a)) {
-                return plain(a) + Json.write(run, b);
+                return run.text(plain(a) + Json.write(run, b));
             }
             if (a instanceof List<?> x
                     && b instanceof List<?> y
@@ -720,6 +747,7 @@ final class Values {
         if (!isText(value) && !(value instanceof List)) {
             throw undefinedOr(value, null, "a value of type %s has no slices", typeName(value));
         }
+        countText(run, value);
         int length = (int) length(value);
         int by = step == null ? 1 : Numbers.toInt(step);
         if (by == 0) {
@@ -755,8 +783,15 @@ final class Values {
         return value instanceof Markup ? new Markup(text.toString()) : text.toString();
     }
 
+    /** Counts the steps for reading a text: its length, or whether it is another's. */
+    static void countText(Run run, Object value) {
+        run.step(isText(value) ? plain(value).length() >> 6 : 0);
+    }
+
     /** Returns {@code value[key]}. */
     static Object item(Run run, Object value, Object key) {
+        countText(run, value);
+        countText(run, key);
         if (value instanceof Undefined undefined) {
             throw undefined.error();
         }
@@ -803,7 +838,7 @@ final class Values {
     private static Undefined missing(Object value, Object key) {
         String name =
                 isText(key)
-                        ? plain(key)
+                        ? plain(key).substring(0, Math.min(plain(key).length(), MAX_NAME))
                         : String.valueOf(Numbers.isNumber(key) ? key : typeName(key));
         return new Undefined(
                 name,
@@ -857,6 +892,7 @@ final class Values {
                             name,
                             (run, args) -> {
                                 Args bound = args.bind(name, 1, "", "");
+                                countText(run, bound.get(0));
                                 return dict.get(bound.get(0), bound.get(1, null));
                             });
             case "copy" ->
@@ -951,10 +987,13 @@ final class Values {
     /** Returns a new namespace with attributes of a dictionary. */
     static Namespace namespace(Dict attributes) {
         Map<String, Object> map = new LinkedHashMap<>();
-        attributes
-                .entries
-                .values()
-                .forEach(entry -> map.put(String.valueOf(entry.key), entry.value));
+        for (Dict.Entry entry : attributes.entries.values()) {
+            if (!isText(entry.key)) {
+                throw new TemplateError(
+                        "an attribute's name must be a text, not %s", typeName(entry.key));
+            }
+            map.put(plain(entry.key), entry.value);
+        }
         return new Namespace(map);
     }
 }

@@ -202,11 +202,98 @@ class TemplateTest {
                     {% set ns = namespace() %}{% set ns.a = ns %}{{ ns }} ~ nested more than
                     {% set ns = namespace(a='a' * 1000) %}{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %} ~ longer than
                     {% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %} ~ longer than
+                    {% set t = '漢' * 16000000 %}{% for i in range(100000) %}{% if t|length %}{% endif %}{% endfor %} ~ steps
+                    {% set t = '漢' * 16000000 %}{% for i in range(100000) %}{% if t[0] %}{% endif %}{% endfor %} ~ steps
+                    {% set t = 'x' * 16000000 %}{% set d = {} %}{% for i in range(100000) %}{% if d[t] %}{% endif %}{% endfor %} ~ steps
+                    {% set t = 'a' * 16000000 %}{{ t.find('a' * 8000000 + 'b') }} ~ steps
+                    {% set t = 'a' * 16000000 %}{{ ('a' * 8000000 + 'b') in t }} ~ steps
+                    {% set t = 'a' * 16000000 %}{{ t.replace('a' * 8000000 + 'b', '') }} ~ steps
+                    {% set t = 'a' * 16000000 %}{{ t.split('a' * 8000000 + 'b') }} ~ steps
+                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|sort|length }} ~ steps
+                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|map('reverse')|list|length }} ~ steps
+                    {% set t = ' ' * 16000000 %}{% for i in range(100000) %}{% if t|int %}{% endif %}{% endfor %} ~ steps
+                    {% set t = '1' * 16000000 %}{% for i in range(100000) %}{% if t is lower %}{% endif %}{% endfor %} ~ steps
+                    {% set ns = namespace(t=(1,)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }} ~ is a key
+                    {% set ns = namespace(t=(1,)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ [ns.t]|unique|list }} ~ is a key
+                    {{ strftime_now('%Y' * 4000000) }} ~ steps
                     """)
     void costsAreBounded(String template, String reason) {
         Duration patience = Duration.ofSeconds(50); // on a busy machine; each needs a second or two
         String message = assertTimeoutPreemptively(patience, () -> refusal(template.strip()));
         assertTrue(message.contains(reason), message);
+    }
+
+    /**
+     * Each took hours, or all memory, by values that grow or are searched without being counted.
+     */
+    @Test
+    void unusualValuesCostLittle() {
+        String nested = "{% set ns = namespace(n=namespace()) %}{% for i in range(60) %}";
+        Map<String, String> expected =
+                Map.of(
+                        "{{ ('<!--' * 200000)|striptags|length }}",
+                        "800000",
+                        "{{ ('<' * 1000000)|striptags|length }}",
+                        "1000000",
+                        "{% set t = 'x' * 16000000 %}{{ range(3000)|map('attr', t)|list|length }}",
+                        "3000",
+                        "{% set t = 'x' * 16000000 %}{{ range(3000)|select('lt', 5)|list }}{% for i"
+                                + " in range(9999) %}{% if t < 'a' %}1{% endif %}{% endfor %}",
+                        "[0, 1, 2, 3, 4]",
+                        nested
+                                + "{% set ns.n = namespace(a=ns.n, b=ns.n) %}{% endfor %}"
+                                + "{{ {ns.n: 1}[ns.n] }}",
+                        "1",
+                        "{% for i in range(100000) %}{% continue %}"
+                                + "{% set a = 1 %}".repeat(2000)
+                                + "{% endfor %}",
+                        "");
+        Duration patience = Duration.ofSeconds(50); // on a busy machine; each needs a second or two
+        expected.forEach(
+                (template, text) ->
+                        assertEquals(
+                                text,
+                                assertTimeoutPreemptively(
+                                        patience, () -> render(template, Map.of()))));
+    }
+
+    @Test
+    void limitsOfNumbersAndTexts() {
+        assertEquals("yes", render("{{ 'yes' if 'nan'|float }}", Map.of()));
+        assertEquals(
+                "abc abc  0 -001",
+                render(
+                        "{{ 'abc'.zfill(-10 ** 13) }} {{ 'abc'.ljust(-10 ** 13) }} {{ ''.zfill(0)"
+                                + " }} {{ ''.zfill(1) }} {{ '-1'.zfill(4) }}",
+                        Map.of()));
+        assertTrue(refusal("{{ 'abc'|truncate(-10 ** 13) }}").contains("truncate"));
+        assertEquals(
+                "0.1 1e+22 123456789012345.67 5e-324 0.30000000000000004 100.0",
+                render(
+                        "{{ 0.1 }} {{ 1e22 }} {{ 123456789012345.67 }} {{ '5e-324'|float }} {{ 0.1"
+                                + " + 0.2 }} {{ 1e2 }}",
+                        Map.of()));
+        String part = "x".repeat(20);
+        assertEquals(
+                "[20, 41, -1] ['a', 'b', ''] ab 2",
+                render(
+                        "{{ [t.find(p), t.rfind(p), t.find(p ~ 'y')] }} {{ u.split(p) }} {{"
+                                + " u.replace(p, '') }} {{ u.count(p) }}",
+                        Map.of(
+                                "p", part,
+                                "t", "y".repeat(20) + part + "z" + part,
+                                "u", "a" + part + "b" + part)));
+        assertEquals(
+                "[True, False, True, False]",
+                render(
+                        "{{ ['\\ue000' < '\\U00010000', '\\U00010000' < '\\ue000', 'a' < 'ab', 'b'"
+                                + " < 'ab'] }}",
+                        Map.of()));
+        assertEquals(
+                "['\\x01\\u2028'] \"\\u0001\" %C3%A9%25",
+                render(
+                        "{{ ['\\x01\\u2028'] }} {{ '\\x01'|tojson }} {{ '\\u00e9%'|urlencode }}",
+                        Map.of()));
     }
 
     @Test
