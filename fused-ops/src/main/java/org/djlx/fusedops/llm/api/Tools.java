@@ -92,7 +92,11 @@ record Tools(
             throw json.wrong("tool_choice", "one of the tools: " + parameters.keySet());
         }
         if (format == null) {
-            throw json.wrong("tools", "left out: this model has no known format of tool calls");
+            throw json.wrong(
+                    "tools",
+                    "left out: this model has no known format of tool calls. Start it with the"
+                            + " option tool_call_parser (--tool-call-parser), one of "
+                            + ToolFormat.names());
         }
         if (function != null) {
             parameters.keySet().retainAll(List.of(function));

@@ -6,9 +6,12 @@ import com.google.gson.GsonBuilder;
 import com.google.gson.JsonObject;
 import java.security.SecureRandom;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
+import java.util.TreeMap;
 import org.djlx.fusedops.llm.sampling.Grammar;
 
 /** How a model writes calls of tools in its answer. */
@@ -35,7 +38,7 @@ public enum ToolFormat {
     MISTRAL("[TOOL_CALLS]", "[", "", "arguments", "", ", ", "]", 9);
 
     private static final Map<String, ToolFormat> NAMES =
-            Map.of("llama3_json", LLAMA3, "hermes", HERMES, "mistral", MISTRAL);
+            new TreeMap<>(Map.of("llama3_json", LLAMA3, "hermes", HERMES, "mistral", MISTRAL));
     private static final String ID_CHARACTERS =
             "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     private static final SecureRandom RANDOM = new SecureRandom();
@@ -88,6 +91,11 @@ public enum ToolFormat {
             }
         }
         return template.contains("\"parameters\": ") ? Optional.of(LLAMA3) : Optional.empty();
+    }
+
+    /** {@return the names of the formats, for {@link #named}} */
+    public static Set<String> names() {
+        return Collections.unmodifiableSet(NAMES.keySet());
     }
 
     /**
