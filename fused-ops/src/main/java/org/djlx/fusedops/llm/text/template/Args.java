@@ -23,7 +23,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
         return new Args(list, Map.of());
     }
 
-    /** Returns these arguments after another one, such as the value of a filter. */
+    /** Returns the arguments with another one before them, such as the value of a filter. */
     Args after(Object first) {
         List<Object> all = new ArrayList<>();
         all.add(first);
@@ -41,7 +41,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
      * Binds the arguments to parameters.
      *
      * @param function the name of the function, for errors
-     * @param required how many parameters, the first, have no default
+     * @param required the number of parameters without a default, which come first
      * @param names the parameters
      * @return the arguments by parameter
      */
@@ -79,7 +79,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
         return has(index) ? positional.get(index) : otherwise;
     }
 
-    /** Returns a text; null if none, or None, was given. */
+    /** Returns an argument that must be a text; null if it is None or was not given. */
     String text(int index) {
         Object value = get(index, null);
         if (value == null || value instanceof String) {
@@ -91,7 +91,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
         throw new TemplateError("an argument must be a text, not %s", Values.typeName(value));
     }
 
-    /** Returns an argument that has to be a text. */
+    /** Returns an argument that must be a text and must be given. */
     String requiredText(int index) {
         String text = text(index);
         if (text == null) {

@@ -111,7 +111,7 @@ final class Filters {
             case "e", "escape", "forceescape" -> {
                 args.bind(name, 0);
                 boolean again = name.equals("forceescape") || !(value instanceof Values.Markup);
-                yield Values.escape(again ? run.text(Values.text(run, value)) : value);
+                yield Values.escape(again ? run.counted(Values.text(run, value)) : value);
             }
             case "abs", "int", "float", "round" -> number(run, name, value, args);
             case "attr" -> attribute(run, value, args);
@@ -213,7 +213,7 @@ final class Filters {
 
     private static Object attribute(Run run, Object value, Args args) {
         String name = args.bind("attr", 1, "name").requiredText(0);
-        if (value instanceof Values.Dict dict && dict.has(name)) { // attributes only
+        if (value instanceof Values.Dict dict && dict.has(name)) { // Elements are no attributes.
             Object method = Values.attribute(run, new Values.Dict(), name);
             return method instanceof Values.Undefined ? method : Values.attribute(run, value, name);
         }
@@ -221,7 +221,7 @@ final class Filters {
     }
 
     private static Object text(Run run, String name, Object value, Args args) {
-        String text = run.text(Values.text(run, value));
+        String text = run.counted(Values.text(run, value));
         run.step(text.length() >> 3);
         return switch (name) {
             case "capitalize", "lower", "upper" ->
@@ -282,7 +282,7 @@ final class Filters {
         }
         Object width = args.get(0, 4L);
         int spaces = Values.isText(width) ? 0 : Math.max(0, Numbers.toInt(width));
-        run.length(spaces);
+        run.requireLength(spaces);
         String indent = Values.isText(width) ? Values.text(run, width) : " ".repeat(spaces);
         List<Object> lines = run.counted(Strings.lines(Values.text(run, value) + "\n", false));
         StringBuilder text = new StringBuilder();
@@ -292,7 +292,7 @@ final class Filters {
                     i == 0
                             ? Values.isTrue(args.get(1, false))
                             : Values.isTrue(args.get(2, false)) || !line.isEmpty();
-            run.length(
+            run.requireLength(
                     text.length() + (long) indent.length() > Run.MAX_LENGTH
                             ? Long.MAX_VALUE
                             : indent.length());
@@ -353,7 +353,7 @@ final class Filters {
                         });
     }
 
-    /** Removes what stands between two texts, and these. */
+    /** Removes each range from one text to the next of another text, such as a comment. */
     private static String without(Run run, String text, String begin, String end) {
         StringBuilder rest = new StringBuilder();
         int position = 0;
@@ -385,11 +385,11 @@ final class Filters {
                             + "="
                             + quoteUrl(run, Values.text(run, pair.get(1)), true));
         }
-        return run.text(String.join("&", pairs));
+        return run.counted(String.join("&", pairs));
     }
 
     private static String quoteUrl(Run run, String text, boolean isQuery) {
-        run.length(text.length() * 3L);
+        run.requireLength(text.length() * 3L);
         StringBuilder quoted = new StringBuilder();
         for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
             char c = (char) (b & 0xff);
@@ -409,8 +409,8 @@ final class Filters {
     }
 
     /**
-     * Returns a function for the value at a path of attributes, such as {@code a.b.0}; null is the
-     * value itself.
+     * Returns a function that finds the value at a path of attributes, such as {@code a.b.0}. If
+     * the path is null, it returns its argument.
      */
     private static UnaryOperator<Object> path(Run run, Object path, Object otherwise) {
         List<Object> keys = new ArrayList<>();
@@ -433,7 +433,7 @@ final class Filters {
     }
 
     private static Object ignoreCase(Run run, Object value) {
-        return value instanceof String text ? run.text(Strings.lower(text)) : value;
+        return value instanceof String text ? run.counted(Strings.lower(text)) : value;
     }
 
     private static Object map(Run run, Object value, Args args) {
@@ -506,7 +506,7 @@ final class Filters {
             case "reverse":
                 args.bind(name, 0);
                 if (Values.isText(value)) {
-                    return run.text(Strings.reverse(Values.text(run, value)));
+                    return run.counted(Strings.reverse(Values.text(run, value)));
                 }
                 List<Object> reversed = Values.elements(run, value);
                 Collections.reverse(reversed);
@@ -637,7 +637,7 @@ final class Filters {
                 }
                 Object fill = bound.get(1, null);
                 if (!batch.isEmpty()) {
-                    run.size(fill == null ? 0 : size);
+                    run.requireSize(fill == null ? 0 : size);
                     while (fill != null && batch.size() < size) {
                         batch.add(fill);
                     }
@@ -651,7 +651,7 @@ final class Filters {
                 if (count == 0) {
                     throw new TemplateError("slice needs a number above 0");
                 }
-                run.size(Math.max(0, count));
+                run.requireSize(Math.max(0, count));
                 List<Object> slices = new ArrayList<>();
                 int begin = 0;
                 for (int i = 0; i < count; i++) {

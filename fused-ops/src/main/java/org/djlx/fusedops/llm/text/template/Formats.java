@@ -40,7 +40,7 @@ final class Formats {
         Matcher directive = DIRECTIVE.matcher(format);
         int end = 0;
         while (directive.find()) {
-            run.length(text.length());
+            run.requireLength(text.length());
             text.append(format, end, directive.start());
             end = directive.end();
             String type = directive.group(5);
@@ -68,7 +68,7 @@ final class Formats {
             boolean zero = flags.contains("0") && !left && !"sra".contains(type);
             String sign = flags.contains("+") ? "+" : flags.contains(" ") ? " " : "-";
             width = Math.abs(width);
-            run.length(width);
+            run.requireLength(width);
             if ("sra".contains(type)) {
                 String plain = convert(run, argument, type.charAt(0));
                 String cut =
@@ -105,7 +105,7 @@ final class Formats {
         if (needsAll && next.hasNext()) {
             throw new TemplateError("not all values are used by the format");
         }
-        return run.text(text.append(format.substring(end)).toString());
+        return run.counted(text.append(format.substring(end)).toString());
     }
 
     private static Object next(Iterator<?> values) {
@@ -167,12 +167,12 @@ final class Formats {
                 throw new TemplateError("a single } in a format");
             } else {
                 int end = closing(text, i);
-                run.length(formatted.length());
+                run.requireLength(formatted.length());
                 formatted.append(field(run, text.substring(i, end), args, next, depth));
                 i = end + 1;
             }
         }
-        return run.text(formatted.toString());
+        return run.counted(formatted.toString());
     }
 
     private static int closing(String text, int begin) {
@@ -263,7 +263,7 @@ final class Formats {
         String type = parts.group(9) == null ? "" : parts.group(9);
         String fill = parts.group(1) != null ? parts.group(1) : zero ? "0" : " ";
         String align = parts.group(2) != null ? parts.group(2) : isNumber ? zero ? "=" : ">" : "<";
-        run.length(width);
+        run.requireLength(width);
         if (!isNumber) {
             boolean numeric =
                     parts.group(3) != null || parts.group(4) != null || parts.group(7) != null;

@@ -15,7 +15,7 @@ final class Globals {
 
     private static final int MAX_RANGE = 100_000; // as in Jinja2's sandbox
 
-    /** Patterns of Java for Python's strftime, by letter. */
+    /** Patterns of Java's DateTimeFormatter, by letter of Python's strftime. */
     private static final Map<String, String> PATTERNS =
             Map.ofEntries(
                     Map.entry("Y", "yyyy"),
@@ -59,7 +59,7 @@ final class Globals {
                 (run, args) -> {
                     String format = args.bind("strftime_now", 1, "format").requiredText(0);
                     run.step(format.length() * 10L);
-                    return run.text(strftime(format, LocalDateTime.now()));
+                    return run.counted(strftime(format, LocalDateTime.now()));
                 });
         define(
                 scope,

@@ -36,7 +36,7 @@ final class Json {
         Object width = args.get(1, null);
         int spaces =
                 width == null || width instanceof String ? 0 : Math.max(0, Numbers.toInt(width));
-        run.length(spaces);
+        run.requireLength(spaces);
         String indent =
                 width == null || width instanceof String ? (String) width : " ".repeat(spaces);
         List<Object> separators =
@@ -56,11 +56,11 @@ final class Json {
                         two.requiredText(1),
                         Values.isTrue(args.get(3, false)));
         json.value(value, 0);
-        return run.text(json.json.toString());
+        return run.counted(json.json.toString());
     }
 
     private void value(Object value, int depth) {
-        run.length(json.length() > Run.MAX_LENGTH ? Long.MAX_VALUE : 0);
+        run.requireLength(json.length() > Run.MAX_LENGTH ? Long.MAX_VALUE : 0);
         run.enter();
         try {
             if (value instanceof Values.Dict dict) {
@@ -123,7 +123,7 @@ final class Json {
 
     private void breakLine(int depth) {
         if (indent != null) {
-            run.length(
+            run.requireLength(
                     json.length() + indent.length() * (long) depth > Run.MAX_LENGTH
                             ? Long.MAX_VALUE
                             : 0);
@@ -132,13 +132,13 @@ final class Json {
     }
 
     private void text(String text) {
-        run.length(text.length());
+        run.requireLength(text.length());
         run.step(text.length() >> 2);
         json.append('"');
         for (int i = 0; i < text.length(); ) {
             int c = text.codePointAt(i);
             int count = Character.charCount(c);
-            // An unpaired surrogate stands for another character.
+            // An unpaired surrogate stands for another character: see ControlTokens.
             boolean isStandIn = count == 1 && Character.isSurrogate((char) c);
             int escaped = "\"\\\n\r\t\b\f".indexOf(c);
             if (escaped >= 0) {

@@ -30,7 +30,7 @@ final class Lexer {
     /**
      * A token.
      *
-     * @param text what stands in the source; of a string and a text, its value
+     * @param text the token as in the source; for STRING and TEXT, the value
      * @param number the value of a number; null otherwise
      */
     record Token(Type type, String text, Object number, int line) {
@@ -70,7 +70,7 @@ final class Lexer {
     private final List<Token> tokens = new ArrayList<>();
     private int position;
     private int line = 1;
-    private int counted; // up to where lines are counted
+    private int counted; // the position up to which line breaks are counted
     private boolean beginsLine = true; // whether a line begins at the position
 
     private Lexer(String source) {
@@ -123,7 +123,7 @@ final class Lexer {
         add(Type.EOF, "", source.length());
     }
 
-    /** Adds the text up to a tag, without the spaces that the tag removes. */
+    /** Adds the text up to a tag, without the whitespace that the tag removes. */
     private void text(int end, char sign, boolean stripsIndent) {
         String text = source.substring(position, end);
         if (sign == '-') {
@@ -150,7 +150,7 @@ final class Lexer {
         afterTag(end.group(2).isEmpty() ? ' ' : end.group(2).charAt(0));
     }
 
-    /** Skips what the end of a block or comment removes. */
+    /** Skips the whitespace that the end of a block tag or comment removes. */
     private void afterTag(char sign) {
         if (sign == '-') {
             skipSpace();

@@ -6,14 +6,17 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
 
-/** The variable {@code loop}: where an iteration is. Looks ahead only if it is asked to. */
+/**
+ * The variable {@code loop}: the index of the current iteration and the elements next to it. Reads
+ * the next element early only if the template asks for it.
+ */
 final class Loop implements Iterator<Object>, Values.Callable {
 
     private final Run run;
-    private final Values.Callable recursion; // null if the loop is not recursive
+    private final Values.Callable recursion;
     private final int depth;
     private Iterator<Object> elements;
-    private boolean lookedAhead;
+    private boolean lookedAhead; // next holds an element
     private Object next;
     private Object current;
     private Object previous;
@@ -25,7 +28,8 @@ final class Loop implements Iterator<Object>, Values.Callable {
      * Begins a loop.
      *
      * @param length the number of elements; -1 if it has to be counted
-     * @param recursion runs the loop for another value
+     * @param depth how many iterations of the same recursive loop are around this one
+     * @param recursion runs the loop for another value; null if the loop is not recursive
      */
     Loop(Run run, Iterator<Object> elements, long length, int depth, Values.Callable recursion) {
         this.run = run;
@@ -66,7 +70,8 @@ final class Loop implements Iterator<Object>, Values.Callable {
         return length;
     }
 
-    private boolean looksAhead() {
+    /** Reads the next element early; returns whether there is one. */
+    private boolean lookAhead() {
         if (!lookedAhead && elements.hasNext()) {
             next = elements.next();
             lookedAhead = true;
@@ -82,7 +87,7 @@ final class Loop implements Iterator<Object>, Values.Callable {
             case "revindex" -> length() - index;
             case "revindex0" -> length() - index - 1;
             case "first" -> index == 0;
-            case "last" -> !looksAhead();
+            case "last" -> !lookAhead();
             case "length" -> length();
             case "depth" -> depth + 1L;
             case "depth0" -> (long) depth;
@@ -91,7 +96,7 @@ final class Loop implements Iterator<Object>, Values.Callable {
                             ? new Values.Undefined(name, "there is no previous item")
                             : previous == null ? Values.NONE : previous;
             case "nextitem" ->
-                    looksAhead()
+                    lookAhead()
                             ? (next == null ? Values.NONE : next)
                             : new Values.Undefined(name, "there is no next item");
             case "cycle" -> new Values.Function(name, (run, args) -> cycle(args));

@@ -11,11 +11,11 @@ import java.util.Set;
 final class Macro implements Values.Callable {
 
     /**
-     * What the source says about a macro.
+     * A macro as in the source.
      *
      * @param parameters the names
-     * @param defaults of the last parameters
-     * @param special which of caller, varargs and kwargs the body mentions
+     * @param defaults the defaults of the last parameters
+     * @param special those of caller, varargs and kwargs that the body reads
      */
     record Definition(
             String name,

@@ -56,7 +56,7 @@ final class Numbers {
         return real;
     }
 
-    /** Returns an integer as an index or a size; beyond int's range, its limit. */
+    /** Returns an integer as an index or a size, clamped to the range of int. */
     static int toInt(Object value) {
         BigInteger big = big(value);
         return big.bitLength() < Integer.SIZE
@@ -74,14 +74,14 @@ final class Numbers {
             return real(operator, real(a), real(b));
         }
         if (a instanceof Long x && b instanceof Long y && x.intValue() == x && y.intValue() == y) {
-            switch (operator) { // the usual, small numbers
+            switch (operator) { // The common case: small numbers.
                 case "+":
                     return x + y;
                 case "-":
                     return x - y;
                 case "*":
                     return x * y;
-                default: // divisions and powers
+                default: // Divisions and powers are below.
             }
         }
         BigInteger x = big(a);
@@ -166,7 +166,7 @@ final class Numbers {
                 double power = Math.pow(x, y);
                 requireDivisor(x != 0 || y >= 0);
                 if (x == 1 || x == -1 && Double.isInfinite(y)) {
-                    yield 1.0; // for Java not a number
+                    yield 1.0; // Java returns NaN.
                 }
                 boolean finite = !Double.isInfinite(x) && !Double.isInfinite(y);
                 if (finite && !Double.isNaN(x) && !Double.isNaN(y) && !Double.isFinite(power)) {
@@ -177,7 +177,7 @@ final class Numbers {
         };
     }
 
-    /** Compares two numbers exactly; NaN with none. */
+    /** Compares two numbers exactly. Neither may be NaN. */
     static int compare(Object a, Object b) {
         if (a instanceof Long x && b instanceof Long y) {
             return Long.compare(x, y);
@@ -229,7 +229,7 @@ final class Numbers {
         return narrow(new BigDecimal(value).toBigInteger());
     }
 
-    /** Returns Python's text of a number that is not a boolean. */
+    /** Returns a number, not a boolean, as Python writes it. */
     static String text(Object value) {
         if (!(value instanceof Double real)) {
             String text = value.toString();
@@ -250,9 +250,8 @@ final class Numbers {
         String sign = real < 0 ? "-" : "";
         BigDecimal exact = new BigDecimal(Math.abs(real));
         BigDecimal shortest = exact;
-        // The shortest that reads as the same number. Unless it is very small, only one of 15
-        // digits
-        // does, so that fewer digits are these without zeros.
+        // Finds the shortest text that parses to the same number. At most one text of 15
+        // digits parses to a normal number; without its trailing zeros it is the shortest.
         for (int digits = Math.abs(real) < Double.MIN_NORMAL ? 1 : 15; digits <= 17; digits++) {
             shortest = exact.round(new MathContext(digits, RoundingMode.HALF_EVEN));
             if (shortest.doubleValue() == Math.abs(real)) {
@@ -270,7 +269,7 @@ final class Numbers {
         return sign + digits.charAt(0) + fraction + exponent(exponent);
     }
 
-    /** Returns Python's text of an exponent, with two digits at least. */
+    /** Returns an exponent as Python writes it, with at least two digits. */
     static String exponent(int exponent) {
         return "e%s%02d".formatted(exponent < 0 ? "-" : "+", Math.abs(exponent));
     }

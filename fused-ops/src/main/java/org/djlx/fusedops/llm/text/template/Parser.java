@@ -12,6 +12,8 @@ import java.util.NoSuchElementException;
 import java.util.Set;
 import java.util.function.BiFunction;
 import java.util.function.Consumer;
+import java.util.function.Function;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlx.fusedops.llm.text.template.Lexer.Token;
 import org.djlx.fusedops.llm.text.template.Lexer.Type;
@@ -22,10 +24,11 @@ final class Parser {
     private static final int MAX_DEPTH = 100;
     private static final int MAX_CHAIN = 500; // of attributes, calls and filters
     private static final Set<String> COMPARISONS = Set.of("==", "!=", "<", "<=", ">", ">=");
-    private static final Set<String> FILES = Set.of("include", "import", "from", "extends");
-    private static final Map<String, Boolean> TRUTHS =
+    private static final Set<String> FILE_TAGS = Set.of("include", "import", "from", "extends");
+    private static final Map<String, Boolean> BOOLEANS =
             Map.of("true", true, "True", true, "false", false, "False", false);
-    private static final String CAPTURED = "{{"; // the variable of a captured text: no name
+    // The variable that holds a captured text. Not a valid name, so templates cannot read it.
+    private static final String CAPTURED = "{{";
     private static final Set<String> NONES = Set.of("none", "None");
 
     /** Computes a value. */
@@ -34,7 +37,7 @@ final class Parser {
         Object value(Scope scope);
     }
 
-    /** Executes a statement; returns how it left the loop that it is in, or null. */
+    /** Executes a statement; returns null, or how it leaves the iteration of its loop. */
     interface Statement {
 
         Exit execute(Scope scope);
@@ -45,17 +48,17 @@ final class Parser {
         CONTINUE
     }
 
-    /** Assigns a value to variables. */
+    /** The left side of an assignment: one name, or a tuple of names. */
     private interface Target {
 
         void assign(Scope scope, Object value);
     }
 
-    /** Statements, and the names that they assign. */
+    /** A list of statements, with the frame of the scope that they run in. */
     static final class Block {
 
         private final List<Statement> statements;
-        private final Frame frame; // null if the block has no scope of its own
+        private final Frame frame; // null if the block runs in the enclosing scope
 
         private Block(List<Statement> statements, Frame frame) {
             this.statements = statements;
@@ -76,7 +79,7 @@ final class Parser {
             return null;
         }
 
-        /** Executes the block and returns what it prints. */
+        /** Executes the block and returns its output. */
         String capture(Scope scope) {
             StringBuilder out = scope.run.out;
             scope.run.out = new StringBuilder();
@@ -88,8 +91,8 @@ final class Parser {
             }
         }
 
-        /** Executes the block, and passes on what it prints unless it leaves a loop. */
-        private Exit capture(Scope scope, Consumer<String> text) {
+        /** Executes the block, and passes its output on unless break or continue ended it. */
+        private Exit captureTo(Consumer<String> text, Scope scope) {
             Exit[] exit = new Exit[1];
             Statement all =
                     inner -> {
@@ -105,60 +108,69 @@ final class Parser {
     }
 
     /**
-     * What the source says about a scope. As in Jinja2, a name that the scope assigns before it
-     * reads it is its own from the start, even where a macro or loop within reads it earlier.
+     * The names that the source uses in a scope. As in Jinja2, if the first use of a name in the
+     * scope is an assignment, the name is local from the start of the scope: a macro or loop inside
+     * that runs before the assignment finds it undefined, not the outer variable.
      */
     private static final class Frame {
 
         private final Frame parent;
-        private final Map<String, Boolean> assigned = new HashMap<>(); // whether first, by name
+        // By name: whether the first use is an assignment that no condition skips.
+        private final Map<String, Boolean> names = new HashMap<>();
         private final List<String> unknown = new ArrayList<>(); // filters and tests
-        private boolean isConditional; // within an if
+        private boolean isConditional; // the parser is inside an if
         private List<String> hidden;
 
         private Frame(Frame parent) {
             this.parent = parent;
         }
 
-        private void note(String name, boolean assigns) {
-            assigned.putIfAbsent(name, assigns && !isConditional);
+        private void noteAssigned(String name) {
+            names.putIfAbsent(name, !isConditional);
+        }
+
+        /** Notes a name that is read, or that has a value when the scope begins. */
+        private void noteRead(String name) {
+            names.putIfAbsent(name, false);
         }
 
         private List<String> hidden() {
             if (hidden == null) {
-                hidden = assigned.keySet().stream().filter(this::isHidden).toList();
+                hidden = names.keySet().stream().filter(this::isHidden).toList();
             }
             return hidden;
         }
 
         private boolean isHidden(String name) {
             for (Frame outer = parent; outer != null; outer = outer.parent) {
-                if (outer.assigned.containsKey(name)) {
+                if (outer.names.containsKey(name)) {
                     return false;
                 }
             }
-            return assigned.get(name);
+            return names.get(name);
         }
     }
 
-    /** A call, as far as the source says it. */
-    private record Call(
+    /** The expressions of the arguments of a call. */
+    private record ArgumentList(
             List<Expression> positional,
             Map<String, Expression> named,
-            Expression list,
-            Expression map) {
+            Expression starred, // after *; null if there is none
+            Expression doubleStarred) { // after **; null if there is none
+
+        static final ArgumentList NONE = new ArgumentList(List.of(), Map.of(), null, null);
 
         Args args(Scope scope) {
             Run run = scope.run;
             List<Object> values = new ArrayList<>();
             positional.forEach(each -> values.add(each.value(scope)));
             Map<String, Object> names = new LinkedHashMap<>();
-            if (list != null) {
-                values.addAll(Values.elements(run, list.value(scope)));
+            if (starred != null) {
+                values.addAll(Values.elements(run, starred.value(scope)));
             }
             named.forEach((name, each) -> names.put(name, each.value(scope)));
-            if (map != null) {
-                if (!(map.value(scope) instanceof Values.Dict dict)) {
+            if (doubleStarred != null) {
+                if (!(doubleStarred.value(scope) instanceof Values.Dict dict)) {
                     throw new TemplateError("** needs a dictionary");
                 }
                 for (Object key : dict.keys()) {
@@ -174,17 +186,17 @@ final class Parser {
     }
 
     /** A call of a function. */
-    private record Calling(Expression function, Call call) implements Expression {
+    private record Call(Expression function, ArgumentList arguments) implements Expression {
 
         @Override
         public Object value(Scope scope) {
             Object called = function.value(scope);
-            return Values.call(scope.run, called, call.args(scope));
+            return Values.call(scope.run, called, arguments.args(scope));
         }
     }
 
     private final List<Token> tokens;
-    private final List<String> loads = new ArrayList<>(); // names, as they are read
+    private final List<String> reads = new ArrayList<>(); // names of variables, in source order
     private int position;
     private int depth;
     private boolean inLoop;
@@ -204,7 +216,7 @@ final class Parser {
         try {
             List<Statement> statements = parser.statements(Set.of());
             requireKnown(parser.frame);
-            names.addAll(parser.loads);
+            names.addAll(parser.reads);
             return new Block(statements, parser.frame);
         } catch (TemplateError e) {
             throw new TemplateError("line %d: %s", parser.token().line(), e.getMessage());
@@ -213,7 +225,10 @@ final class Parser {
 
     // Statements
 
-    /** Parses up to the tag of one of these names, or the end, and stands before that name. */
+    /**
+     * Parses up to a tag with one of these names; the name is the next token. Without names, parses
+     * up to the end of the template.
+     */
     private List<Statement> statements(Set<String> ends) {
         List<Statement> statements = new ArrayList<>();
         nest();
@@ -260,15 +275,15 @@ final class Parser {
         String tag = expect(Type.NAME, null);
         return switch (tag) {
             case "set" -> set();
-            case "if" -> condition();
-            case "for" -> loop();
+            case "if" -> ifBlock();
+            case "for" -> forBlock();
             case "macro" -> macro();
             case "call" -> callBlock();
             case "filter" -> filterBlock();
-            case "with" -> with();
+            case "with" -> withBlock();
             case "generation" -> {
                 boolean outer = inLoop;
-                inLoop = false; // For Jinja2, this is the call of a macro.
+                inLoop = false; // As in Jinja2, where the block is a call of a macro.
                 Block body = block("endgeneration", List.of());
                 inLoop = outer;
                 yield scope -> body.execute(body.scope(scope));
@@ -281,7 +296,7 @@ final class Parser {
             }
             default ->
                     throw new TemplateError(
-                            FILES.contains(tag)
+                            FILE_TAGS.contains(tag)
                                     ? "the tag %s is not supported, because a template cannot read"
                                             + " files"
                                     : "the tag %s is unknown, or not expected here",
@@ -289,19 +304,22 @@ final class Parser {
         };
     }
 
-    /** Ends the tag that begins a block, and parses the block up to one of these names. */
+    /**
+     * Parses the end of a block's opening tag, and the statements up to a tag with one of these
+     * names.
+     */
     private List<Statement> body(String... ends) {
         skip(":");
         expect(Type.END, "%}");
         return statements(Set.of(ends));
     }
 
-    /** Parses something in a scope of its own, whose parameters are given. */
-    private <T> T inner(List<String> parameters, BiFunction<Parser, Frame, T> parse) {
+    /** Parses a part of the template that has a scope of its own, with these parameters. */
+    private <T> T inScope(List<String> parameters, Function<Frame, T> parse) {
         Frame inner = new Frame(frame);
         frame = inner;
-        parameters.forEach(name -> inner.note(name, false));
-        T parsed = parse.apply(this, inner);
+        parameters.forEach(inner::noteRead);
+        T parsed = parse.apply(inner);
         requireKnown(inner);
         frame = inner.parent;
         return parsed;
@@ -314,7 +332,7 @@ final class Parser {
     }
 
     private Block block(String end, List<String> parameters) {
-        return inner(parameters, (parser, inner) -> blockUpTo(end, inner));
+        return inScope(parameters, inner -> blockUpTo(end, inner));
     }
 
     private Block blockUpTo(String end, Frame inner) {
@@ -345,30 +363,30 @@ final class Parser {
 
     private Statement assignment(List<String> names, Target target, String namespace) {
         if (namespace != null) {
-            load(namespace);
+            noteRead(namespace);
         }
         if (skip("=")) {
             Expression value = tuple(true);
-            names.forEach(name -> frame.note(name, true));
+            names.forEach(frame::noteAssigned);
             return scope -> {
                 target.assign(scope, value.value(scope));
                 return null;
             };
         }
-        names.forEach(name -> frame.note(name, true));
-        return inner(
+        names.forEach(frame::noteAssigned);
+        return inScope(
                 List.of(),
-                (parser, inner) -> {
+                inner -> {
                     Expression value = filters(scope -> scope.get(CAPTURED));
                     Block body = blockUpTo("endset", inner);
                     return scope -> {
                         Scope own = body.scope(scope);
-                        return body.capture(
-                                own,
+                        return body.captureTo(
                                 text -> {
                                     own.set(CAPTURED, text);
                                     target.assign(scope, value.value(own));
-                                });
+                                },
+                                own);
                     };
                 });
     }
@@ -387,7 +405,7 @@ final class Parser {
                 expect(Type.OPERATOR, ")");
             } else {
                 String name = expect(Type.NAME, null);
-                if (TRUTHS.containsKey(name) || NONES.contains(name)) {
+                if (BOOLEANS.containsKey(name) || NONES.contains(name)) {
                     throw new TemplateError("cannot assign to %s", name);
                 }
                 names.add(name);
@@ -414,7 +432,7 @@ final class Parser {
         };
     }
 
-    private Statement condition() {
+    private Statement ifBlock() {
         List<Expression> tests = new ArrayList<>();
         List<Block> bodies = new ArrayList<>();
         int known = frame.unknown.size();
@@ -431,9 +449,8 @@ final class Parser {
             bodies.add(blockUpTo("endif", null));
         }
         frame.isConditional = outer;
-        frame.unknown
-                .subList(known, frame.unknown.size())
-                .clear(); // They fail where they are executed.
+        // As in Jinja2, an unknown filter or test in a condition fails only if it is executed.
+        frame.unknown.subList(known, frame.unknown.size()).clear();
         return scope -> {
             for (int i = 0; i < tests.size(); i++) {
                 if (Values.isTrue(tests.get(i).value(scope))) {
@@ -444,7 +461,7 @@ final class Parser {
         };
     }
 
-    private Statement loop() {
+    private Statement forBlock() {
         List<String> names = new ArrayList<>();
         Target target = target(names);
         if (names.contains("loop")) {
@@ -456,9 +473,9 @@ final class Parser {
         Expression test =
                 !skipName("if")
                         ? null
-                        : inner(
+                        : inScope(
                                 names,
-                                (parser, inner) -> {
+                                inner -> {
                                     testFrame[0] = inner;
                                     return expression();
                                 });
@@ -468,9 +485,9 @@ final class Parser {
         inLoop = true;
         List<String> parameters = new ArrayList<>(names);
         parameters.add("loop");
-        Block body = inner(parameters, (parser, inner) -> new Block(body("else", "endfor"), inner));
-        inLoop = outer && !isRecursive; // A recursive loop is a function, which its else is a part
-        // of.
+        Block body = inScope(parameters, inner -> new Block(body("else", "endfor"), inner));
+        // A recursive loop is a function, and its else block is a part of it.
+        inLoop = outer && !isRecursive;
         Block otherwise =
                 expect(Type.NAME, null).equals("else") ? block("endfor", List.of()) : null;
         inLoop = outer;
@@ -484,13 +501,13 @@ final class Parser {
                                     element -> {
                                         Scope inner = testBlock.scope(scope);
                                         target.assign(inner, element);
-                                        return test.value(inner);
+                                        return Values.isTrue(test.value(inner));
                                     });
                 };
         return new For(iterator, elements, test != null, isRecursive, target, body, otherwise);
     }
 
-    /** A loop. */
+    /** Executes a for block. */
     private record For(
             BiFunction<Scope, Object, Iterator<Object>> iterator,
             Expression elements,
@@ -521,43 +538,42 @@ final class Parser {
                         }
                     };
             Loop loop = new Loop(scope.run, all, length, depth, isRecursive ? recursion : null);
-            boolean isWithout = true; // As in Jinja2, an iteration that is left early is none.
+            // As in Jinja2, an iteration that break or continue ends does not count.
+            boolean isEmpty = true;
             while (loop.hasNext()) {
                 Scope inner = body.scope(scope);
                 inner.set("loop", loop);
                 target.assign(inner, loop.next());
                 Exit exit = body.execute(inner);
-                isWithout &= exit != null;
+                isEmpty &= exit != null;
                 if (exit == Exit.BREAK) {
                     break;
                 }
             }
-            return isWithout && otherwise != null
-                    ? otherwise.execute(otherwise.scope(scope))
-                    : null;
+            return isEmpty && otherwise != null ? otherwise.execute(otherwise.scope(scope)) : null;
         }
     }
 
-    /** The elements for which a test holds, tested as they are needed. */
+    /** The elements that pass a test. An element is tested when the iteration reaches it. */
     static final class Selected implements Iterator<Object> {
 
         private final Iterator<Object> all;
-        private final java.util.function.Function<Object, Object> test;
-        private boolean isThere;
+        private final Predicate<Object> test;
+        private boolean hasNext; // next holds an element
         private Object next;
 
-        Selected(Iterator<Object> all, java.util.function.Function<Object, Object> test) {
+        Selected(Iterator<Object> all, Predicate<Object> test) {
             this.all = all;
             this.test = test;
         }
 
         @Override
         public boolean hasNext() {
-            while (!isThere && all.hasNext()) {
+            while (!hasNext && all.hasNext()) {
                 next = all.next();
-                isThere = Values.isTrue(test.apply(next));
+                hasNext = test.test(next);
             }
-            return isThere;
+            return hasNext;
         }
 
         @Override
@@ -565,14 +581,14 @@ final class Parser {
             if (!hasNext()) {
                 throw new NoSuchElementException();
             }
-            isThere = false;
+            hasNext = false;
             return next;
         }
     }
 
     private Statement macro() {
         String name = expect(Type.NAME, null);
-        frame.note(name, true);
+        frame.noteAssigned(name);
         Macro.Definition definition = macro(name, "endmacro", null);
         return scope -> {
             scope.set(name, new Macro(definition, scope));
@@ -581,15 +597,17 @@ final class Parser {
     }
 
     /**
-     * Parses the parameters and the body of a macro or call block, and what stands between them.
+     * Parses the parameters and the body of a macro or a call block.
+     *
+     * @param between parses the call that stands before the body of a call block; null for a macro
      */
     private Macro.Definition macro(String name, String end, Runnable between) {
         List<String> parameters = new ArrayList<>();
         List<Expression> defaults = new ArrayList<>();
         boolean hasParameters = between == null || isOperator("(");
-        return inner(
+        return inScope(
                 List.of(),
-                (parser, inner) -> {
+                inner -> {
                     if (hasParameters) {
                         parameters(parameters, defaults);
                     }
@@ -598,14 +616,14 @@ final class Parser {
                         between.run();
                         frame = inner;
                     }
-                    int begin = loads.size();
+                    int begin = reads.size();
                     boolean outer = inLoop;
-                    inLoop = false; // No loop around a macro can be left from it.
+                    inLoop = false; // break and continue do not leave a macro.
                     Block body = blockUpTo(end, inner);
                     inLoop = outer;
                     Set<String> special =
                             new LinkedHashSet<>(List.of("caller", "varargs", "kwargs"));
-                    special.retainAll(loads.subList(begin, loads.size()));
+                    special.retainAll(reads.subList(begin, reads.size()));
                     special.removeAll(parameters);
                     return new Macro.Definition(name, parameters, defaults, special, body);
                 });
@@ -619,9 +637,9 @@ final class Parser {
             }
             String parameter = expect(Type.NAME, null);
             if (parameters.contains(parameter)) {
-                throw new TemplateError("the parameter %s is there twice", parameter);
+                throw new TemplateError("the parameter %s is declared twice", parameter);
             }
-            frame.note(parameter, false);
+            frame.noteRead(parameter);
             parameters.add(parameter);
             if (skip("=")) {
                 defaults.add(expression());
@@ -635,12 +653,12 @@ final class Parser {
     private Statement callBlock() {
         Expression[] call = new Expression[1];
         Macro.Definition definition = macro(null, "endcall", () -> call[0] = expression());
-        if (!(call[0] instanceof Calling called)) {
+        if (!(call[0] instanceof Call called)) {
             throw new TemplateError("call needs the call of a macro");
         }
         return scope -> {
             Object function = called.function.value(scope);
-            Args args = called.call.args(scope);
+            Args args = called.arguments.args(scope);
             Map<String, Object> named = new LinkedHashMap<>(args.named());
             if (named.put("caller", new Macro(definition, scope)) != null) {
                 throw new TemplateError("caller is given twice");
@@ -660,24 +678,24 @@ final class Parser {
     }
 
     private Statement filterBlock() {
-        return inner(
+        return inScope(
                 List.of(),
-                (parser, inner) -> {
+                inner -> {
                     Expression value = filters(filter(scope -> scope.get(CAPTURED)));
                     Block body = blockUpTo("endfilter", inner);
                     return scope -> {
                         Scope own = body.scope(scope);
-                        return body.capture(
-                                own,
+                        return body.captureTo(
                                 text -> {
                                     own.set(CAPTURED, text);
                                     scope.run.print(requireText(value.value(own), "filter"));
-                                });
+                                },
+                                own);
                     };
                 });
     }
 
-    private Statement with() {
+    private Statement withBlock() {
         List<String> names = new ArrayList<>();
         List<Target> targets = new ArrayList<>();
         List<Expression> values = new ArrayList<>();
@@ -701,9 +719,9 @@ final class Parser {
 
     // Expressions
 
-    private void load(String name) {
-        loads.add(name);
-        frame.note(name, false);
+    private void noteRead(String name) {
+        reads.add(name);
+        frame.noteRead(name);
     }
 
     private void nest() {
@@ -735,7 +753,11 @@ final class Parser {
         return value;
     }
 
-    /** Parses an expression, or several with commas between them: a tuple. */
+    /**
+     * Parses an expression, or several with commas between them: a tuple.
+     *
+     * @param withCondition whether an element may be {@code a if b else c}
+     */
     private Expression tuple(boolean withCondition) {
         List<Expression> elements = new ArrayList<>();
         boolean isTuple = false;
@@ -756,7 +778,7 @@ final class Parser {
 
     private static Expression listOf(List<Expression> elements, boolean isTuple) {
         return scope -> {
-            scope.run.size(elements.size());
+            scope.run.requireSize(elements.size());
             List<Object> values = new ArrayList<>();
             elements.forEach(each -> values.add(each.value(scope)));
             return isTuple ? new Values.Tuple(values) : values;
@@ -767,6 +789,11 @@ final class Parser {
         return logical("or", true, () -> logical("and", false, this::not));
     }
 
+    /**
+     * Parses operands of {@code and} or {@code or}.
+     *
+     * @param decisive the truth of an operand that ends the evaluation
+     */
     private Expression logical(String operator, boolean decisive, Supplier<Expression> operand) {
         List<Expression> operands = new ArrayList<>();
         do {
@@ -859,7 +886,7 @@ final class Parser {
             StringBuilder text = new StringBuilder();
             for (Expression part : parts) {
                 String next = Values.text(scope.run, part.value(scope));
-                scope.run.length(text.length() + (long) next.length());
+                scope.run.requireLength(text.length() + (long) next.length());
                 text.append(next);
             }
             return text.toString();
@@ -909,7 +936,7 @@ final class Parser {
                 } else if (skipName("is")) {
                     value = test(value);
                 } else if (isOperator("(")) {
-                    value = new Calling(value, call());
+                    value = new Call(value, arguments());
                 } else {
                     break;
                 }
@@ -932,11 +959,11 @@ final class Parser {
         switch (token.type()) {
             case NAME:
                 String name = token.text();
-                if (TRUTHS.containsKey(name) || NONES.contains(name)) {
-                    Object constant = TRUTHS.get(name);
+                if (BOOLEANS.containsKey(name) || NONES.contains(name)) {
+                    Object constant = BOOLEANS.get(name);
                     return scope -> constant;
                 }
-                load(name);
+                noteRead(name);
                 return scope -> {
                     scope.run.step();
                     return scope.get(name);
@@ -997,7 +1024,7 @@ final class Parser {
                         });
         return scope -> {
             Values.Dict dict = new Values.Dict();
-            scope.run.size(keys.size());
+            scope.run.requireSize(keys.size());
             for (int i = 0; i < keys.size(); i++) {
                 dict.put(keys.get(i).value(scope), values.get(i).value(scope));
             }
@@ -1024,7 +1051,7 @@ final class Parser {
             } else if (skip("[")) {
                 result = subscript(of);
             } else if (isOperator("(")) {
-                result = new Calling(of, call());
+                result = new Call(of, arguments());
             } else {
                 return result;
             }
@@ -1060,12 +1087,12 @@ final class Parser {
                         step.value(scope));
     }
 
-    private Call call() {
+    private ArgumentList arguments() {
         expect(Type.OPERATOR, "(");
         List<Expression> positional = new ArrayList<>();
         Map<String, Expression> named = new LinkedHashMap<>();
-        Expression list = null;
-        Expression map = null;
+        Expression starred = null;
+        Expression doubleStarred = null;
         boolean needsComma = false;
         while (!skip(")")) {
             if (needsComma) {
@@ -1076,14 +1103,15 @@ final class Parser {
             }
             needsComma = true;
             boolean isNamed = token().type() == Type.NAME && peek(1).is(Type.OPERATOR, "=");
-            boolean isLate = map != null || !isNamed && list != null && !isOperator("**");
+            boolean isLate =
+                    doubleStarred != null || !isNamed && starred != null && !isOperator("**");
             if (isLate || !isNamed && !isOperator("*") && !isOperator("**") && !named.isEmpty()) {
                 throw new TemplateError("an argument stands after one with a name");
             }
             if (skip("*")) {
-                list = expression();
+                starred = expression();
             } else if (skip("**")) {
-                map = expression();
+                doubleStarred = expression();
             } else if (isNamed) {
                 String name = next().text();
                 next();
@@ -1094,7 +1122,7 @@ final class Parser {
                 positional.add(expression());
             }
         }
-        return new Call(positional, named, list, map);
+        return new ArgumentList(positional, named, starred, doubleStarred);
     }
 
     private Expression filters(Expression value) {
@@ -1110,10 +1138,10 @@ final class Parser {
         if (!Filters.NAMES.contains(name)) {
             frame.unknown.add("the filter " + name);
         }
-        Call call = isOperator("(") ? call() : new Call(List.of(), Map.of(), null, null);
+        ArgumentList arguments = isOperator("(") ? arguments() : ArgumentList.NONE;
         return scope -> {
             Object filtered = value.value(scope);
-            return Filters.call(scope.run, name, filtered, call.args(scope));
+            return Filters.call(scope.run, name, filtered, arguments.args(scope));
         };
     }
 
@@ -1123,10 +1151,10 @@ final class Parser {
         if (!Tests.NAMES.contains(name)) {
             frame.unknown.add("the test " + name);
         }
-        Call call = new Call(List.of(), Map.of(), null, null);
+        ArgumentList given = ArgumentList.NONE;
         Token token = token();
         if (isOperator("(")) {
-            call = call();
+            given = arguments();
         } else if (token.type() == Type.NAME && !Set.of("else", "or", "and").contains(token.text())
                 || token.type() == Type.STRING
                 || token.type() == Type.NUMBER
@@ -1135,9 +1163,9 @@ final class Parser {
             if (token.text().equals("is") && token.type() == Type.NAME) {
                 throw new TemplateError("tests with is cannot follow each other");
             }
-            call = new Call(List.of(postfix(primary())), Map.of(), null, null);
+            given = new ArgumentList(List.of(postfix(primary())), Map.of(), null, null);
         }
-        Call arguments = call;
+        ArgumentList arguments = given;
         return scope -> {
             Object tested = value.value(scope);
             return Tests.holds(scope.run, name, tested, arguments.args(scope)) != negated;

@@ -3,7 +3,7 @@ package org.djlx.fusedops.llm.text.template;
 
 import java.util.Collection;
 
-/** One rendering: its output, and the bounds of what it may cost. */
+/** One rendering: its output, and the bounds of its size, steps and depth. */
 final class Run {
 
     static final int MAX_LENGTH = 16 << 20; // of a text, in UTF-16 units
@@ -11,7 +11,7 @@ final class Run {
     private static final long MAX_STEPS = 20_000_000;
     private static final int MAX_DEPTH = 150;
 
-    StringBuilder out = new StringBuilder(); // a block that captures its text replaces it meanwhile
+    StringBuilder out = new StringBuilder(); // replaced while the output of a block is captured
     int line = 1; // of the statement that is executed
     private long steps;
     private int depth;
@@ -21,7 +21,7 @@ final class Run {
         step(1);
     }
 
-    /** Counts steps: one for an evaluation, an element, or 16 characters that are looked at. */
+    /** Counts steps. A step is an evaluation, an element, or 16 characters that are read. */
     void step(long count) {
         steps += count;
         if (steps > MAX_STEPS) {
@@ -29,34 +29,35 @@ final class Run {
         }
     }
 
-    /** Counts a text that is made or searched, and returns it. */
-    String text(String text) {
-        length(text.length());
+    /** Counts and checks a text that is created or searched, and returns it. */
+    String counted(String text) {
+        requireLength(text.length());
         return text;
     }
 
-    /** Checks the length of a text before it is made. */
-    void length(long length) {
+    /** Counts and checks a text by its length, before it is created. */
+    void requireLength(long length) {
         if (length > MAX_LENGTH) {
             throw new TemplateError("a text is longer than %d characters", MAX_LENGTH);
         }
         step(1 + (length >> 4));
     }
 
-    /** Checks the size of a list before it is made. */
-    void size(long size) {
+    /** Counts and checks a list by its size, before it is created. */
+    void requireSize(long size) {
         if (size > MAX_ELEMENTS) {
             throw new TemplateError("a list has more than %d elements", MAX_ELEMENTS);
         }
         step(1 + size);
     }
 
+    /** Counts and checks a collection, and returns it. */
     <T extends Collection<?>> T counted(T collection) {
-        size(collection.size());
+        requireSize(collection.size());
         return collection;
     }
 
-    /** Enters a macro, a recursive loop or a nested value; {@link #leave} comes after it. */
+    /** Enters a macro, a recursive loop or a nested value. Call {@link #leave} afterwards. */
     void enter() {
         step();
         if (++depth > MAX_DEPTH) {
@@ -70,8 +71,10 @@ final class Run {
         depth--;
     }
 
+    /** Appends to the output. */
     void print(String text) {
-        length(out.length() + (long) text.length() > MAX_LENGTH ? Long.MAX_VALUE : text.length());
+        boolean fits = out.length() + (long) text.length() <= MAX_LENGTH;
+        requireLength(fits ? text.length() : Long.MAX_VALUE);
         out.append(text);
     }
 }

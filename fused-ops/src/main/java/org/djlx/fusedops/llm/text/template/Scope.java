@@ -8,11 +8,13 @@ import java.util.Map;
 /** Variables by name, within those of an enclosing scope. */
 final class Scope {
 
-    /** Hides a variable of an enclosing scope until this one is assigned. */
+    /**
+     * The value of a local variable before its assignment; hides an outer variable of that name.
+     */
     private static final Object HIDDEN = new Object();
 
     final Run run;
-    private final Scope parent; // null for that of the template's variables
+    private final Scope parent; // null for the scope of the template's variables
     private final Map<String, Object> variables = new HashMap<>();
 
     Scope(Run run) {
@@ -20,12 +22,12 @@ final class Scope {
         this.parent = null;
     }
 
-    /** Creates a scope whose own variables hide, from the start, those outside it. */
-    Scope(Scope parent, List<String> hidden) {
+    /** Creates an inner scope, whose local variables hide outer ones from the start. */
+    Scope(Scope parent, List<String> locals) {
         this.run = parent.run;
         this.parent = parent;
-        run.step(hidden.size());
-        hidden.forEach(name -> variables.put(name, HIDDEN));
+        run.step(locals.size());
+        locals.forEach(name -> variables.put(name, HIDDEN));
     }
 
     Object get(String name) {

@@ -57,7 +57,7 @@ final class Strings {
                     "zfill");
     private static final String LINE_BREAKS = "\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029";
 
-    private static final int PREFIX = 16; // of a part, that is searched without counting steps
+    private static final int PREFIX = 16; // characters of a part that are searched without steps
 
     private Strings() {}
 
@@ -81,7 +81,7 @@ final class Strings {
     }
 
     static List<Object> characters(Run run, String text) {
-        run.size(length(text));
+        run.requireSize(length(text));
         List<Object> characters = new ArrayList<>();
         text.codePoints().forEach(c -> characters.add(Character.toString(c)));
         return characters;
@@ -122,7 +122,7 @@ final class Strings {
         return text.toLowerCase(Locale.ROOT);
     }
 
-    /** Returns a character as it begins a word. */
+    /** Returns the title case of a character. */
     private static String titleCase(int c) {
         String upper = upper(Character.toString(c));
         return upper.codePointCount(0, upper.length()) == 1
@@ -135,8 +135,7 @@ final class Strings {
             return text;
         }
         int first = Character.charCount(text.codePointAt(0));
-        // The rest is made lower case with the first character before it, as this decides on a
-        // final sigma.
+        // A letter before the rest, because a sigma is in its final form only after a letter.
         String rest = lower("a" + text.substring(first)).substring(1);
         return titleCase(text.codePointAt(0)) + rest;
     }
@@ -163,8 +162,8 @@ final class Strings {
             return lower(Character.toString(c));
         }
         String next = index + 1 < text.length() ? text.substring(index + 1, index + 2) : "";
-        return lower("a" + Character.toString(c) + next)
-                .substring(1, 2); // a final sigma is another
+        // With its neighbours, because a sigma has another form at the end of a word.
+        return lower("a" + Character.toString(c) + next).substring(1, 2);
     }
 
     private static String swapCase(String text) {
@@ -217,7 +216,7 @@ final class Strings {
                 }
                 String part = text.substring(begin, end);
                 parts.add(parts.size() == limit ? strip(part, null, false, true) : part);
-                run.size(parts.size() >> 10); // in case that there are very many
+                run.requireSize(parts.size() >> 10); // checks the count while it grows
                 begin = end;
             }
         }
@@ -225,7 +224,7 @@ final class Strings {
         int end = find(run, text, separator, 0);
         while (end >= 0 && parts.size() != limit) {
             parts.add(text.substring(begin, end));
-            run.size(0);
+            run.requireSize(0);
             begin = end + separator.length();
             end = find(run, text, separator, begin);
         }
@@ -258,11 +257,11 @@ final class Strings {
         long added = Math.max(0, other.length() - old.length());
         if (added * most + text.length() > Run.MAX_LENGTH) { // it may be too long
             most = old.isEmpty() ? length(text) + 1L : count(run, text, old);
-            run.length(text.length() + added * Math.min(most, limit < 0 ? most : limit));
+            run.requireLength(text.length() + added * Math.min(most, limit < 0 ? most : limit));
         }
         run.step((text.length() >> 3) + 1);
         if (limit < 0 && !old.isEmpty() && old.length() <= PREFIX) {
-            return run.text(text.replace(old, other));
+            return run.counted(text.replace(old, other));
         }
         StringBuilder replaced = new StringBuilder();
         int position = 0;
@@ -279,12 +278,12 @@ final class Strings {
             replaced.append(text, position, found).append(other);
             position = found + old.length();
         }
-        return run.text(replaced.append(text.substring(position)).toString());
+        return run.counted(replaced.append(text.substring(position)).toString());
     }
 
     /**
-     * Returns the first index of a part, from an index on; -1 if there is none. Each place where a
-     * long part begins alike counts steps, so that no text makes this slow.
+     * Returns the first index of a part, from an index on; -1 if there is none. Counts steps for
+     * each place where the text equals the prefix of a long part, which bounds the search.
      */
     static int find(Run run, String text, String part, int from) {
         String prefix = part.substring(0, Math.min(part.length(), PREFIX));
@@ -348,7 +347,7 @@ final class Strings {
         }
         int length = length(text);
         int padding = Math.max(0, Math.max(0, width) - length);
-        run.length(text.length() + (long) padding * fill.length());
+        run.requireLength(text.length() + (long) padding * fill.length());
         // Python's center has the odd space on the left if the width is odd.
         int before = left == 0 ? 0 : left == 1 ? padding : padding / 2 + (padding & width & 1);
         return fill.repeat(before) + text + fill.repeat(padding - before);
@@ -400,7 +399,7 @@ final class Strings {
                 || c >= 0x2460 && c <= 0x2468;
     }
 
-    /** Returns whether a character is printable; an unpaired surrogate stands for one that is. */
+    /** Returns whether a character is printable. Unpaired surrogates are: see ControlTokens. */
     static boolean isPrintable(int c) {
         return switch (Character.getType(c)) {
             case Character.CONTROL,
@@ -449,7 +448,7 @@ final class Strings {
             case "format" -> Formats.format(run, text, args);
             case "capitalize", "casefold", "lower", "swapcase", "title", "upper" -> {
                 args.bind(method, 0);
-                yield run.text(changeCase(text, method));
+                yield run.counted(changeCase(text, method));
             }
             case "strip", "lstrip", "rstrip" -> {
                 String characters = args.bind(method, 0, "").text(0);
@@ -522,7 +521,7 @@ final class Strings {
                 String separator = "";
                 for (Object part : Values.elements(run, args.bind(method, 1, "").get(0))) {
                     String next = Args.of(part).requiredText(0);
-                    run.length(
+                    run.requireLength(
                             joined.length() + (long) separator.length() + next.length()
                                             > Run.MAX_LENGTH
                                     ? Long.MAX_VALUE
@@ -542,8 +541,8 @@ final class Strings {
      */
     private static Object search(Run run, String text, String method, Args args) {
         int length = length(text);
-        int begin = Values.index(args.get(1, null), 0, length);
-        int end = Values.index(args.get(2, null), length, length);
+        int begin = Values.bound(args.get(1, null), 0, length);
+        int end = Values.bound(args.get(2, null), length, length);
         boolean inside =
                 begin <= end
                         && (!args.has(1)
@@ -618,7 +617,7 @@ final class Strings {
             char c = text.charAt(i);
             if (c == '\t') {
                 int spaces = size <= 0 ? 0 : size - column % size;
-                run.length(expanded.length() + (long) spaces);
+                run.requireLength(expanded.length() + (long) spaces);
                 expanded.append(" ".repeat(spaces));
                 column += spaces;
             } else {

@@ -10,8 +10,8 @@ import java.util.Set;
  * A parsed Jinja2 template, with the settings of transformers' {@code apply_chat_template}: {@code
  * trim_blocks}, {@code lstrip_blocks}, {@code break} and {@code continue}, blocks named {@code
  * generation}, the filter {@code tojson} of transformers, and the functions {@code raise_exception}
- * and {@code strftime_now}. A template is untrusted: it reaches its variables only, and what it may
- * cost is bounded. Immutable.
+ * and {@code strftime_now}. A template is untrusted: it can read only its variables, and its
+ * output, steps and depth are bounded. Immutable.
  *
  * <p>Not supported are tags that read other templates, the tags {@code block}, {@code autoescape}
  * and {@code print}, and the filters {@code filesizeformat}, {@code pprint}, {@code urlize}, {@code
@@ -23,8 +23,8 @@ public final class Template {
     private final Set<String> names;
 
     /**
-     * The arguments of a call of a tool: a dictionary, and where a template adds it to a text,
-     * JSON. There are templates that are given such arguments as text.
+     * The arguments of a tool call. A template can use them as a dictionary. Added to a string,
+     * they become JSON, because some templates expect the arguments as a JSON string.
      */
     @SuppressWarnings("serial") // is not serialized
     public static final class Arguments extends LinkedHashMap<Object, Object> {
@@ -79,9 +79,9 @@ public final class Template {
      * @param variables by name: strings, numbers, booleans, null, and lists and maps of them; they
      *     are copied
      * @return the text
-     * @throws IllegalArgumentException if the template calls {@code raise_exception}, does what
-     *     Jinja2 refuses, or needs more than its bounds: 16 Mi characters, lists of a million
-     *     elements, 20 million steps, 150 nested calls. The message has the line and the reason
+     * @throws IllegalArgumentException if the template calls {@code raise_exception}, fails as in
+     *     Jinja2, or exceeds a bound: 16 Mi characters, lists of a million elements, 20 million
+     *     steps, 150 nested calls. The message has the line and the reason
      */
     public String render(Map<String, ?> variables) {
         Run run = new Run();

@@ -97,7 +97,7 @@ final class Tests {
             case "integer" -> Numbers.isInteger(value) && !(value instanceof Boolean);
             case "iterable" -> Values.isIterable(value);
             case "lower", "upper" -> {
-                String text = run.text(Values.text(run, value));
+                String text = run.counted(Values.text(run, value));
                 run.step(text.length() >> 3);
                 yield Strings.isCase(text, name.equals("upper"));
             }

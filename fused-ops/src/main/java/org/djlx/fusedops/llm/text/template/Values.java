@@ -10,6 +10,7 @@ import java.util.Collection;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 
@@ -20,11 +21,11 @@ import java.util.Set;
  */
 final class Values {
 
-    private static final Set<String> LIST_CHANGES =
+    private static final Set<String> LIST_MUTATORS =
             Set.of("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort");
-    private static final Set<String> DICT_CHANGES =
+    private static final Set<String> DICT_MUTATORS =
             Set.of("clear", "pop", "popitem", "setdefault", "update");
-    static final Object NONE = new Object(); // an attribute that is None
+    static final Object NONE = new Object(); // of attributes whose value is None
     private static final int MAX_INPUT_DEPTH = 100;
     private static final int MAX_NAME = 200; // characters of a missing one in a message
 
@@ -58,13 +59,13 @@ final class Values {
         }
     }
 
-    /** A text that is HTML: texts that are added to it are escaped. */
+    /** A text that is safe HTML: other texts are escaped when they are added to it. */
     record Markup(String text) {}
 
-    /** Elements that can be iterated over once, as those of Python's generators. */
+    /** Elements that can be iterated over once, as with Python's generators. */
     record Once(Iterator<Object> elements) {}
 
-    /** Variables that a template can change; equal to none but itself. */
+    /** Variables that a template can change. Equal only to itself. */
     record Namespace(Map<String, Object> attributes) {
 
         @Override
@@ -78,7 +79,7 @@ final class Values {
         }
     }
 
-    /** A list that cannot be changed; some have names for their elements. */
+    /** An immutable list. Elements may have names, as in Python's namedtuple. */
     static final class Tuple extends AbstractList<Object> {
 
         private final List<Object> elements;
@@ -128,29 +129,34 @@ final class Values {
         }
     }
 
-    /** A dictionary: Python's keys, for which 1, 1.0 and true are the same. */
+    /** A dictionary with Python's equality of keys: 1, 1.0 and True are one key. */
     static final class Dict {
 
         private record Entry(Object key, Object value) {}
 
-        private static final int MAX_KEY = 100; // elements of a tuple, with those of its tuples
+        private static final int MAX_KEY =
+                100; // elements of a tuple that is a key, nested ones included
 
         private final Map<Object, Entry> entries = new LinkedHashMap<>();
-        private final boolean isText;
+        private final boolean isJsonText;
 
         Dict() {
             this(false);
         }
 
-        /** Creates a dictionary that becomes JSON where it is added to a text. */
-        Dict(boolean isText) {
-            this.isText = isText;
+        /**
+         * Creates a dictionary.
+         *
+         * @param isJsonText whether it becomes JSON when it is added to a text
+         */
+        Dict(boolean isJsonText) {
+            this.isJsonText = isJsonText;
         }
 
         void put(Object key, Object value) {
-            Object hash = hash(key);
-            Entry old = entries.get(hash);
-            entries.put(hash, new Entry(old == null ? key : old.key, value));
+            Object javaKey = javaKey(key);
+            Entry old = entries.get(javaKey);
+            entries.put(javaKey, new Entry(old == null ? key : old.key, value));
         }
 
         void putAll(Dict other) {
@@ -158,11 +164,11 @@ final class Values {
         }
 
         boolean has(Object key) {
-            return entries.containsKey(hash(key));
+            return entries.containsKey(javaKey(key));
         }
 
         Object get(Object key, Object otherwise) {
-            Entry entry = entries.get(hash(key));
+            Entry entry = entries.get(javaKey(key));
             return entry == null ? otherwise : entry.value;
         }
 
@@ -186,22 +192,22 @@ final class Values {
             return items;
         }
 
-        /** Returns an object that is equal for equal keys. */
-        private static Object hash(Object key) {
-            return hash(key, new int[1]);
+        /** Returns a Java object whose equals and hashCode follow Python's equality of keys. */
+        private static Object javaKey(Object key) {
+            return javaKey(key, new int[1]);
         }
 
-        private static Object hash(Object key, int[] count) {
+        private static Object javaKey(Object key, int[] count) {
             if (key instanceof List<?> list && key instanceof Tuple) {
-                List<Object> hashes = new ArrayList<>();
+                List<Object> keys = new ArrayList<>();
                 for (Object each : list) {
                     if (++count[0] > MAX_KEY) {
                         throw new TemplateError(
                                 "a tuple with more than %d elements is a key", MAX_KEY);
                     }
-                    hashes.add(hash(each, count));
+                    keys.add(javaKey(each, count));
                 }
-                return hashes;
+                return keys;
             }
             if (key instanceof List || key instanceof Dict || key instanceof View) {
                 throw new TemplateError("a %s cannot be a key", typeName(key));
@@ -250,7 +256,7 @@ final class Values {
                 || object instanceof Byte) {
             return ((Number) object).longValue();
         }
-        if (object instanceof Number number) { // Gson's, as it stands in the text
+        if (object instanceof Number number) { // Gson's LazilyParsedNumber: the JSON text
             Object integer = Numbers.parseInteger(number.toString(), 10);
             return integer != null ? integer : (Object) number.doubleValue();
         }
@@ -287,9 +293,7 @@ final class Values {
                                 ? "str"
                                 : value.getClass() == ArrayList.class
                                         ? "list"
-                                        : value.getClass()
-                                                .getSimpleName()
-                                                .toLowerCase(java.util.Locale.ROOT);
+                                        : value.getClass().getSimpleName().toLowerCase(Locale.ROOT);
     }
 
     static boolean isTrue(Object value) {
@@ -349,15 +353,15 @@ final class Values {
         return hasLength(value) || value instanceof Once;
     }
 
-    /** Returns the elements that an iteration over a value has. */
+    /** Returns the elements of an iterable value. */
     static List<Object> elements(Run run, Object value) {
         List<Object> elements = new ArrayList<>();
         Iterator<Object> iterator = iterator(run, value);
         while (iterator.hasNext()) {
             elements.add(iterator.next());
-            run.size(0);
+            run.requireSize(0);
             if (elements.size() > Run.MAX_ELEMENTS) {
-                run.size(elements.size());
+                run.requireSize(elements.size());
             }
         }
         return elements;
@@ -386,6 +390,7 @@ final class Values {
         throw new TemplateError("a value of type %s cannot be iterated over", typeName(value));
     }
 
+    /** Returns the string of a value that {@linkplain #isText is a text}. */
     private static String plain(Object text) {
         return text instanceof Markup markup ? markup.text : (String) text;
     }
@@ -409,7 +414,7 @@ final class Values {
 
     /** Appends {@code repr(value)}. */
     static void represent(Run run, StringBuilder text, Object value) {
-        run.length(text.length() > Run.MAX_LENGTH ? Long.MAX_VALUE : 0);
+        run.requireLength(text.length() > Run.MAX_LENGTH ? Long.MAX_VALUE : 0);
         run.enter();
         try {
             if (value == null || value instanceof Boolean) {
@@ -418,13 +423,13 @@ final class Values {
                 run.step(value instanceof Double ? 100 : 10);
                 text.append(Numbers.text(value));
             } else if (value instanceof String string) {
-                run.length(string.length());
+                run.requireLength(string.length());
                 run.step(string.length() >> 2);
                 Strings.quote(text, string);
             } else if (value instanceof Undefined) {
                 text.append("Undefined");
             } else if (value instanceof Markup markup) {
-                run.length(markup.text.length());
+                run.requireLength(markup.text.length());
                 run.step(markup.text.length() >> 2);
                 text.append("Markup(");
                 Strings.quote(text, markup.text);
@@ -544,7 +549,7 @@ final class Values {
         return i;
     }
 
-    /** Returns whether an operator, one of {@code < <= > >=}, holds. */
+    /** Returns {@code a operator b}, for one of the operators {@code < <= > >=}. */
     static boolean isOrdered(Run run, String operator, Object a, Object b) {
         run.step();
         int order;
@@ -586,6 +591,7 @@ final class Values {
         };
     }
 
+    /** Returns the error of an undefined operand if there is one, otherwise an error as given. */
     private static TemplateError undefinedOr(
             Object a, Object b, String format, Object... arguments) {
         return a instanceof Undefined undefined
@@ -595,7 +601,7 @@ final class Values {
                         : new TemplateError(format, arguments);
     }
 
-    /** Sorts as Python's {@code sorted(elements, key=keys)}. */
+    /** Sorts elements by their keys, as Python's {@code sorted}. */
     static List<Object> sorted(Run run, List<Object> elements, List<Object> keys, boolean reverse) {
         List<Integer> order = new ArrayList<>();
         for (int i = 0; i < keys.size(); i++) {
@@ -608,8 +614,8 @@ final class Values {
                         Object b = keys.get(reverse ? i : j);
                         return isOrdered(run, "<", a, b) ? -1 : isOrdered(run, "<", b, a) ? 1 : 0;
                     });
-        } catch (IllegalArgumentException e) { // by Java's sort, for NaNs in a long list
-            throw new TemplateError("a list that cannot be ordered is sorted");
+        } catch (IllegalArgumentException e) { // Java's sort throws it if NaNs have no order.
+            throw new TemplateError("the list cannot be sorted: its elements have no order");
         }
         List<Object> sorted = new ArrayList<>();
         order.forEach(i -> sorted.add(elements.get(i)));
@@ -662,20 +668,20 @@ final class Values {
                 boolean markup = a instanceof Markup || b instanceof Markup;
                 String x = markup ? escape(a).text : plain(a);
                 String y = markup ? escape(b).text : plain(b);
-                run.length((long) x.length() + y.length());
+                run.requireLength((long) x.length() + y.length());
                 return markup ? new Markup(x + y) : x + y;
             }
-            if (a instanceof Dict dict && dict.isText && isText(b)) {
-                return run.text(Json.write(run, a) + plain(b));
+            if (a instanceof Dict dict && dict.isJsonText && isText(b)) {
+                return run.counted(Json.write(run, a) + plain(b));
             }
-            if (b instanceof Dict dict && dict.isText && isText(a)) {
-                return run.text(plain(a) + Json.write(run, b));
+            if (b instanceof Dict dict && dict.isJsonText && isText(a)) {
+                return run.counted(plain(a) + Json.write(run, b));
             }
             if (a instanceof List<?> x
                     && b instanceof List<?> y
                     && isSequence(a)
                     && a.getClass() == b.getClass()) {
-                run.size((long) x.size() + y.size());
+                run.requireSize((long) x.size() + y.size());
                 List<Object> sum = new ArrayList<>(x);
                 sum.addAll(y);
                 return a instanceof Tuple ? new Tuple(sum) : sum;
@@ -697,12 +703,12 @@ final class Values {
     private static Object repeat(Run run, Object value, int times) {
         int count = Math.max(0, times);
         if (isText(value)) {
-            run.length(plain(value).length() * (long) count);
+            run.requireLength(plain(value).length() * (long) count);
             String repeated = plain(value).repeat(count);
             return value instanceof Markup ? new Markup(repeated) : repeated;
         }
         List<?> list = (List<?>) value;
-        run.size(list.size() * (long) count);
+        run.requireSize(list.size() * (long) count);
         List<Object> repeated = new ArrayList<>();
         for (int i = 0; i < count && !list.isEmpty(); i++) {
             repeated.addAll(list);
@@ -729,12 +735,12 @@ final class Values {
         return Numbers.negate(value);
     }
 
-    /** Returns an index of a slice, within the bounds of a length. */
-    static int index(Object index, int otherwise, int length) {
-        return index(index, otherwise, 0, length);
+    /** Returns a bound of a slice, from 0 to a length; negative ones count from the end. */
+    static int bound(Object index, int otherwise, int length) {
+        return bound(index, otherwise, 0, length);
     }
 
-    private static int index(Object index, int otherwise, int least, int most) {
+    private static int bound(Object index, int otherwise, int least, int most) {
         int length = least < 0 ? most + 1 : most;
         if (index == null) {
             return otherwise;
@@ -756,11 +762,11 @@ final class Values {
         boolean forward = by > 0;
         int least = forward ? 0 : -1;
         int most = forward ? length : length - 1;
-        int first = index(begin, forward ? 0 : most, least, most);
-        int last = index(end, forward ? length : -1, least, most);
+        int first = bound(begin, forward ? 0 : most, least, most);
+        int last = bound(end, forward ? length : -1, least, most);
         if (isText(value) && by == 1) {
             String part = last <= first ? "" : Strings.part(plain(value), first, last);
-            return value instanceof Markup ? new Markup(run.text(part)) : run.text(part);
+            return value instanceof Markup ? new Markup(run.counted(part)) : run.counted(part);
         }
         List<?> elements =
                 value instanceof List<?> list ? list : Strings.characters(run, plain(value));
@@ -783,7 +789,7 @@ final class Values {
         return value instanceof Markup ? new Markup(text.toString()) : text.toString();
     }
 
-    /** Counts the steps for reading a text: its length, or whether it is another's. */
+    /** Counts the steps of reading or comparing a value, if it is a text. */
     static void countText(Run run, Object value) {
         run.step(isText(value) ? plain(value).length() >> 6 : 0);
     }
@@ -811,7 +817,7 @@ final class Values {
                         : Strings.part(plain(value), index, index + 1);
             }
         }
-        Object attribute = isText(key) ? own(value, plain(key)) : null;
+        Object attribute = isText(key) ? ownAttribute(value, plain(key)) : null;
         return attribute == NONE ? null : attribute != null ? attribute : missing(value, key);
     }
 
@@ -820,11 +826,11 @@ final class Values {
         run.step();
         if (value instanceof Undefined undefined) {
             if (name.matches("__\\w+__")) {
-                return missing(value, name); // which the sandbox hides
+                return missing(value, name); // Jinja2's sandbox hides such names.
             }
             throw undefined.error();
         }
-        Object attribute = own(value, name);
+        Object attribute = ownAttribute(value, name);
         if (attribute == NONE) {
             return null;
         }
@@ -849,8 +855,11 @@ final class Values {
                         + "'");
     }
 
-    /** Returns an attribute that is no element: null if there is none, NONE if it is None. */
-    private static Object own(Object value, String name) {
+    /**
+     * Returns an attribute, not an element of a dictionary: null if there is none, NONE if it is
+     * None.
+     */
+    private static Object ownAttribute(Object value, String name) {
         if (isText(value)) {
             return Strings.METHODS.contains(name)
                     ? new Function(name, (run, args) -> Strings.call(run, plain(value), name, args))
@@ -876,7 +885,7 @@ final class Values {
     }
 
     private static Object dictMethod(Dict dict, String name) {
-        if (DICT_CHANGES.contains(name)) {
+        if (DICT_MUTATORS.contains(name)) {
             return unsafe(name, "dict");
         }
         return switch (name) {
@@ -900,7 +909,7 @@ final class Values {
                             name,
                             (run, args) -> {
                                 args.bind(name, 0);
-                                run.size(dict.size());
+                                run.requireSize(dict.size());
                                 Dict copy = new Dict();
                                 copy.putAll(dict);
                                 return copy;
@@ -916,7 +925,7 @@ final class Values {
 
     private static Object listMethod(List<?> list, String name) {
         boolean plain = list instanceof ArrayList;
-        if (plain && LIST_CHANGES.contains(name)) {
+        if (plain && LIST_MUTATORS.contains(name)) {
             return unsafe(name, "list");
         }
         return switch (name) {
@@ -934,8 +943,8 @@ final class Values {
                             name,
                             (run, args) -> {
                                 Args bound = args.bind(name, 1, "", "", "");
-                                int end = index(bound.get(2, null), list.size(), list.size());
-                                for (int i = index(bound.get(1, null), 0, list.size());
+                                int end = bound(bound.get(2, null), list.size(), list.size());
+                                for (int i = bound(bound.get(1, null), 0, list.size());
                                         i < end;
                                         i++) {
                                     if (isSame(run, bound.get(0), list.get(i))) {
@@ -969,7 +978,7 @@ final class Values {
         Dict dict = new Dict();
         Object from = new Args(args.positional(), Map.of()).bind("dict", 0, "").get(0, new Dict());
         if (from instanceof Dict other) {
-            run.size(other.size());
+            run.requireSize(other.size());
             dict.putAll(other);
         } else {
             for (Object each : elements(run, from)) {
