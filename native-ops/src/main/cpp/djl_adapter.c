@@ -1,7 +1,7 @@
 // Lets DJL's native code for libtorch 2.7.1 run on a newer libtorch. DJL loads this library in place of its own, which it needs.
 //
-// DJL's library calls libtorch's C++ functions. Since 2.7.1, TensorImpl has got virtual functions before others, and one function is no
-// longer exported. Therefore this library
+// DJL's library calls libtorch's C++ functions. Libtorch after 2.7.1 has more virtual functions in TensorImpl, which move others to new
+// places in the vtable, and no longer exports one function. Therefore this library
 // - defines the natives of PyTorchLibrary that call those virtual functions, by libtorch's stable C ABI. The JVM finds a native in this
 //   library first, and all others in DJL's.
 // - defines the missing function.
@@ -36,12 +36,12 @@ jlong Java_ai_djl_pytorch_jni_PyTorchLibrary_torchToContiguous(JNIEnv*, jobject,
 
 enum { MAX_DIMENSIONS = 64, CPU = 0, CUDA = 1, STRIDED = 0 };
 
-// Throws DJL's exception unless a call has succeeded. Returns whether it has.
-static bool check(JNIEnv* env, Error error, const char* what) {
+// Throws DJL's exception if `error` is not 0 and no exception is pending. Returns whether `error` is 0.
+static bool check(JNIEnv* env, Error error, const char* message) {
   if (error == 0) return true;
   if (!(*env)->ExceptionCheck(env)) {
     jclass type = (*env)->FindClass(env, "ai/djl/engine/EngineException");
-    if (type != NULL) (*env)->ThrowNew(env, type, what);
+    if (type != NULL) (*env)->ThrowNew(env, type, message);
   }
   return false;
 }
@@ -73,8 +73,8 @@ static void dense_strides(int64_t dimensions, const int64_t* sizes, int64_t* str
   }
 }
 
-// Returns a tensor over memory of the host, which it does not own; NULL with an exception on failure.
-static Tensor over(JNIEnv* env, void* data, int64_t dimensions, const int64_t* sizes, int32_t type) {
+// Returns a dense tensor over memory of the host that the caller keeps owning; NULL with an exception on failure.
+static Tensor tensor_over(JNIEnv* env, void* data, int64_t dimensions, const int64_t* sizes, int32_t type) {
   int64_t strides[MAX_DIMENSIONS];
   Tensor tensor = NULL;
   if (!check(env, dimensions > MAX_DIMENSIONS, "more than 64 dimensions")) return NULL;
@@ -141,7 +141,7 @@ JNIEXPORT void JNICALL Java_ai_djl_pytorch_jni_PyTorchLibrary_torchSet(JNIEnv* e
       !check(env, aoti_torch_get_dtype((Tensor)handle, &type), "cannot read the element type")) {
     return;
   }
-  Tensor source = over(env, (*env)->GetDirectBufferAddress(env, buffer), dimensions, sizes, type);
+  Tensor source = tensor_over(env, (*env)->GetDirectBufferAddress(env, buffer), dimensions, sizes, type);
   if (source == NULL) return;
   check(env, aoti_torch_copy_((Tensor)handle, source, 0), "cannot copy a buffer to the tensor");
   aoti_torch_delete_tensor_object(source);
@@ -170,7 +170,7 @@ JNIEXPORT jlong JNICALL Java_ai_djl_pytorch_jni_PyTorchLibrary_torchFromBlob(JNI
   jint* place = (*env)->GetIntArrayElements(env, device, NULL);
   Tensor tensor = NULL;
   if (sizes != NULL && place != NULL) {
-    tensor = over(env, (*env)->GetDirectBufferAddress(env, buffer), dimensions, (const int64_t*)sizes, types[data_type]);
+    tensor = tensor_over(env, (*env)->GetDirectBufferAddress(env, buffer), dimensions, (const int64_t*)sizes, types[data_type]);
     if (tensor != NULL && place[0] == CUDA) {
       Tensor copy = on_gpu(env, tensor, dimensions, (const int64_t*)sizes, types[data_type], place[1]);
       aoti_torch_delete_tensor_object(tensor);

@@ -15,8 +15,8 @@ import java.util.Map;
 import java.util.stream.Stream;
 
 /**
- * Lets DJL run on the PyTorch that pip has installed, in place of the libtorch that DJL brings or
- * downloads: newer versions, CUDA 13.
+ * Lets DJL run on a PyTorch that pip has installed, such as a newer version or one for CUDA 13, in
+ * place of the libtorch that DJL brings or downloads.
  *
  * <pre>
  *   eval "$(java -cp PATH org.djlx.nativeops.torch.InstalledTorch python3)"
@@ -35,7 +35,7 @@ public final class InstalledTorch {
     private static final String ADAPTER = "/linux-x86-64/libdjl_torch_adapter.so";
     private static final String JNI_LIBRARY = "libdjl_torch_" + JNI_VERSION + ".so";
 
-    private static final String ASK =
+    private static final String QUERY =
             """
             import glob, os, torch
             home = os.path.dirname(torch.__file__)
@@ -52,10 +52,10 @@ public final class InstalledTorch {
      *
      * @param version PyTorch's version, three numbers
      * @param cuda the version of CUDA that it is built for, such as 13.0; empty for CPUs
-     * @param libraries the folder of {@code libtorch.so}
-     * @param others folders of libraries that it needs, separated by colons
+     * @param libraries the directory of {@code libtorch.so}
+     * @param dependencies directories of the libraries that it needs, separated by colons
      */
-    record Installed(String version, String cuda, Path libraries, String others) {
+    record Installed(String version, String cuda, Path libraries, String dependencies) {
 
         String flavor() {
             return cuda.isEmpty() ? "cpu" : "cu" + cuda.replace(".", "");
@@ -77,7 +77,7 @@ public final class InstalledTorch {
         }
         Installed installed;
         try {
-            installed = ask(arguments.length == 0 ? "python3" : arguments[0]);
+            installed = query(arguments.length == 0 ? "python3" : arguments[0]);
         } catch (IllegalStateException e) {
             System.err.println("error: " + e.getMessage());
             System.exit(1);
@@ -91,11 +91,11 @@ public final class InstalledTorch {
     }
 
     /** Asks a Python about its PyTorch. */
-    private static Installed ask(String python) throws IOException, InterruptedException {
+    private static Installed query(String python) throws IOException, InterruptedException {
         Process process;
         try {
             process =
-                    new ProcessBuilder(python, "-c", ASK)
+                    new ProcessBuilder(python, "-c", QUERY)
                             .redirectError(ProcessBuilder.Redirect.INHERIT)
                             .start();
         } catch (IOException e) {
@@ -143,9 +143,9 @@ public final class InstalledTorch {
         Files.createDirectories(libraries);
         String flavor = installed.cuda().isEmpty() ? "cpu" : JNI_FLAVOR;
         copy("/jnilib/linux-x86_64/" + flavor + "/libdjl_torch.so", directory.resolve(JNI_LIBRARY));
-        // DJL loads the file of this name without asking for which libtorch it is.
+        // DJL loads a file of this name for any version of libtorch.
         copy(ADAPTER, directory.resolve(platform.getApiVersion() + "-libdjl_torch.so"));
-        // DJL loads all files of the folder; pip's has others than libraries.
+        // DJL loads all files of a directory. The one of pip holds other files, too.
         try (Stream<Path> files = Files.list(installed.libraries())) {
             for (Path file : files.filter(InstalledTorch::isLibrary).toList()) {
                 Path link = libraries.resolve(file.getFileName());
@@ -162,7 +162,7 @@ public final class InstalledTorch {
         String inherited = System.getenv("LD_LIBRARY_PATH");
         variables.put(
                 "LD_LIBRARY_PATH",
-                Stream.of(installed.libraries().toString(), installed.others(), inherited)
+                Stream.of(installed.libraries().toString(), installed.dependencies(), inherited)
                         .filter(path -> path != null && !path.isEmpty())
                         .reduce((first, second) -> first + ":" + second)
                         .orElseThrow());

@@ -14,10 +14,10 @@
 // NOTE [rounds] The ranks of an all-to-all know the sizes of their own parts only, so they cannot agree on a number of launches. One
 // launch moves parts larger than a slot in rounds, which use the halves in turn. Two ranks know what they send each other, and use the
 // same rounds:
-// - Both send the larger of the two sizes, filled up with zeros.
-// - A thread takes all packs of a round, then fences, then sends those of the next one. So what it has taken of round k tells that the peer
-//   has taken round k - 1, whose half round k + 1 uses. A position of a slot belongs to one thread of each rank.
-// - The number of rounds is odd. So the next launch begins in a half of which the peer is known to have taken all.
+// - Both send the larger of the two sizes, padded with zeros.
+// - A position of a slot belongs to one thread of each rank. A thread takes all its packs of a round, then fences, then sends those of the
+//   next round. So a pack of round k shows that the peer has taken its packs of round k - 1. Round k + 1 may reuse that half.
+// - The number of rounds is odd. So the next launch begins in the half that the peer is known to have emptied.
 //
 // Invariants
 // - Blocks wait for packs and not for blocks, so ranks may launch different numbers of blocks. All blocks of a rank must be resident.
@@ -42,7 +42,7 @@ struct Parts {
   char* receive[MAX_RANKS];
   u64 send_bytes[MAX_RANKS];
   u64 receive_bytes[MAX_RANKS];
-  u64 send_packs[MAX_RANKS];  // at least 1, with what fills up rounds
+  u64 send_packs[MAX_RANKS];  // at least 1, with padding
   u64 receive_packs[MAX_RANKS];
   u64 round_packs[MAX_RANKS];  // of each round, at most a slot
   u64 positions;               // the largest of round_packs
