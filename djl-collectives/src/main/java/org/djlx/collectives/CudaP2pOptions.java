@@ -139,8 +139,8 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       the same on all ranks, as that of all operations; this is not compared.
  *   <li>Do not launch a graph after the group has been destroyed.
  *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
- *       the group. Its outputs hold arbitrary values, NaN included. The launch's stream stands
- *       until the group is broken, so whatever you call on the group next throws the error.
+ *       the group. Its outputs hold arbitrary values, NaN included. The launch's stream is blocked
+ *       until the group is broken, so your next call on the group throws the error.
  * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {

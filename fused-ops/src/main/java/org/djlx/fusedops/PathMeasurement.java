@@ -31,10 +31,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>Each path runs several times eagerly, and several times as a CUDA graph, on a stream of its
  *       own. A path's time is that of the slowest rank in the fastest round.
- *   <li>Before each call the ranks agree whether one of them has new sizes. So all measure in the
- *       same call.
- *   <li>Times are added up for the sizes that all ranks know. So all take the same path afterwards,
- *       although other sizes may differ between them.
+ *   <li>Before each call the ranks agree whether one of them has new sizes. So all ranks measure in
+ *       the same call.
+ *   <li>Some sizes may differ between ranks. Times are added up by the sizes that all ranks have in
+ *       common, so all ranks choose the same path.
  * </ul>
  */
 final class PathMeasurement {
@@ -42,14 +42,17 @@ final class PathMeasurement {
     private static final int WARM_UPS = 3;
     private static final int ROUNDS = 3;
     private static final int CALLS = 8; // of a round
-    private static final int CALLS_OF_GRAPH = 2;
+    private static final int CALLS_OF_GRAPH = 2; // recorded in one graph
 
     private static final float NEVER = 1e30f; // the time of a path that did not run
     private static final Path[] PATHS = Path.values();
 
     private PathMeasurement() {}
 
-    /** What a measurement is kept by: sizes and the direction of an operator, as all ranks know. */
+    /**
+     * The key of a measurement: the sizes of an operator that are the same on all ranks, and its
+     * direction.
+     */
     record Key(Workload agreed, boolean byRows) {
 
         static Key of(MatmulPlan.Operator<?> operator) {
@@ -58,13 +61,13 @@ final class PathMeasurement {
     }
 
     /**
-     * The measurements of a key: the total times of each path over the sizes that may differ
-     * between ranks, as this rank has measured them in the same calls as all others.
+     * The measurements of a key: the total time of each path, over the calls in which the ranks
+     * measured. The totals are the same on all ranks.
      */
     static final class Measured {
 
         private final Set<Workload> measured = new HashSet<>(); // with this rank's own sizes
-        private final float[] eager = new float[PATHS.length];
+        private final float[] eager = new float[PATHS.length]; // us, by path
         private final float[] recorded = new float[PATHS.length];
 
         /** Returns the fastest path in total. */

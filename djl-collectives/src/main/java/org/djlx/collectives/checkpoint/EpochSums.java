@@ -18,9 +18,10 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Loss and evaluators of the current epoch, so that a job that is resumed within it reports the
- * whole epoch. Checkpoints exclude the batch whose step follows, which the evaluators may have
- * counted already: that depends on the order of the listeners.
+ * Sums of the loss and the evaluators in the current epoch. A checkpoint holds them, so that a job
+ * that is resumed within the epoch reports the whole epoch. It excludes the current batch, whose
+ * optimizer step follows. Whether the evaluators have counted that batch already depends on the
+ * order of the listeners.
  */
 final class EpochSums {
 
@@ -31,10 +32,10 @@ final class EpochSums {
     private Trainer trainer; // of the sums; null before the first batch
     private EvaluatorSums sums;
     private boolean countsFirst; // whether evaluators count a batch before the manager is called
-    private Map<String, double[]> last = Map.of(); // at the end of the batch before
-    private Map<String, double[]> complete = Map.of(); // of batches whose steps are made
+    private Map<String, double[]> last = Map.of(); // at the last call of onBatch
+    private Map<String, double[]> complete = Map.of(); // without the current batch
 
-    /** Takes the sums without the current batch. */
+    /** Reads the sums, and determines those without the current batch. */
     void onBatch(Trainer of, CheckpointManager manager) {
         if (trainer != of) {
             trainer = of;
@@ -65,7 +66,7 @@ final class EpochSums {
         return GSON.toJson(complete);
     }
 
-    /** Returns the sums between two steps, as JSON. */
+    /** Returns a trainer's sums between two steps, as JSON. */
     static String toJson(Trainer of) {
         return GSON.toJson(EvaluatorSums.of(of).values(EvaluatorTrainingListener.TRAIN_EPOCH));
     }
@@ -85,7 +86,7 @@ final class EpochSums {
     /**
      * Restores the sums. Another number of processes adds them up on the first one.
      *
-     * @param all of all processes that have saved
+     * @param all the sums of each process that saved
      */
     void restore(
             Trainer to, List<Map<String, double[]>> all, int process, int processes, long batch) {

@@ -24,9 +24,9 @@ final class RankMain {
      */
     public static void main(String[] args) {
         // Started here, because a thread cannot be started when memory has run out.
-        Thread watch = new Thread(RankMain::haltLate, "rank-exit");
-        watch.setDaemon(true);
-        watch.start();
+        Thread watchdog = new Thread(RankMain::haltIfExitHangs, "rank-exit");
+        watchdog.setDaemon(true);
+        watchdog.start();
         try {
             String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
             Method main = Class.forName(args[0]).getMethod("main", String[].class);
@@ -35,7 +35,7 @@ final class RankMain {
             main.invoke(null, (Object) mainArgs);
         } catch (Throwable t) {
             failed = true;
-            LockSupport.unpark(watch);
+            LockSupport.unpark(watchdog);
             fail(t);
         }
     }
@@ -55,8 +55,8 @@ final class RankMain {
         }
     }
 
-    /** Waits until the rank has failed, then ends the process if exit does not. */
-    private static void haltLate() {
+    /** Waits until the rank has failed, then ends the process unless exit has ended it in time. */
+    private static void haltIfExitHangs() {
         while (!failed) {
             LockSupport.park();
         }

@@ -16,10 +16,10 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * The sums that a trainer's evaluators, its loss among them, have so far of an epoch. DJL's
- * evaluators keep them by accumulator, in fields of the type {@code Map<String, Long>} or {@code
- * Map<String, Float>}. Known to be sums are those of evaluators whose accumulators DJL's classes
- * update and read, such as subclasses of {@code AbstractAccuracy} and {@code Loss}.
+ * The sums that a trainer's loss and evaluators have accumulated in an epoch so far. DJL's
+ * evaluators keep them in fields of the type {@code Map<String, Long>} or {@code Map<String,
+ * Float>}, by accumulator. Evaluators count as sums if methods of DJL's classes update and read
+ * their accumulators, as in subclasses of {@code AbstractAccuracy} and {@code Loss}.
  */
 public final class EvaluatorSums {
 

@@ -21,9 +21,10 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Makes the loss and the evaluators of an epoch those of all processes, so that metrics and {@code
- * TrainingResult} are those of the whole job. It is the first listener, so DJL's listeners read
- * them. Calls {@link DataParallelTrainer#join} first: other processes may have more batches.
+ * Combines the loss and the evaluators of all processes at the end of an epoch, so that metrics and
+ * {@code TrainingResult} describe the whole job. It is the first listener, so DJL's listeners read
+ * the combined values. Calls {@link DataParallelTrainer#join} first, because other processes may
+ * have more batches.
  *
  * <ul>
  *   <li>{@linkplain EvaluatorSums Sums} are added up.
@@ -42,8 +43,8 @@ final class JobEvaluators extends TrainingListenerAdapter {
                     EvaluatorTrainingListener.VALIDATE_EPOCH);
 
     private final Map<String, List<byte[]>> batches = new HashMap<>(); // labels, predictions, ...
-    private List<Evaluator> gathered; // null before the first batch
-    private DataParallelTrainer ended; // whose epoch has, until takeEnded
+    private List<Evaluator> gathered; // need all predictions; null before they are known
+    private DataParallelTrainer ended; // the trainer whose epoch has ended; null after takeEnded
 
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batch) {
@@ -70,9 +71,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
         }
     }
 
-    /**
-     * Returns the evaluators that need all predictions. None without a listener that reads them.
-     */
+    /** Returns the evaluators that need all predictions; empty if no listener reads evaluators. */
     private List<Evaluator> gathered(Trainer trainer) {
         ProcessGroup group = ((DataParallelTrainer) trainer).group();
         if (gathered == null) {
@@ -147,8 +146,9 @@ final class JobEvaluators extends TrainingListenerAdapter {
             for (int i = 0; i < count; i += 2) {
                 boolean mine = rank == group.rank();
                 try (NDManager manager = parent.newSubManager()) {
-                    NDList labels = list(mine ? own.get(i) : null, rank, group, manager);
-                    NDList predictions = list(mine ? own.get(i + 1) : null, rank, group, manager);
+                    NDList labels = broadcastList(mine ? own.get(i) : null, rank, group, manager);
+                    NDList predictions =
+                            broadcastList(mine ? own.get(i + 1) : null, rank, group, manager);
                     for (Evaluator evaluator : evaluators) {
                         evaluator.updateAccumulator(accumulator, labels, predictions);
                     }
@@ -164,8 +164,13 @@ final class JobEvaluators extends TrainingListenerAdapter {
         return array.toLongArray()[0];
     }
 
-    /** Broadcasts an encoded list; null for that of another process. */
-    private static NDList list(byte[] own, int source, ProcessGroup group, NDManager manager) {
+    /**
+     * Broadcasts an encoded list.
+     *
+     * @param own the list; null if this process receives it
+     */
+    private static NDList broadcastList(
+            byte[] own, int source, ProcessGroup group, NDManager manager) {
         int length = (int) broadcast(own == null ? 0 : own.length, source, group, manager);
         NDArray bytes = manager.create(own == null ? new byte[length] : own, new Shape(length));
         group.broadcast(bytes, source).await();

@@ -12,10 +12,11 @@ import java.util.List;
 import java.util.function.Consumer;
 
 /**
- * The listeners of one of several processes. If a listener stops the job at the end of an epoch, as
- * DJL's {@code EarlyStoppingListener} does by {@link EarlyStoppedException}, all processes stop: it
- * may decide by the time, which differs between them. Later listeners are called before, as they
- * may run collectives.
+ * The listeners of one of several processes. If a listener of one process throws {@link
+ * EarlyStoppedException} at the end of an epoch, as DJL's {@code EarlyStoppingListener} does, all
+ * processes stop after this epoch. The processes agree on it, because a listener may decide by the
+ * time, which differs between them. They agree after all listeners have been called, because later
+ * listeners may run collectives.
  */
 final class JobListeners extends ArrayList<TrainingListener> {
 
@@ -26,7 +27,8 @@ final class JobListeners extends ArrayList<TrainingListener> {
     /**
      * Creates the list.
      *
-     * @param isFirst whether this process logs; other processes leave out DJL's listeners that do
+     * @param isFirst whether this is the first process; the others leave out DJL's listeners that
+     *     log
      */
     JobListeners(List<TrainingListener> listeners, boolean isFirst) {
         add(evaluators);

@@ -29,9 +29,11 @@ import org.djlx.nativeops.torch.NoGradient;
 final class SplitCheck {
 
     /**
-     * Says for each array whether its first dimension is the batch. All ranks get the other arrays
-     * whole.
+     * Where each array has the batch. Data and labels whose first dimension is the batch are
+     * divided among the ranks; all ranks get the other arrays whole.
      *
+     * @param data for each array of the data, whether its first dimension is the batch
+     * @param labels for each array of the labels, whether its first dimension is the batch
      * @param outputs for each prediction the dimension that is the batch, or {@link #NONE}; null
      *     before they are known
      */
@@ -43,8 +45,8 @@ final class SplitCheck {
         /**
          * Compares first dimensions of data and labels; the predictions are not known yet.
          *
-         * @param like the layout of other batches with as many data, or null; then the data have
-         *     the same
+         * @param like the layout of an earlier batch with as many arrays of data, whose data have
+         *     the same layout; null if there is none
          */
         static Layout of(NDList data, NDList labels, Layout like) {
             Shape first = data.head().getShape();
@@ -60,7 +62,7 @@ final class SplitCheck {
             return new Layout(ofData, of(labels, rows), null);
         }
 
-        /** Throws if a pass returns another number of predictions than that of the first batch. */
+        /** Throws if the number of predictions differs from that of the first batch. */
         void requirePredictions(int count) {
             if (outputs != null && outputs.length != count) {
                 throw new IllegalArgumentException(
@@ -120,7 +122,7 @@ final class SplitCheck {
     }
 
     private final Shape[] shapes; // of the predictions for the whole batch
-    // Predictions for it; null if random numbers or each rank's rows change them.
+    // Predictions for the whole batch; null if random numbers or each rank's rows change them.
     private final NDList whole;
     private final boolean half; // whether the block computes in a 16-bit type
 
@@ -134,12 +136,12 @@ final class SplitCheck {
      * Computes the whole batch in training mode.
      *
      * @param half whether the block computes in a 16-bit type
-     * @param apart whether training uses statistics of each rank's rows
+     * @param perRank whether training uses statistics of each rank's rows
      * @param pass computes the predictions
      * @throws IllegalArgumentException if the block keeps state in fields
      */
     static SplitCheck ofTraining(
-            Block block, NDManager manager, boolean half, boolean apart, Supplier<NDList> pass) {
+            Block block, NDManager manager, boolean half, boolean perRank, Supplier<NDList> pass) {
         NDList[] passes = new NDList[1];
         boolean draws = draws(manager, () -> passes[0] = NoGradient.get(pass));
         NDList first = passes[0];
@@ -162,7 +164,7 @@ final class SplitCheck {
                     }
                 });
         Shape[] shapes = first.getShapes();
-        boolean random = draws || apart || difference(first, second, half) != null;
+        boolean random = draws || perRank || difference(first, second, half) != null;
         second.close();
         if (random) {
             first.close();
@@ -177,8 +179,9 @@ final class SplitCheck {
     }
 
     /**
-     * Returns whether a pass draws random numbers: two passes of a layer that drops one element of
-     * 100 may well be equal. Generators go on from a seed that follows from the program's.
+     * Returns whether a pass draws random numbers. Comparing two passes is not enough: with a
+     * dropout of 1 %, they may be equal. Afterwards the generators continue from a seed that was
+     * drawn from the program's generator.
      */
     private static boolean draws(NDManager manager, Runnable pass) {
         long seed = draw(manager, Device.cpu());

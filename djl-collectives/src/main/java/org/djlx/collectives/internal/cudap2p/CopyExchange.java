@@ -44,8 +44,8 @@ final class CopyExchange implements Exchange {
     private static final long ALIGNMENT = 256;
 
     // Smaller pieces do not keep the links busy, and each costs a barrier.
-    private static final long LEAST_PIECE = 4 << 20;
-    private static final int PIECES = 6;
+    private static final long MIN_PIECE = 4 << 20;
+    private static final int PIECES = 6; // of a part, if their size allows it
 
     private final P2pRegion region;
     private final SignalKernels signals;
@@ -53,11 +53,11 @@ final class CopyExchange implements Exchange {
     private final GpuResources resources;
     private final int rank;
     private final int ranks;
-    private final long window;
-    private final CudaStream side; // of the group's operations, one after the other
-    private final CudaEvent begun;
-    private final CudaEvent arrived;
-    private final CudaEvent taken;
+    private final long window; // bytes
+    private final CudaStream side;
+    private final CudaEvent begun; // the caller's stream has reached the collective
+    private final CudaEvent arrived; // the pieces of a round
+    private final CudaEvent taken; // the side stream has moved them out of the windows
 
     CopyExchange(
             P2pRegion region,
@@ -83,7 +83,7 @@ final class CopyExchange implements Exchange {
         return ranks > 1 && window > 0;
     }
 
-    /** Takes what a round has brought. */
+    /** Moves the pieces of a round out of the windows. */
     private interface Round {
 
         /**
@@ -117,7 +117,7 @@ final class CopyExchange implements Exchange {
      */
     private void exchange(Run run, long[] parts, long byteSize, Round round) {
         long piece = (byteSize + PIECES - 1) / PIECES;
-        piece = (Math.max(LEAST_PIECE, piece) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        piece = (Math.max(MIN_PIECE, piece) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         piece = Math.min(window, piece);
         long half = 0;
         for (long done = 0; done < byteSize; done += piece) {
@@ -148,7 +148,7 @@ final class CopyExchange implements Exchange {
         return region.layout().buffer() + half + source * window;
     }
 
-    private long[] toAll(long address) {
+    private long[] samePart(long address) {
         long[] parts = new long[ranks];
         Arrays.fill(parts, address);
         return parts;
@@ -173,7 +173,7 @@ final class CopyExchange implements Exchange {
         }
         exchange(
                 run,
-                toAll(input),
+                samePart(input),
                 byteSize,
                 (half, done, size) -> {
                     for (int step = 1; step < ranks; step++) {
@@ -190,7 +190,7 @@ final class CopyExchange implements Exchange {
         begin(run);
         exchange(
                 run,
-                toAll(sends ? tensor : 0),
+                samePart(sends ? tensor : 0),
                 byteSize,
                 (half, done, size) -> {
                     if (!sends) {
@@ -227,7 +227,7 @@ final class CopyExchange implements Exchange {
 
     /** All-reduces a tensor in place. 16-bit types are summed as in {@link Reductions}. */
     void allReduce(Run run, long tensor, long count, ScalarType type, ReduceOp op) {
-        reduceScatter(run, toAll(tensor), tensor, count, type, op);
+        reduceScatter(run, samePart(tensor), tensor, count, type, op);
     }
 
     /** Reduces the windows of a half in rank order, into the first. */

@@ -68,8 +68,8 @@ final class CudaP2pBackend extends Backend {
         NcclBackend.requireLibraries(NAME);
         NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
         CudaP2pBackend backend = create(context, options, topology, nccl);
-        // NCCL refuses ranks that share a GPU: only operations that need it may fail. After the
-        // probes of peer access, without which NCCL may stand or lose data.
+        // Connects after the probes: with broken peer access, NCCL would hang or lose data. Not if
+        // ranks share a GPU: NCCL refuses them, and only operations that need it should fail.
         if (!options.isSharedGpus()) {
             try {
                 nccl.connectEarly();

@@ -39,7 +39,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     // 100 blocks in 103.
     private static final int FEW_BLOCKS = 32;
 
-    // A launch costs about as much time as this many bytes take over the links of a GPU.
+    // The links of a GPU move about this many bytes in the time of a launch.
     private static final long LAUNCH_BYTES = 1 << 20;
 
     // Offsets of the members of struct Parts, in words.
@@ -55,39 +55,39 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     private static final int ROUNDS = PARTS.offset("rounds") / Long.BYTES;
     private static final int SLOT_PACKS = PARTS.offset("slot_packs") / Long.BYTES;
 
-    private final AllReduceKernels sizes;
+    private final AllReduceKernels launchSizes;
     private final int rank;
     private final int ranks;
-    private final long slot; // for sums
-    private final long slotPacks; // for moves; 0 if there are no slots
+    private final long slot; // bytes; reductions use all of it
+    private final long slotPacks; // packs that fit beside their escape words; 0 without slots
     private final int threads;
     private final OneShotSlots slots;
     private final CudaModule module;
     private final Move gather; // sends one part to all ranks
     private final Move exchange; // sends a part to each rank
-    private final Map<ScalarType, CudaKernel> scatters;
+    private final Map<ScalarType, CudaKernel> reduceScatters;
     private final Map<ScalarType, CudaKernel> sums;
 
     // Guarded by this.
     private final long[] parts = new long[PARTS.byteSize() / Long.BYTES];
     private final KernelArguments arguments = new KernelArguments();
     private Duration timeout = Duration.ZERO;
-    private long[] launch; // struct Launch with this timeout
+    private long[] launchStruct; // struct Launch with this timeout
     private boolean ended;
 
-    /** The kernels of a move: for parts of whole packs, and for any. */
+    /** The kernels of a move: for parts of whole packs, and for parts of any size. */
     private record Move(CudaKernel packs, CudaKernel bytes) {}
 
     /**
-     * @param sizes has the most blocks of a launch
+     * @param launchSizes limits the blocks of a launch
      */
     ExchangeKernels(
             P2pRegion region,
             CudaDevice device,
             WaitStatus status,
             KernelCompiler compiler,
-            AllReduceKernels sizes) {
-        this.sizes = sizes;
+            AllReduceKernels launchSizes) {
+        this.launchSizes = launchSizes;
         rank = region.rank();
         ranks = region.ranks();
         RegionLayout layout = region.layout();
@@ -108,7 +108,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         module = compiler.load(device, SOURCE, defined);
         gather = new Move(module.kernel("gather_packs"), module.kernel("gather_bytes"));
         exchange = new Move(module.kernel("exchange_packs"), module.kernel("exchange_bytes"));
-        scatters = module.kernels("reduce_scatter");
+        reduceScatters = module.kernels("reduce_scatter");
         sums = module.kernels("sum_parts");
     }
 
@@ -120,14 +120,14 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     /** Returns the names of the kernels that not every GPU can run. */
     Set<String> names() {
         Set<String> names = new TreeSet<>();
-        scatters.values().forEach(kernel -> names.add(kernel.name()));
+        reduceScatters.values().forEach(kernel -> names.add(kernel.name()));
         sums.values().forEach(kernel -> names.add(kernel.name()));
         return names;
     }
 
     /** Keeps only these of {@link #names}, which the GPUs of all ranks can run. */
     void retain(Set<String> names) {
-        scatters.values().removeIf(kernel -> !names.contains(kernel.name()));
+        reduceScatters.values().removeIf(kernel -> !names.contains(kernel.name()));
         sums.values().removeIf(kernel -> !names.contains(kernel.name()));
     }
 
@@ -137,8 +137,8 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     }
 
     /** Returns whether a reduce-scatter is possible; the same on all ranks. */
-    boolean isPossible(ScalarType type, ReduceOp op) {
-        return isPossible() && canSum(type, op) && scatters.containsKey(type);
+    boolean canReduceScatter(ScalarType type, ReduceOp op) {
+        return isPossible() && canSum(type, op) && reduceScatters.containsKey(type);
     }
 
     @Override
@@ -181,7 +181,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         move(run, exchange);
         for (int peer = 0; peer < ranks; peer++) {
             send(peer, tensor + rank * part, size(byteSize, part, rank));
-            // The root has all parts and drops what it receives.
+            // The root has all parts, so it drops those that it receives.
             long address = rank == root ? 0 : tensor + peer * part;
             receive(peer, address, peer == rank ? 0 : size(byteSize, part, peer));
         }
@@ -217,8 +217,8 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
             for (int peer = 0; peer < ranks; peer++) {
                 send(peer, inputs[peer] + done * itemSize, size * itemSize);
             }
-            begin(run).add(output + done * itemSize).add(size).add(divisor(op));
-            launch(run, scatters.get(type), packs(size * itemSize));
+            arguments(run).add(output + done * itemSize).add(size).add(divisor(op));
+            launch(run, reduceScatters.get(type), packs(size * itemSize));
         }
     }
 
@@ -245,7 +245,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
             ReduceOp op) {
         System.arraycopy(sources, 0, parts, SEND, ranks);
         arguments.clear().addStruct(parts).add(output).add(count).add(divisor(op));
-        LaunchSize size = sizes.size(packs(count * type.itemSize()), threads, FEW_BLOCKS);
+        LaunchSize size = launchSizes.size(packs(count * type.itemSize()), threads, FEW_BLOCKS);
         sums.get(type).launch(stream, size, arguments);
     }
 
@@ -259,15 +259,16 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         parts[RECEIVE_BYTES + peer] = byteSize;
     }
 
-    private KernelArguments begin(Run run) {
+    /** Returns the arguments of all kernels; the caller adds those of its kernel. */
+    private KernelArguments arguments(Run run) {
         if (ended) {
             throw GroupErrors.buffersDestroyed();
         }
         if (!timeout.equals(run.timeout())) {
-            launch = slots.launch(rank, run.timeout());
+            launchStruct = slots.launch(rank, run.timeout());
             timeout = run.timeout();
         }
-        return arguments.clear().addStruct(launch).addStruct(parts);
+        return arguments.clear().addStruct(launchStruct).addStruct(parts);
     }
 
     private void move(Run run, Move move) {
@@ -277,10 +278,11 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     /**
      * Enqueues the move of all parts, in the rounds of NOTE [rounds] in collectives.cu.
      *
-     * @param largest the largest part of all ranks, if this rank sends one part to all
+     * @param largest the least size by which a pair of ranks counts its rounds; 0 if the larger of
+     *     its two parts decides
      */
     private void move(Run run, Move move, long largest) {
-        long bits = 0;
+        long bits = 0; // of all addresses and sizes, for their alignment
         long positions = 0;
         long mostRounds = 1;
         for (int peer = 0; peer < ranks; peer++) {
@@ -304,7 +306,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         }
         parts[POSITIONS] = positions;
         parts[ROUNDS] = mostRounds;
-        begin(run);
+        arguments(run);
         launch(run, bits % PACK == 0 ? move.packs : move.bytes, positions);
     }
 
@@ -314,7 +316,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
 
     private void launch(Run run, CudaKernel kernel, long packs) {
         int most = run.few() ? FEW_BLOCKS : Integer.MAX_VALUE;
-        kernel.launch(run.stream(), sizes.size(packs, threads, most), arguments);
+        kernel.launch(run.stream(), launchSizes.size(packs, threads, most), arguments);
     }
 
     /** Makes later launches throw. */

@@ -24,13 +24,13 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class P2pCollectives {
 
-    // With copy engines, kernels move up to so many bytes of a rank: the kernel is over before a
-    // copy would have begun.
-    private static final long COPIED_BYTES = 1 << 20;
+    // Up to this size per rank, kernels move the data even if copy engines are asked for: a kernel
+    // has finished before a copy would have started.
+    private static final long MAX_KERNEL_BYTES = 1 << 20;
 
     private final ExchangeKernels kernels;
     private final CopyExchange copies; // null if the buffers are too small
-    private final boolean copied; // copy engines run the collectives of all callers
+    private final boolean alwaysCopies; // copy engines run the collectives of all callers
     private final P2pQueue queue;
     private final GpuGroup group;
     private final CurrentStreams currentStreams;
@@ -40,14 +40,14 @@ final class P2pCollectives {
     P2pCollectives(
             ExchangeKernels kernels,
             CopyExchange copies,
-            boolean copied,
+            boolean alwaysCopies,
             P2pQueue queue,
             GpuGroup group,
             CurrentStreams currentStreams,
             P2pRegion region) {
         this.kernels = kernels;
         this.copies = copies.isPossible() ? copies : null;
-        this.copied = copied;
+        this.alwaysCopies = alwaysCopies;
         this.queue = queue;
         this.group = group;
         this.currentStreams = currentStreams;
@@ -56,7 +56,7 @@ final class P2pCollectives {
     }
 
     private boolean isForCopies(Operation operation) {
-        return copies != null && (copied || operation.isForCopyEngines());
+        return copies != null && (alwaysCopies || operation.isForCopyEngines());
     }
 
     /** Returns whether an all-gather or a broadcast runs here; the same on all ranks. */
@@ -70,7 +70,7 @@ final class P2pCollectives {
      */
     boolean isPossible(Operation operation, ReduceOp op) {
         ScalarType type = operation.tensor().type();
-        return kernels.isPossible(type, op)
+        return kernels.canReduceScatter(type, op)
                 || isForCopies(operation)
                         && (kernels.canSum(type, op) || !currentStreams.get().isCapturing());
     }
@@ -82,15 +82,13 @@ final class P2pCollectives {
 
     /** Returns whether barriers, and all-reduces without a kernel, run here. */
     boolean hasCopies() {
-        return copies != null && copied;
+        return copies != null && alwaysCopies;
     }
 
-    /**
-     * @param isPossible whether the kernels can run it
-     */
-    private Exchange choose(Operation operation, boolean isPossible) {
-        boolean large = operation.byteSize() > COPIED_BYTES;
-        boolean copy = isForCopies(operation) && (large || !isPossible);
+    /** Chooses kernels or copy engines for a collective that {@linkplain #isPossible runs here}. */
+    private Exchange choose(Operation operation, boolean kernelsCan) {
+        boolean large = operation.byteSize() > MAX_KERNEL_BYTES;
+        boolean copy = isForCopies(operation) && (large || !kernelsCan);
         operation.setAlgorithm(copy ? "copies" : "exchange");
         return copy ? copies : kernels;
     }
@@ -101,7 +99,7 @@ final class P2pCollectives {
     }
 
     /**
-     * Runs a collective.
+     * Runs a collective on the caller's current stream or on the group's stream.
      *
      * @param in the tensors that it reads
      * @param out the tensors that it writes
@@ -117,10 +115,11 @@ final class P2pCollectives {
         try (CurrentStreams.Scope scope = currentStreams.hold()) {
             CudaStream current = scope.stream();
             boolean captured = current.isCapturing();
-            boolean here = captured || operation.isInOrder() && group.collectives().isLaunched();
+            boolean onCurrent =
+                    captured || operation.isInOrder() && group.collectives().isLaunched();
             GpuCall.Body body =
-                    stream -> launch.enqueue(new Run(stream, operation.timeout(), !here));
-            if (!here) {
+                    stream -> launch.enqueue(new Run(stream, operation.timeout(), !onCurrent));
+            if (!onCurrent) {
                 return group.issue(
                         operation, new GpuCall(body, in, out, new long[0], false), result);
             }
@@ -145,10 +144,11 @@ final class P2pCollectives {
                 tensors.forEach(DeviceTensor::close);
                 throw e;
             }
-            if (work instanceof StreamWork onCurrent) {
-                onCurrent.setOrdered();
+            if (work instanceof StreamWork streamWork) {
+                streamWork.setOrdered();
             }
-            // Until the end: their memory may belong to another stream. A graph keeps it by itself.
+            // Keeps the memory until the end, as it may belong to another stream. Graphs keep
+            // theirs.
             work.getFuture().whenComplete((done, failure) -> tensors.forEach(DeviceTensor::close));
             return work;
         }
@@ -172,7 +172,7 @@ final class P2pCollectives {
     Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
         DeviceTensor in = input(input);
         List<DeviceTensor> out = outputs.stream().map(this::output).toList();
-        long[] places = places(out, in.byteSize());
+        long[] parts = parts(out, in.byteSize());
         Exchange by = choose(operation, kernels.isPossible());
         return run(
                 operation,
@@ -180,14 +180,14 @@ final class P2pCollectives {
                 out,
                 join(List.of(input), outputs),
                 outputs,
-                run -> by.gather(run, in.address(), places, in.byteSize(), operation.place()));
+                run -> by.gather(run, in.address(), parts, in.byteSize(), operation.place()));
     }
 
     /**
      * Returns the address of each rank's part: consecutive parts of one tensor, or one tensor per
      * rank.
      */
-    private long[] places(List<DeviceTensor> tensors, long byteSize) {
+    private long[] parts(List<DeviceTensor> tensors, long byteSize) {
         long[] parts = new long[ranks];
         for (int i = 0; i < ranks; i++) {
             parts[i] =
@@ -216,8 +216,8 @@ final class P2pCollectives {
     Work reduceScatter(Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
         DeviceTensor out = output(output);
         List<DeviceTensor> in = inputs.stream().map(this::input).toList();
-        long[] parts = places(in, out.byteSize());
-        Exchange by = choose(operation, kernels.isPossible(out.type(), op));
+        long[] parts = parts(in, out.byteSize());
+        Exchange by = choose(operation, kernels.canReduceScatter(out.type(), op));
         return run(
                 operation,
                 in,

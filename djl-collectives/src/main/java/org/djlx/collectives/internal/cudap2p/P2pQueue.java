@@ -77,7 +77,7 @@ final class P2pQueue implements GroupExtension {
 
     // Guarded by the order.
     private final Replays replays = new Replays();
-    private long launches; // on the group's stream, when it was last waited for
+    private long launches; // count on the group's stream when an operation last waited for it
     private GpuTurns.Launched last; // the last operation here, or launch of a graph; or null
     private boolean joined; // the group's stream waits for the last operation
 
@@ -292,13 +292,14 @@ final class P2pQueue implements GroupExtension {
     /**
      * Orders the launches of CUDA graphs that hold operations of the group with its other
      * operations: kernels count epochs when they run, so two that run at the same time would take
-     * the same epoch. A launch into a graph that is being captured has the order of that graph.
+     * the same epoch. While a stream is being captured, a launch becomes a part of that graph,
+     * which is ordered instead.
      */
     private final class Replays implements CudaGraph.LaunchHook, GpuTurns.Launched {
 
         private final long place = PLACES.getAndIncrement();
         private CudaEvent end; // after the last launch; created on first use
-        private long stream; // of the last launch, its handle
+        private long stream; // handle of the stream of the last launch
 
         @Override
         public long place() {

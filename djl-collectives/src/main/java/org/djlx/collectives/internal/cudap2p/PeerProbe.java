@@ -16,7 +16,10 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
-/** Writes and checks probes in the memory of peers, by the kernels of {@code probe.cu}. */
+/**
+ * Writes test patterns (probes) into the memory of peers and checks them, by the kernels of {@code
+ * probe.cu}. Not thread-safe.
+ */
 final class PeerProbe implements AutoCloseable {
 
     private static final KernelSource SOURCE =
@@ -31,7 +34,7 @@ final class PeerProbe implements AutoCloseable {
     private final CudaModule module;
     private final CudaStream stream;
     private final NativeMemory result; // a word of pinned memory
-    private final AtomicBuffer wrong;
+    private final AtomicBuffer wrong; // over the result: the number of wrong packs
     private final KernelArguments arguments = new KernelArguments();
 
     PeerProbe(CudaDevice device) {
@@ -51,8 +54,8 @@ final class PeerProbe implements AutoCloseable {
     /**
      * Checks a probe.
      *
-     * @param failure what it means if the probe is not as it was written
-     * @throws EngineException if so
+     * @param failure the beginning of the error message
+     * @throws EngineException if the memory does not hold the probe
      */
     void check(long address, int seed, String failure) {
         wrong.putIntVolatile(0, 0);

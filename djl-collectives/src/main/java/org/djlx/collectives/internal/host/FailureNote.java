@@ -22,8 +22,8 @@ public final class FailureNote {
     private static final Logger logger = LoggerFactory.getLogger(FailureNote.class);
     private static final byte[] UNSET = new byte[0];
 
-    // A check may wait for the store, so the watchdog does not make it.
-    private static final ExecutorService CHECKS =
+    // Calls of the store may block, so they run on threads of their own, not on the watchdog.
+    private static final ExecutorService STORE_CALLS =
             Executors.newCachedThreadPool(
                     task -> {
                         Thread thread = new Thread(task, "failure-note");
@@ -40,7 +40,7 @@ public final class FailureNote {
     private final String key;
     private final long intervalNanos;
     private final AtomicBoolean checking = new AtomicBoolean(); // stays set if the store is lost
-    private volatile long lastNanos = System.nanoTime();
+    private volatile long lastNanos = System.nanoTime(); // the end of the last check
     private volatile String failure; // null if none is known
 
     /**
@@ -65,17 +65,17 @@ public final class FailureNote {
     /** Tells the other ranks that a rank has failed. The first failure counts. */
     public void publish(int rank, CollectiveException reason) {
         String text = "rank " + rank + " failed: " + reason.getMessage();
-        CHECKS.execute(() -> call(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8))));
+        STORE_CALLS.execute(() -> call(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8))));
     }
 
     /**
-     * Describes the failure of a rank; empty if none is known. To be called again and again: the
-     * calls start checks of the store.
+     * Returns the description of a failed rank; empty if no failure is known. Does not block: a
+     * call may start a check of the store, whose result a later call returns.
      */
     public Optional<String> failure() {
         boolean due = System.nanoTime() - lastNanos > intervalNanos;
         if (due && failure == null && checking.compareAndSet(false, true)) {
-            CHECKS.execute(() -> call(this::check));
+            STORE_CALLS.execute(() -> call(this::check));
         }
         return Optional.ofNullable(failure);
     }
@@ -88,12 +88,12 @@ public final class FailureNote {
         checking.set(false);
     }
 
-    /** Calls the store; if it is lost, no other rank can be told or heard. */
+    /** Calls the store. Ignores errors: without the store, ranks cannot announce failures. */
     private static void call(Runnable body) {
         try {
             body.run();
         } catch (RuntimeException e) {
-            logger.debug("cannot tell or hear of failures: the group's store is lost", e);
+            logger.debug("cannot announce or receive failures: the group's store is lost", e);
         }
     }
 }

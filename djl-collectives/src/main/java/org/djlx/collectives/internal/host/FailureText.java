@@ -5,9 +5,9 @@ import java.io.PrintWriter;
 import java.io.Writer;
 
 /**
- * The text of an exception that a user's code may have thrown. Its {@code toString} and {@code
- * getMessage} are the user's code, too: they may throw, return null, or find the heap full. Code
- * that reports a failure to other ranks or callers must take the text from here.
+ * Reads the text of exceptions from user code. Their {@code toString} and {@code getMessage} may be
+ * user code, too, which may throw or return null, and the heap may be full. Code that reports a
+ * failure to other ranks or callers must read the text here.
  */
 public final class FailureText {
 
@@ -55,9 +55,9 @@ public final class FailureText {
             failure.printStackTrace(new PrintWriter(Writer.nullWriter()));
             return failure;
         } catch (Throwable t) {
-            Throwable stand = new RuntimeException(of(failure));
-            stand.setStackTrace(failure.getStackTrace());
-            return stand;
+            Throwable substitute = new RuntimeException(of(failure));
+            substitute.setStackTrace(failure.getStackTrace());
+            return substitute;
         }
     }
 }
