@@ -40,11 +40,17 @@ class InstalledTorchTest {
 
     @Test
     void djlRunsOnNewerTorch() throws Exception {
-        Path libraries = unpack("pytorch", "libtorch.so|libtorch_cpu.so|libc10.so", "torch/lib");
+        Path libraries = unpack("pytorch", "libtorch.so|libtorch_cpu.so|libc10.so", "of torch/lib");
         Path others =
                 unpack("openblas", "libopenblas.so.0|libgfortran.so.5|libquadmath.so.0", "others");
         unpack("pytorch", "libgomp.so.1", "others");
-        Path python = script("echo 2.10.0; echo; echo '" + libraries + "'; echo '" + others + "'");
+        Path python =
+                script(
+                        "echo a warning; echo InstalledTorch:; echo 2.10.0; echo; echo '"
+                                + libraries
+                                + "'; echo '"
+                                + others
+                                + "'");
 
         Map<String, String> variables = new HashMap<>();
         String exports = run(Map.of(), InstalledTorch.class.getName(), python.toString());

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
@@ -730,7 +731,7 @@ public final class FusedOps {
      * Makes all calls in this JVM fall back to {@link Path#NCCL} until the scope is closed: for
      * tests and debugging. Open it on all ranks of a group or on none.
      *
-     * @return the scope; close it once
+     * @return the scope
      */
     public static Scope forceFallback() {
         return force(Path.NCCL);
@@ -740,7 +741,7 @@ public final class FusedOps {
      * As {@link #forceFallback()}, for one operator.
      *
      * @param operator the operator's name, see {@link UsageCounter#calls(String, Path)}
-     * @return the scope; close it once
+     * @return the scope
      * @throws IllegalArgumentException if there is no such operator; the message names all
      *     operators
      */
@@ -751,7 +752,10 @@ public final class FusedOps {
                             .formatted(operator, OPERATORS));
         }
         FORCED_OPERATORS.merge(operator, 1, Integer::sum);
-        return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);
+        return once(
+                () ->
+                        FORCED_OPERATORS.computeIfPresent(
+                                operator, (name, n) -> n > 1 ? n - 1 : null));
     }
 
     /**
@@ -759,12 +763,12 @@ public final class FusedOps {
      * possible; {@link UsageCounter} tells.
      *
      * @param path the path
-     * @return the scope; close it once
+     * @return the scope
      */
     public static Scope force(Path path) {
         new OperandChecks("force").checkNotNull("the path", path);
         FORCED.incrementAndGet(path.ordinal());
-        return () -> FORCED.decrementAndGet(path.ordinal());
+        return once(() -> FORCED.decrementAndGet(path.ordinal()));
     }
 
     /**
@@ -794,12 +798,22 @@ public final class FusedOps {
      * </ul>
      *
      * @param group the group
-     * @return the scope; close it once
+     * @return the scope
      * @throws IllegalArgumentException if the group is null
      */
     public static Scope measurePaths(ProcessGroup group) {
         new OperandChecks("measurePaths").checkNotNull("the group", group);
         return GroupPlans.of(group).measurePaths();
+    }
+
+    /** Returns a scope that ends when it is closed first. */
+    static Scope once(Runnable end) {
+        AtomicBoolean isClosed = new AtomicBoolean();
+        return () -> {
+            if (isClosed.compareAndSet(false, true)) {
+                end.run();
+            }
+        };
     }
 
     static boolean isForced(Path path) {
@@ -830,7 +844,7 @@ public final class FusedOps {
         }
     }
 
-    /** A setting that applies until it is closed. */
+    /** A setting that applies until it is closed. Closing it again does nothing. */
     @FunctionalInterface
     public interface Scope extends AutoCloseable {
 

@@ -75,7 +75,7 @@ final class GroupPlans implements AutoCloseable {
     /** As {@link FusedOps#measurePaths}. */
     FusedOps.Scope measurePaths() {
         measuring.incrementAndGet();
-        return measuring::decrementAndGet;
+        return FusedOps.once(measuring::decrementAndGet);
     }
 
     boolean isMeasuring() {

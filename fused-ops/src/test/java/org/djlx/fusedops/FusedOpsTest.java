@@ -3,6 +3,7 @@ package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -241,6 +242,17 @@ class FusedOpsTest {
             assertEquals(2L * gathers.size(), usage.calls());
         }
         assertThrows(IllegalArgumentException.class, () -> FusedOps.measurePaths(null));
+    }
+
+    @Test
+    void scopesMayBeClosedTwice() {
+        FusedOps.Scope twice = FusedOps.force(Path.GATHERED);
+        twice.close();
+        twice.close();
+        assertFalse(FusedOps.isForced(Path.GATHERED));
+        try (FusedOps.Scope again = FusedOps.force(Path.GATHERED)) {
+            assertTrue(FusedOps.isForced(Path.GATHERED), again::toString);
+        }
     }
 
     /** Calls are counted, and their fallback is forced, by operator. */

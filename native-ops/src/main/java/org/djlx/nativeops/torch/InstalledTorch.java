@@ -35,10 +35,13 @@ public final class InstalledTorch {
     private static final String ADAPTER = "/linux-x86-64/libdjl_torch_adapter.so";
     private static final String JNI_LIBRARY = "libdjl_torch_" + JNI_VERSION + ".so";
 
+    private static final String ANSWER = "InstalledTorch:"; // after what else Python prints
+
     private static final String QUERY =
             """
             import glob, os, torch
             home = os.path.dirname(torch.__file__)
+            print("InstalledTorch:")
             print(torch.__version__.split("+")[0])
             print(torch.version.cuda or "")
             print(os.path.join(home, "lib"))
@@ -110,6 +113,7 @@ public final class InstalledTorch {
         process.getOutputStream().close();
         String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
         List<String> lines = output.lines().toList();
+        lines = lines.subList(lines.lastIndexOf(ANSWER) + 1, lines.size());
         if (process.waitFor() != 0 || lines.size() < 3) {
             throw new IllegalStateException(
                     python

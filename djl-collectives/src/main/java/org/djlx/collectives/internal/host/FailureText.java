@@ -56,7 +56,11 @@ public final class FailureText {
             return failure;
         } catch (Throwable t) {
             Throwable substitute = new RuntimeException(of(failure));
-            substitute.setStackTrace(failure.getStackTrace());
+            try {
+                substitute.setStackTrace(failure.getStackTrace());
+            } catch (Throwable hidden) { // The class has no stack trace of its own either.
+                substitute.setStackTrace(new StackTraceElement[0]);
+            }
             return substitute;
         }
     }

@@ -360,7 +360,7 @@ final class Filters {
         while (true) {
             run.step();
             int from = text.indexOf(begin, position);
-            int to = from < 0 ? -1 : text.indexOf(end, from + begin.length());
+            int to = from < 0 ? -1 : text.indexOf(end, from);
             if (to < 0) {
                 return rest.append(text, position, text.length()).toString();
             }

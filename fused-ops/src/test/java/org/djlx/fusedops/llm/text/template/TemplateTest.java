@@ -267,6 +267,7 @@ class TemplateTest {
                                 + " }} {{ ''.zfill(1) }} {{ '-1'.zfill(4) }}",
                         Map.of()));
         assertTrue(refusal("{{ 'abc'|truncate(-10 ** 13) }}").contains("truncate"));
+        assertEquals("-->xz<w", render("{{ '<!-->-->x<y>z<w'|striptags }}", Map.of()));
         assertEquals(
                 "0.1 1e+22 123456789012345.67 5e-324 0.30000000000000004 100.0",
                 render(
