@@ -23,14 +23,6 @@ record Args(List<Object> positional, Map<String, Object> named) {
         return new Args(list, Map.of());
     }
 
-    /** Returns the arguments with another one before them, such as the value of a filter. */
-    Args after(Object first) {
-        List<Object> all = new ArrayList<>();
-        all.add(first);
-        all.addAll(positional);
-        return new Args(all, named);
-    }
-
     /** Returns the arguments from an index on. */
     Args from(int index) {
         return new Args(
@@ -42,7 +34,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
      *
      * @param function the name of the function, for errors
      * @param required the number of parameters without a default, which come first
-     * @param names the parameters
+     * @param names the parameters; {@code _} can be given by position only
      * @return the arguments by parameter
      */
     Args bind(String function, int required, String... names) {
@@ -54,7 +46,8 @@ record Args(List<Object> positional, Map<String, Object> named) {
         List<Object> bound = new ArrayList<>(positional);
         Map<String, Object> left = new LinkedHashMap<>(named);
         for (int i = bound.size(); i < names.length; i++) {
-            bound.add(left.containsKey(names[i]) ? left.remove(names[i]) : ABSENT);
+            boolean named = !names[i].equals("_") && left.containsKey(names[i]);
+            bound.add(named ? left.remove(names[i]) : ABSENT);
             if (i < required && bound.get(i) == ABSENT) {
                 throw new TemplateError("%s needs the argument %s", function, names[i]);
             }
@@ -84,9 +77,6 @@ record Args(List<Object> positional, Map<String, Object> named) {
         Object value = get(index, null);
         if (value == null || value instanceof String) {
             return (String) value;
-        }
-        if (value instanceof Values.Markup markup) {
-            return markup.text();
         }
         throw new TemplateError("an argument must be a text, not %s", Values.typeName(value));
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text.template;
 
-import java.math.BigInteger;
 import java.time.LocalDateTime;
 import java.time.format.DateTimeFormatter;
 import java.util.List;
@@ -79,27 +78,23 @@ final class Globals {
     }
 
     private static Object range(Args args) {
-        Args bound = args.bind("range", 1, "", "", "");
-        BigInteger first = Numbers.big(bound.get(0));
-        BigInteger start = bound.has(1) ? first : BigInteger.ZERO;
-        BigInteger stop = bound.has(1) ? Numbers.big(bound.get(1)) : first;
-        BigInteger step = bound.has(2) ? Numbers.big(bound.get(2)) : BigInteger.ONE;
-        if (step.signum() == 0) {
+        Args bound = args.bind("range", 1, "_", "_", "_");
+        long first = Numbers.integer(bound.get(0));
+        long start = bound.has(1) ? first : 0;
+        long stop = bound.has(1) ? Numbers.integer(bound.get(1)) : first;
+        long step = bound.has(2) ? Numbers.integer(bound.get(2)) : 1;
+        if (step == 0) {
             throw new TemplateError("the step of a range is 0");
         }
-        BigInteger last = stop.subtract(start).subtract(BigInteger.valueOf(step.signum()));
-        BigInteger size =
-                last.signum() * step.signum() < 0
-                        ? BigInteger.ZERO
-                        : last.divide(step).add(BigInteger.ONE);
-        if (size.compareTo(BigInteger.valueOf(MAX_RANGE)) > 0) {
+        if (Math.max(Math.abs(start), Math.max(Math.abs(stop), Math.abs(step))) >> 40 != 0) {
+            throw new TemplateError("a range with bounds beyond 40 bits is not supported");
+        }
+        long size = Math.max(0, (stop - start + step - Long.signum(step)) / step);
+        if (size > MAX_RANGE) {
             throw new TemplateError(
-                    "a range has %s elements; at most %d are allowed", size, MAX_RANGE);
+                    "a range has %d elements; at most %d are allowed", size, MAX_RANGE);
         }
-        if (start.bitLength() > 62 || step.bitLength() > 40) {
-            throw new TemplateError("a range has bounds beyond 62 bits");
-        }
-        return new Values.Range(start.longValue(), step.longValue(), size.intValue());
+        return new Values.Range(start, step, (int) size);
     }
 
     private static Object cycler(Args args) {

@@ -69,8 +69,10 @@ final class Json {
                 all("{", items, "}", depth);
             } else if (value instanceof List<?> list && !(value instanceof Values.Range)) {
                 all("[", list, "]", depth);
-            } else if (Values.isText(value)) {
-                text(Values.text(run, value));
+            } else if (value instanceof String string) {
+                text(string);
+            } else if (value instanceof Values.Markup markup) {
+                text(markup.text());
             } else {
                 run.step(value instanceof Double ? 100 : 10);
                 json.append(plain(value));
@@ -104,10 +106,7 @@ final class Json {
             breakLine(depth + 1);
             if (begin.equals("{")) {
                 List<?> item = (List<?>) each;
-                text(
-                        Values.isText(item.get(0))
-                                ? Values.text(run, item.get(0))
-                                : plain(item.get(0)));
+                text(item.get(0) instanceof String key ? key : plain(item.get(0)));
                 json.append(colon);
                 value(item.get(1), depth + 1);
             } else {

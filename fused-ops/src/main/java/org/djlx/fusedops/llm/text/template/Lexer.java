@@ -232,8 +232,8 @@ final class Lexer {
                     case 'x' -> 16;
                     default -> 10;
                 };
-        if (digits.length() > Numbers.MAX_DIGITS) {
-            throw new TemplateError("a number has more than %d digits", Numbers.MAX_DIGITS);
+        if (digits.length() > 100) {
+            throw new TemplateError("a number has more than 100 digits, which is not supported");
         }
         return Numbers.narrow(new BigInteger(radix == 10 ? digits : digits.substring(2), radix));
     }

@@ -5,15 +5,15 @@ import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.math.MathContext;
 import java.math.RoundingMode;
+import java.util.Locale;
 
 /**
- * Python's arithmetic. An integer is a Long, or a BigInteger if it does not fit one; booleans are
- * integers, too.
+ * Python's arithmetic. An integer is a Long or a boolean; one of more than 64 bits is a BigInteger,
+ * which can be printed and compared only.
  */
 final class Numbers {
 
-    static final int MAX_DIGITS = 4300; // of an integer, as in Python
-    private static final int MAX_BITS = 14_000;
+    private static final int MAX_DIGITS = 4300; // of an integer, as in Python
 
     private Numbers() {}
 
@@ -26,46 +26,39 @@ final class Numbers {
     }
 
     static Object narrow(BigInteger value) {
-        if (value.bitLength() > MAX_BITS) {
-            throw new TemplateError("an integer has more than %d bits", MAX_BITS);
-        }
         return value.bitLength() < Long.SIZE ? (Object) value.longValue() : value;
     }
 
-    static BigInteger big(Object value) {
-        if (value instanceof BigInteger big) {
-            return big;
+    private static TemplateError overflow() {
+        return new TemplateError("an integer needs more than 64 bits, which is not supported");
+    }
+
+    static long integer(Object value) {
+        if (value instanceof BigInteger) {
+            throw overflow();
         }
         if (value instanceof Boolean flag) {
-            return flag ? BigInteger.ONE : BigInteger.ZERO;
+            return flag ? 1 : 0;
         }
         if (value instanceof Long number) {
-            return BigInteger.valueOf(number);
+            return number;
         }
         throw new TemplateError("%s is not an integer", Values.typeName(value));
     }
 
     static double real(Object value) {
-        if (value instanceof Double number) {
-            return number;
-        }
-        double real = big(value).doubleValue();
-        if (Double.isInfinite(real)) {
-            throw new TemplateError("an integer is too large for a float");
-        }
-        return real;
+        return value instanceof Double number ? number : integer(value);
     }
 
     /** Returns an integer as an index or a size, clamped to the range of int. */
     static int toInt(Object value) {
-        BigInteger big = big(value);
-        return big.bitLength() < Integer.SIZE
-                ? big.intValue()
-                : big.signum() < 0 ? Integer.MIN_VALUE : Integer.MAX_VALUE;
+        return (int) Math.max(Integer.MIN_VALUE, Math.min(Integer.MAX_VALUE, integer(value)));
     }
 
     static Object negate(Object value) {
-        return value instanceof Double number ? (Object) (-number) : narrow(big(value).negate());
+        return value instanceof Double number
+                ? (Object) (-number)
+                : binary("*", integer(value), -1L);
     }
 
     /** Returns the result of an arithmetic operator for two numbers. */
@@ -73,47 +66,26 @@ final class Numbers {
         if (a instanceof Double || b instanceof Double) {
             return real(operator, real(a), real(b));
         }
-        if (a instanceof Long x && b instanceof Long y && x.intValue() == x && y.intValue() == y) {
-            switch (operator) { // The common case: small numbers.
-                case "+":
-                    return x + y;
-                case "-":
-                    return x - y;
-                case "*":
-                    return x * y;
-                default: // Divisions and powers are below.
-            }
-        }
-        BigInteger x = big(a);
-        BigInteger y = big(b);
-        return switch (operator) {
-            case "+" -> narrow(x.add(y));
-            case "-" -> narrow(x.subtract(y));
-            case "*" -> narrow(x.multiply(y));
-            case "/" -> {
-                requireDivisor(y.signum() != 0);
-                MathContext precise = new MathContext(60);
-                double quotient =
-                        new BigDecimal(x).divide(new BigDecimal(y), precise).doubleValue();
-                if (Double.isInfinite(quotient)) {
-                    throw new TemplateError("a quotient is too large for a float");
+        long x = integer(a);
+        long y = integer(b);
+        requireDivisor(!"/ // %".contains(operator) || y != 0);
+        try {
+            return switch (operator) {
+                case "+" -> Math.addExact(x, y);
+                case "-" -> Math.subtractExact(x, y);
+                case "*" -> Math.multiplyExact(x, y);
+                case "/" -> {
+                    MathContext precise = new MathContext(60);
+                    BigDecimal quotient = new BigDecimal(x).divide(new BigDecimal(y), precise);
+                    yield x == 0 && y < 0 ? -0.0 : quotient.doubleValue();
                 }
-                yield x.signum() == 0 && y.signum() < 0 ? -0.0 : quotient;
-            }
-            case "//" -> {
-                requireDivisor(y.signum() != 0);
-                BigInteger[] parts = x.divideAndRemainder(y);
-                boolean floors = parts[1].signum() != 0 && parts[1].signum() != y.signum();
-                yield narrow(floors ? parts[0].subtract(BigInteger.ONE) : parts[0]);
-            }
-            case "%" -> {
-                requireDivisor(y.signum() != 0);
-                BigInteger rest = x.remainder(y);
-                boolean floors = rest.signum() != 0 && rest.signum() != y.signum();
-                yield narrow(floors ? rest.add(y) : rest);
-            }
-            default -> power(x, y);
-        };
+                case "//" -> y == -1 ? Math.negateExact(x) : Math.floorDiv(x, y);
+                case "%" -> Math.floorMod(x, y);
+                default -> power(x, y);
+            };
+        } catch (ArithmeticException e) {
+            throw overflow();
+        }
     }
 
     private static void requireDivisor(boolean isNotZero) {
@@ -122,30 +94,38 @@ final class Numbers {
         }
     }
 
-    private static Object power(BigInteger x, BigInteger y) {
-        if (y.signum() < 0) {
-            return real("**", real(x), real(y));
+    private static Object power(long x, long y) {
+        if (y < 0) {
+            return real("**", x, y);
         }
-        if (x.abs().bitLength() <= 1) { // -1, 0 and 1
-            return y.signum() == 0 ? 1L : x.signum() < 0 && !y.testBit(0) ? 1L : (long) x.signum();
+        if (x >= -1 && x <= 1) {
+            return y == 0 ? 1L : x < 0 && y % 2 == 0 ? 1L : x;
         }
-        if (y.bitLength() >= 31 || (long) x.bitLength() * y.intValue() > MAX_BITS) {
-            throw new TemplateError("a power has more than %d bits", MAX_BITS);
-        }
-        return narrow(x.pow(y.intValue()));
+        return BigInteger.valueOf(x).pow((int) Math.min(y, Long.SIZE)).longValueExact();
     }
 
     private static Object real(String operator, double x, double y) {
-        return switch (operator) {
-            case "+" -> x + y;
-            case "-" -> x - y;
-            case "*" -> x * y;
-            case "/" -> {
-                requireDivisor(y != 0);
-                yield x / y;
-            }
-            case "//", "%" -> {
-                requireDivisor(y != 0);
+        requireDivisor(!"/ // %".contains(operator) || y != 0);
+        switch (operator) {
+            case "+":
+                return x + y;
+            case "-":
+                return x - y;
+            case "*":
+                return x * y;
+            case "/":
+                return x / y;
+            case "**":
+                double power = Math.pow(x, y);
+                requireDivisor(x != 0 || y >= 0);
+                if (x == 1 || x == -1 && Double.isInfinite(y)) {
+                    return 1.0; // Java returns NaN.
+                }
+                if (Double.isFinite(x) && Double.isFinite(y) && !Double.isFinite(power)) {
+                    throw new TemplateError("a power is too large, or not real");
+                }
+                return power;
+            default: // // and %
                 double rest = x % y;
                 double quotient = (x - rest) / y;
                 if (rest == 0) {
@@ -155,26 +135,21 @@ final class Numbers {
                     quotient--;
                 }
                 if (operator.equals("%")) {
-                    yield rest;
+                    return rest;
                 }
                 double floor = Math.floor(quotient);
-                yield quotient == 0
+                return quotient == 0
                         ? Math.copySign(0, x / y)
                         : quotient - floor > 0.5 ? floor + 1 : floor;
-            }
-            default -> {
-                double power = Math.pow(x, y);
-                requireDivisor(x != 0 || y >= 0);
-                if (x == 1 || x == -1 && Double.isInfinite(y)) {
-                    yield 1.0; // Java returns NaN.
-                }
-                boolean finite = !Double.isInfinite(x) && !Double.isInfinite(y);
-                if (finite && !Double.isNaN(x) && !Double.isNaN(y) && !Double.isFinite(power)) {
-                    throw new TemplateError("a power is too large, or not real");
-                }
-                yield power;
-            }
-        };
+        }
+    }
+
+    private static BigDecimal exact(Object value) {
+        return value instanceof Double real
+                ? new BigDecimal(real)
+                : value instanceof BigInteger big
+                        ? new BigDecimal(big)
+                        : new BigDecimal(integer(value));
     }
 
     /** Compares two numbers exactly. Neither may be NaN. */
@@ -185,12 +160,10 @@ final class Numbers {
         if (a instanceof Double x && b instanceof Double y) {
             return x < y ? -1 : x > y ? 1 : 0;
         }
-        if (a instanceof Double x) {
-            return Double.isInfinite(x)
-                    ? (x < 0 ? -1 : 1)
-                    : new BigDecimal(x).compareTo(new BigDecimal(big(b)));
+        if (a instanceof Double x && Double.isInfinite(x)) {
+            return x < 0 ? -1 : 1;
         }
-        return b instanceof Double ? -compare(b, a) : big(a).compareTo(big(b));
+        return b instanceof Double ? -compare(b, a) : exact(a).compareTo(exact(b));
     }
 
     static boolean isNan(Object value) {
@@ -199,26 +172,17 @@ final class Numbers {
 
     static Object round(Object value, int digits) {
         if (isInteger(value)) {
-            if (digits >= 0) {
-                return narrow(big(value));
-            }
-            if (digits < -MAX_DIGITS) {
-                return 0L;
-            }
-            return narrow(
-                    new BigDecimal(big(value))
-                            .setScale(digits, RoundingMode.HALF_EVEN)
-                            .toBigInteger());
+            BigDecimal rounded =
+                    exact(value)
+                            .setScale(Math.max(-30, Math.min(0, digits)), RoundingMode.HALF_EVEN);
+            return narrow(rounded.toBigInteger());
         }
         double real = real(value);
         if (!Double.isFinite(real) || digits > 400) {
             return real;
         }
-        double rounded =
-                new BigDecimal(real)
-                        .setScale(Math.max(digits, -400), RoundingMode.HALF_EVEN)
-                        .doubleValue();
-        return Math.copySign(rounded, real);
+        BigDecimal rounded = exact(real).setScale(Math.max(digits, -400), RoundingMode.HALF_EVEN);
+        return Math.copySign(rounded.doubleValue(), real);
     }
 
     /** Returns {@code int(value)} of a float. */
@@ -232,20 +196,13 @@ final class Numbers {
     /** Returns a number, not a boolean, as Python writes it. */
     static String text(Object value) {
         if (!(value instanceof Double real)) {
-            String text = value.toString();
-            if (text.length() > MAX_DIGITS + 1) {
-                throw new TemplateError("an integer has more than %d digits", MAX_DIGITS);
-            }
-            return text;
+            return value.toString();
         }
-        if (real.isNaN()) {
-            return "nan";
-        }
-        if (real.isInfinite()) {
-            return real < 0 ? "-inf" : "inf";
+        if (!Double.isFinite(real)) {
+            return real.isNaN() ? "nan" : real < 0 ? "-inf" : "inf";
         }
         if (real == 0) {
-            return 1 / real < 0 ? "-0.0" : "0.0";
+            return real.toString();
         }
         String sign = real < 0 ? "-" : "";
         BigDecimal exact = new BigDecimal(Math.abs(real));
@@ -266,63 +223,27 @@ final class Numbers {
         }
         String digits = shortest.unscaledValue().toString();
         String fraction = digits.length() > 1 ? "." + digits.substring(1) : "";
-        return sign + digits.charAt(0) + fraction + exponent(exponent);
+        String power = "e%s%02d".formatted(exponent < 0 ? "-" : "+", Math.abs(exponent));
+        return sign + digits.charAt(0) + fraction + power;
     }
 
-    /** Returns an exponent as Python writes it, with at least two digits. */
-    static String exponent(int exponent) {
-        return "e%s%02d".formatted(exponent < 0 ? "-" : "+", Math.abs(exponent));
-    }
-
-    /** Returns {@code int(text, base)}; null if the text is no integer. */
-    static Object parseInteger(String text, int base) {
+    /** Returns {@code int(text)}; null if the text is no integer. */
+    static Object parseInteger(String text) {
         String digits = Strings.strip(text, null, true, true);
-        boolean negative = digits.startsWith("-");
-        if (negative || digits.startsWith("+")) {
-            digits = digits.substring(1);
-        }
-        if (digits.length() > 2 && digits.charAt(0) == '0') {
-            int prefix = "bBoOxX".indexOf(digits.charAt(1));
-            int radix = prefix < 0 ? 10 : prefix < 2 ? 2 : prefix < 4 ? 8 : 16;
-            if (prefix >= 0 && (base == 0 || base == radix)) {
-                digits = digits.substring(digits.charAt(2) == '_' ? 3 : 2);
-                base = radix;
-            }
-        }
-        if (base == 0) {
-            if (digits.length() > 1 && digits.startsWith("0") && !digits.matches("0[0_]*")) {
-                return null;
-            }
-            base = 10;
-        }
-        if (base < 2
-                || base > 36
-                || digits.length() > MAX_DIGITS
-                || !digits.matches("[^_]+(_[^_]+)*+")) {
-            return null;
-        }
-        String plain = digits.replace("_", "");
-        for (int i = 0; i < plain.length(); i++) {
-            if (Character.digit(plain.charAt(i), base) < 0) {
-                return null;
-            }
-        }
-        BigInteger value = new BigInteger(plain, base);
-        return narrow(negative ? value.negate() : value);
+        boolean valid = digits.length() <= MAX_DIGITS && digits.matches("(?U)[-+]?\\d++(_\\d++)*+");
+        return valid ? narrow(new BigInteger(digits.replace("_", ""))) : null;
     }
 
     /** Returns {@code float(text)}; null if the text is no number. */
     static Double parseReal(String text) {
-        String digits = Strings.strip(text, null, true, true);
-        if (digits.matches("(?i)[-+]?(inf|infinity|nan)")) {
-            boolean negative = digits.startsWith("-");
-            boolean nan = digits.toLowerCase(java.util.Locale.ROOT).endsWith("nan");
-            return nan
+        String digits = Strings.strip(text, null, true, true).toLowerCase(Locale.ROOT);
+        if (digits.matches("[-+]?(inf|infinity|nan)")) {
+            return digits.endsWith("nan")
                     ? Double.NaN
-                    : negative ? Double.NEGATIVE_INFINITY : Double.POSITIVE_INFINITY;
+                    : digits.startsWith("-") ? Double.NEGATIVE_INFINITY : Double.POSITIVE_INFINITY;
         }
         String d = "\\d++(?:_\\d++)*+";
-        String number = "[-+]?(?:" + d + "\\.?(?:" + d + ")?|\\." + d + ")(?:[eE][-+]?" + d + ")?";
+        String number = "[-+]?(?:" + d + "\\.?(?:" + d + ")?|\\." + d + ")(?:e[-+]?" + d + ")?";
         return digits.matches(number) ? Double.valueOf(digits.replace("_", "")) : null;
     }
 }

@@ -670,11 +670,14 @@ final class Parser {
     }
 
     private static String requireText(Object value, String tag) {
-        if (!Values.isText(value)) {
+        if (value instanceof Values.Markup markup) {
+            return markup.text();
+        }
+        if (!(value instanceof String text)) {
             throw new TemplateError(
                     "a %s block has a %s, which is no text", tag, Values.typeName(value));
         }
-        return value instanceof Values.Markup markup ? markup.text() : (String) value;
+        return text;
     }
 
     private Statement filterBlock() {
@@ -1135,7 +1138,7 @@ final class Parser {
 
     private Expression filter(Expression value) {
         String name = dottedName();
-        if (!Filters.NAMES.contains(name)) {
+        if (!Filters.ALL.has(name)) {
             frame.unknown.add("the filter " + name);
         }
         ArgumentList arguments = isOperator("(") ? arguments() : ArgumentList.NONE;
@@ -1148,7 +1151,7 @@ final class Parser {
     private Expression test(Expression value) {
         boolean negated = skipName("not");
         String name = dottedName();
-        if (!Tests.NAMES.contains(name)) {
+        if (!Tests.ALL.has(name)) {
             frame.unknown.add("the test " + name);
         }
         ArgumentList given = ArgumentList.NONE;
@@ -1168,7 +1171,8 @@ final class Parser {
         ArgumentList arguments = given;
         return scope -> {
             Object tested = value.value(scope);
-            return Tests.holds(scope.run, name, tested, arguments.args(scope)) != negated;
+            return (Boolean) Tests.ALL.call(scope.run, name, tested, arguments.args(scope))
+                    != negated;
         };
     }
 

@@ -71,10 +71,14 @@ final class Run {
         depth--;
     }
 
-    /** Appends to the output. */
     void print(String text) {
-        boolean fits = out.length() + (long) text.length() <= MAX_LENGTH;
+        append(out, text);
+    }
+
+    /** Appends to a text whose length is bounded. */
+    void append(StringBuilder to, String text) {
+        boolean fits = to.length() + (long) text.length() <= MAX_LENGTH;
         requireLength(fits ? text.length() : Long.MAX_VALUE);
-        out.append(text);
+        to.append(text);
     }
 }

@@ -1,63 +1,100 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text.template;
 
+import java.math.BigDecimal;
+import java.math.RoundingMode;
 import java.util.ArrayList;
 import java.util.HexFormat;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Locale;
 import java.util.Set;
 import java.util.function.IntPredicate;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 
 /** Python's methods of strings. A string is a sequence of code points. */
 final class Strings {
 
-    static final Set<String> METHODS =
+    static final Table METHODS = new Table("the method");
+
+    /** Methods that Python has, and that are refused by name. */
+    static final Set<String> REFUSED =
             Set.of(
-                    "capitalize",
-                    "casefold",
-                    "center",
-                    "count",
-                    "endswith",
-                    "expandtabs",
-                    "find",
-                    "format",
-                    "index",
-                    "isalnum",
-                    "isalpha",
-                    "isascii",
-                    "isdecimal",
-                    "isdigit",
-                    "islower",
-                    "isnumeric",
-                    "isprintable",
-                    "isspace",
-                    "istitle",
-                    "isupper",
-                    "join",
-                    "ljust",
-                    "lower",
-                    "lstrip",
-                    "partition",
-                    "removeprefix",
-                    "removesuffix",
-                    "replace",
-                    "rfind",
-                    "rindex",
-                    "rjust",
-                    "rpartition",
-                    "rsplit",
-                    "rstrip",
-                    "split",
-                    "splitlines",
-                    "startswith",
-                    "strip",
-                    "swapcase",
-                    "title",
-                    "upper",
-                    "zfill");
-    private static final String LINE_BREAKS = "\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029";
+                    ("casefold center encode expandtabs format_map isascii isdecimal isidentifier"
+                                    + " isnumeric isprintable istitle maketrans rindex swapcase"
+                                    + " translate")
+                            .split(" "));
+
+    private static final Pattern PERCENT =
+            Pattern.compile("%(?:\\(([^)]*)\\))?(?:\\.(\\d{1,2}))?(.)?", Pattern.DOTALL);
+    private static final Pattern FIELD =
+            Pattern.compile("\\{\\{|\\}\\}|\\{([A-Za-z_]\\w*|\\d{0,6})\\}|[{}]");
+
+    /** Computes a method's result. */
+    private interface Body {
+        Object apply(Run run, String text, Args args);
+    }
+
+    private static void add(String names, int required, String parameters, Body body) {
+        METHODS.add(
+                names,
+                required,
+                parameters,
+                (run, value, args) -> {
+                    String text = (String) value;
+                    run.step(text.length() >> 3);
+                    Object result = body.apply(run, text, args);
+                    return result instanceof String s ? run.counted(s) : result;
+                });
+    }
+
+    static {
+        add("format", 0, "*", Strings::format);
+        add("capitalize", 0, "", (run, s, a) -> capitalize(s));
+        add("lower", 0, "", (run, s, a) -> lower(s));
+        add("upper", 0, "", (run, s, a) -> upper(s));
+        add("title", 0, "", (run, s, a) -> title(s));
+        add("strip", 0, "_", (run, s, a) -> strip(s, a.text(0), true, true));
+        add("lstrip", 0, "_", (run, s, a) -> strip(s, a.text(0), true, false));
+        add("rstrip", 0, "_", (run, s, a) -> strip(s, a.text(0), false, true));
+        add("ljust", 1, "_ _", (run, s, a) -> pad(run, s, a.integer(0, 0), fill(a), 0));
+        add("rjust", 1, "_ _", (run, s, a) -> pad(run, s, a.integer(0, 0), fill(a), 1));
+        add("zfill", 1, "_", (run, s, a) -> fillZeros(run, s, a.integer(0, 0)));
+        add("split", 0, "sep maxsplit", (r, s, a) -> split(r, s, a.text(0), a.integer(1, -1)));
+        add("rsplit", 0, "sep maxsplit", (r, s, a) -> splitEnd(r, s, a.text(0), a.integer(1, -1)));
+        add(
+                "splitlines",
+                0,
+                "keepends",
+                (run, s, a) -> lines(run, s, Values.isTrue(a.get(0, false))));
+        add("partition", 1, "_", (run, s, a) -> partition(run, s, a.requiredText(0), false));
+        add("rpartition", 1, "_", (run, s, a) -> partition(run, s, a.requiredText(0), true));
+        add(
+                "replace",
+                2,
+                "_ _ _",
+                (run, s, a) ->
+                        replace(run, s, a.requiredText(0), a.requiredText(1), a.integer(2, -1)));
+        add("removeprefix", 1, "_", (run, s, a) -> withoutPrefix(s, a.requiredText(0)));
+        add("removesuffix", 1, "_", (run, s, a) -> withoutSuffix(s, a.requiredText(0)));
+        add("join", 1, "_", (run, s, a) -> join(run, s, Values.elements(run, a.get(0))));
+        add("startswith", 1, "_ _ _", (run, s, a) -> hasAffix(s, a, true));
+        add("endswith", 1, "_ _ _", (run, s, a) -> hasAffix(s, a, false));
+        add("count", 1, "_ _ _", (run, s, a) -> countWithin(run, s, a));
+        add("find", 1, "_ _ _", (run, s, a) -> find(run, s, a, false));
+        add("rfind", 1, "_ _ _", (run, s, a) -> find(run, s, a, true));
+        add("index", 1, "_ _ _", (run, s, a) -> index(run, s, a));
+        add("isalnum", 0, "", (run, s, a) -> all(s, c -> Character.isLetter(c) || isNumeric(c)));
+        add("isalpha", 0, "", (run, s, a) -> all(s, Character::isLetter));
+        add("isdigit", 0, "", (run, s, a) -> all(s, Strings::isDigit));
+        add("isspace", 0, "", (run, s, a) -> all(s, Strings::isSpace));
+        add("islower", 0, "", (run, s, a) -> isCase(s, false));
+        add("isupper", 0, "", (run, s, a) -> isCase(s, true));
+    }
 
     private static final int PREFIX = 16; // characters of a part that are searched without steps
+    private static final String LINE_BREAKS = "\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029";
 
     private Strings() {}
 
@@ -166,21 +203,7 @@ final class Strings {
         return lower("a" + Character.toString(c) + next).substring(1, 2);
     }
 
-    private static String swapCase(String text) {
-        StringBuilder swapped = new StringBuilder();
-        for (int i = 0; i < text.length(); ) {
-            int c = text.codePointAt(i);
-            String one = Character.toString(c);
-            swapped.append(
-                    Character.isUpperCase(c)
-                            ? lowerAt(text, i)
-                            : Character.isLowerCase(c) ? upper(one) : one);
-            i += one.length();
-        }
-        return swapped.toString();
-    }
-
-    static List<Object> lines(String text, boolean keepsEnds) {
+    static List<Object> lines(Run run, String text, boolean keepsEnds) {
         List<Object> lines = new ArrayList<>();
         int begin = 0;
         while (begin < text.length()) {
@@ -192,7 +215,7 @@ final class Strings {
             lines.add(text.substring(begin, keepsEnds ? next : end));
             begin = next;
         }
-        return lines;
+        return run.counted(lines);
     }
 
     /**
@@ -239,7 +262,7 @@ final class Strings {
     }
 
     /** Splits from the right. */
-    private static List<Object> rightSplit(Run run, String text, String separator, int limit) {
+    private static List<Object> splitEnd(Run run, String text, String separator, int limit) {
         if (limit < 0) {
             return split(run, text, separator, limit);
         }
@@ -368,20 +391,6 @@ final class Strings {
                                                         : Character.isUpperCase(c)));
     }
 
-    private static boolean isTitle(String text) {
-        boolean inWord = false;
-        boolean found = false;
-        for (int c : text.codePoints().toArray()) {
-            boolean upper = Character.isUpperCase(c) || Character.isTitleCase(c);
-            if (upper ? inWord : Character.isLowerCase(c) && !inWord) {
-                return false;
-            }
-            inWord = isCased(c);
-            found |= inWord;
-        }
-        return found;
-    }
-
     private static boolean isNumeric(int c) {
         int type = Character.getType(c);
         return type == Character.DECIMAL_DIGIT_NUMBER
@@ -437,195 +446,199 @@ final class Strings {
         quoted.append(quote);
     }
 
-    /** Calls a method of a string, one of {@link #METHODS}. */
-    static Object call(Run run, String text, String method, Args args) {
-        run.step(1 + (text.length() >> 3));
-        if (method.startsWith("is")) {
-            args.bind(method, 0);
-            return is(text, method);
-        }
-        return switch (method) {
-            case "format" -> Formats.format(run, text, args);
-            case "capitalize", "casefold", "lower", "swapcase", "title", "upper" -> {
-                args.bind(method, 0);
-                yield run.counted(changeCase(text, method));
-            }
-            case "strip", "lstrip", "rstrip" -> {
-                String characters = args.bind(method, 0, "").text(0);
-                yield strip(text, characters, !method.equals("rstrip"), !method.equals("lstrip"));
-            }
-            case "center", "ljust", "rjust" -> {
-                Args bound = args.bind(method, 1, "", "");
-                int left = method.equals("ljust") ? 0 : method.equals("rjust") ? 1 : 2;
-                String fill = bound.has(1) ? bound.requiredText(1) : " ";
-                yield pad(run, text, Numbers.toInt(bound.get(0)), fill, left);
-            }
-            case "zfill" -> {
-                int width = Numbers.toInt(args.bind(method, 1, "").get(0));
-                boolean signed = text.startsWith("-") || text.startsWith("+");
-                String sign = signed ? text.substring(0, 1) : "";
-                yield sign
-                        + pad(
-                                run,
-                                text.substring(sign.length()),
-                                Math.max(sign.length(), width) - sign.length(),
-                                "0",
-                                1);
-            }
-            case "expandtabs" ->
-                    expandTabs(run, text, args.bind(method, 0, "tabsize").integer(0, 8));
-            case "split", "rsplit" -> {
-                Args bound = args.bind(method, 0, "sep", "maxsplit");
-                int limit = bound.integer(1, -1);
-                yield method.equals("split")
-                        ? split(run, text, bound.text(0), limit)
-                        : rightSplit(run, text, bound.text(0), limit);
-            }
-            case "splitlines" -> {
-                Args bound = args.bind(method, 0, "keepends");
-                yield run.counted(lines(text, Values.isTrue(bound.get(0, false))));
-            }
-            case "partition", "rpartition" -> {
-                String separator = args.bind(method, 1, "").requiredText(0);
-                requireSeparator(separator);
-                boolean right = method.equals("rpartition");
-                int at = right ? findLast(run, text, separator) : find(run, text, separator, 0);
-                yield at < 0
-                        ? Values.tuple(right ? "" : text, "", right ? text : "")
-                        : Values.tuple(
-                                text.substring(0, at),
-                                separator,
-                                text.substring(at + separator.length()));
-            }
-            case "replace" -> {
-                Args bound = args.bind(method, 2, "", "", "");
-                yield replace(
-                        run,
-                        text,
-                        bound.requiredText(0),
-                        bound.requiredText(1),
-                        bound.integer(2, -1));
-            }
-            case "removeprefix" -> {
-                String prefix = args.bind(method, 1, "").requiredText(0);
-                yield text.startsWith(prefix) ? text.substring(prefix.length()) : text;
-            }
-            case "removesuffix" -> {
-                String suffix = args.bind(method, 1, "").requiredText(0);
-                yield text.endsWith(suffix)
-                        ? text.substring(0, text.length() - suffix.length())
-                        : text;
-            }
-            case "join" -> {
-                StringBuilder joined = new StringBuilder();
-                String separator = "";
-                for (Object part : Values.elements(run, args.bind(method, 1, "").get(0))) {
-                    String next = Args.of(part).requiredText(0);
-                    run.requireLength(
-                            joined.length() + (long) separator.length() + next.length()
-                                            > Run.MAX_LENGTH
-                                    ? Long.MAX_VALUE
-                                    : separator.length() + next.length());
-                    joined.append(separator).append(next);
-                    separator = text;
-                }
-                yield joined.toString();
-            }
-            default -> search(run, text, method, args.bind(method, 1, "", "", ""));
-        };
+    private static String fill(Args args) {
+        return args.has(1) ? args.requiredText(1) : " ";
     }
 
-    /**
-     * Calls a method whose last two arguments limit the text: startswith, endswith, find, index,
-     * count.
-     */
-    private static Object search(Run run, String text, String method, Args args) {
+    private static String fillZeros(Run run, String text, int width) {
+        String sign = text.startsWith("-") || text.startsWith("+") ? text.substring(0, 1) : "";
+        int rest = Math.max(sign.length(), width) - sign.length();
+        return sign + pad(run, text.substring(sign.length()), rest, "0", 1);
+    }
+
+    private static Object partition(Run run, String text, String separator, boolean right) {
+        requireSeparator(separator);
+        int at = right ? findLast(run, text, separator) : find(run, text, separator, 0);
+        if (at < 0) {
+            return Values.tuple(right ? "" : text, "", right ? text : "");
+        }
+        return Values.tuple(
+                text.substring(0, at), separator, text.substring(at + separator.length()));
+    }
+
+    private static String withoutPrefix(String text, String prefix) {
+        return text.startsWith(prefix) ? text.substring(prefix.length()) : text;
+    }
+
+    private static String withoutSuffix(String text, String suffix) {
+        return text.endsWith(suffix) ? text.substring(0, text.length() - suffix.length()) : text;
+    }
+
+    static String join(Run run, String separator, List<Object> parts) {
+        StringBuilder joined = new StringBuilder();
+        for (int i = 0; i < parts.size(); i++) {
+            run.append(joined, i == 0 ? "" : separator);
+            run.append(joined, Args.of(parts.get(i)).requiredText(0));
+        }
+        return joined.toString();
+    }
+
+    /** Returns the part of a text that the last two arguments name; null if it is outside. */
+    private static String within(String text, Args args) {
         int length = length(text);
-        int begin = Values.bound(args.get(1, null), 0, length);
+        int begin = begin(text, args);
         int end = Values.bound(args.get(2, null), length, length);
-        boolean inside =
-                begin <= end
-                        && (!args.has(1)
-                                || args.get(1) == null
-                                || Numbers.toInt(args.get(1)) <= length);
-        String part = inside ? part(text, begin, end) : null;
-        if (method.equals("startswith") || method.equals("endswith")) {
-            List<?> all =
-                    args.get(0) instanceof Values.Tuple tuple
-                            ? tuple
-                            : List.of(args.requiredText(0));
-            for (Object each : all) {
-                String affix = Args.of(each).requiredText(0);
-                if (part != null
-                        && (method.equals("endswith")
-                                ? part.endsWith(affix)
-                                : part.startsWith(affix))) {
-                    return true;
-                }
+        boolean outside = args.get(1, null) != null && Numbers.toInt(args.get(1)) > length;
+        return begin > end || outside ? null : part(text, begin, end);
+    }
+
+    private static int begin(String text, Args args) {
+        return Values.bound(args.get(1, null), 0, length(text));
+    }
+
+    private static boolean hasAffix(String text, Args args, boolean first) {
+        String part = within(text, args);
+        List<?> affixes =
+                args.get(0) instanceof Values.Tuple tuple ? tuple : List.of(args.requiredText(0));
+        boolean found = false;
+        for (Object each : affixes) {
+            String affix = Args.of(each).requiredText(0);
+            found |= part != null && (first ? part.startsWith(affix) : part.endsWith(affix));
+            if (found) {
+                break;
             }
-            return false;
         }
+        return found;
+    }
+
+    private static long countWithin(Run run, String text, Args args) {
         String searched = args.requiredText(0);
-        if (method.equals("count")) {
-            return part == null
-                    ? 0L
-                    : searched.isEmpty() ? length(part) + 1L : count(run, part, searched);
-        }
+        String part = within(text, args);
+        return part == null
+                ? 0
+                : searched.isEmpty() ? length(part) + 1L : count(run, part, searched);
+    }
+
+    private static long find(Run run, String text, Args args, boolean right) {
+        String searched = args.requiredText(0);
+        String part = within(text, args);
         int found =
                 part == null
                         ? -1
-                        : method.startsWith("r")
-                                ? findLast(run, part, searched)
-                                : find(run, part, searched, 0);
-        if (found < 0 && method.endsWith("index")) {
+                        : right ? findLast(run, part, searched) : find(run, part, searched, 0);
+        return found < 0 ? -1 : (long) begin(text, args) + part.codePointCount(0, found);
+    }
+
+    private static long index(Run run, String text, Args args) {
+        long found = find(run, text, args, false);
+        if (found < 0) {
             throw new TemplateError("substring not found");
         }
-        return found < 0 ? -1L : (long) begin + part.codePointCount(0, found);
+        return found;
     }
 
-    private static String changeCase(String text, String method) {
-        return switch (method) {
-            case "capitalize" -> capitalize(text);
-            case "casefold" -> lower(text).replace("\u00df", "ss").replace('\u03c2', '\u03c3');
-            case "lower" -> lower(text);
-            case "swapcase" -> swapCase(text);
-            case "title" -> title(text);
-            default -> upper(text);
-        };
-    }
-
-    private static Object is(String text, String method) {
-        return switch (method) {
-            case "isalnum" -> all(text, c -> Character.isLetter(c) || isDigit(c) || isNumeric(c));
-            case "isalpha" -> all(text, Character::isLetter);
-            case "isascii" -> text.codePoints().allMatch(c -> c < 128);
-            case "isdecimal" -> all(text, Character::isDigit);
-            case "isdigit" -> all(text, Strings::isDigit);
-            case "islower" -> isCase(text, false);
-            case "isnumeric" -> all(text, Strings::isNumeric);
-            case "isprintable" -> text.codePoints().allMatch(Strings::isPrintable);
-            case "isspace" -> all(text, Strings::isSpace);
-            case "istitle" -> isTitle(text);
-            default -> isCase(text, true);
-        };
-    }
-
-    private static String expandTabs(Run run, String text, int size) {
-        StringBuilder expanded = new StringBuilder();
-        int column = 0;
-        for (int i = 0; i < text.length(); i++) {
-            char c = text.charAt(i);
-            if (c == '\t') {
-                int spaces = size <= 0 ? 0 : size - column % size;
-                run.requireLength(expanded.length() + (long) spaces);
-                expanded.append(" ".repeat(spaces));
-                column += spaces;
-            } else {
-                expanded.append(c);
-                column =
-                        c == '\n' || c == '\r' ? 0 : column + (Character.isLowSurrogate(c) ? 0 : 1);
+    /** Returns {@code format % value}, for s, r, d, i, f and %, without flags and widths. */
+    static String percent(Run run, String format, Object value) {
+        boolean isTuple = value instanceof Values.Tuple;
+        Iterator<?> values = (isTuple ? (List<?>) value : Args.of(value).positional()).iterator();
+        StringBuilder text = new StringBuilder();
+        Matcher directive = PERCENT.matcher(format);
+        int end = 0;
+        while (directive.find()) {
+            run.append(text, format.substring(end, directive.start()));
+            end = directive.end();
+            String name = directive.group(1);
+            String type = directive.group(3) == null ? "" : directive.group(3);
+            String precision = directive.group(2);
+            if (directive.group().equals("%%")) {
+                text.append('%');
+                continue;
             }
+            if (type.isEmpty()
+                    || !"srdif".contains(type)
+                    || precision != null && !type.equals("f")) {
+                throw new TemplateError("the format %s is not supported", directive.group());
+            }
+            if (name != null && !(value instanceof Values.Dict dict && dict.has(name))) {
+                throw new TemplateError("the format needs a dictionary with %s", name);
+            }
+            if (name == null && !values.hasNext()) {
+                throw new TemplateError("the format has more fields than values");
+            }
+            Object argument = name == null ? values.next() : ((Values.Dict) value).get(name, null);
+            run.append(text, directive(run, type, precision, argument));
         }
-        return expanded.toString();
+        boolean needsAll =
+                isTuple
+                        || !(value instanceof Values.Dict
+                                || value instanceof List
+                                || value instanceof Values.Undefined);
+        if (needsAll && values.hasNext()) {
+            throw new TemplateError("not all values are used by the format");
+        }
+        return run.counted(text.append(format.substring(end)).toString());
+    }
+
+    private static String directive(Run run, String type, String precision, Object value) {
+        if (type.equals("s")) {
+            return Values.text(run, value);
+        }
+        if (type.equals("r")) {
+            StringBuilder text = new StringBuilder();
+            Values.represent(run, text, value);
+            return text.toString();
+        }
+        if (!Numbers.isNumber(value)) {
+            throw new TemplateError("%%%s needs a number, not %s", type, Values.typeName(value));
+        }
+        if (!type.equals("f")) {
+            boolean real = value instanceof Double;
+            return Numbers.text(real ? Numbers.truncate((Double) value) : Numbers.round(value, 0));
+        }
+        double real = Numbers.real(value);
+        if (!Double.isFinite(real)) {
+            return Numbers.text(real);
+        }
+        int digits = precision == null ? 6 : Integer.parseInt(precision);
+        String fixed =
+                new BigDecimal(Math.abs(real))
+                        .setScale(digits, RoundingMode.HALF_EVEN)
+                        .toPlainString();
+        return (Math.copySign(1, real) < 0 ? "-" : "") + fixed;
+    }
+
+    /** Returns {@code text.format(*args, **kwargs)}, for fields {}, {0} and {name}. */
+    private static String format(Run run, String text, Args args) {
+        StringBuilder formatted = new StringBuilder();
+        Matcher field = FIELD.matcher(text);
+        int end = 0;
+        int next = 0;
+        boolean isNumbered = false;
+        while (field.find()) {
+            run.append(formatted, text.substring(end, field.start()));
+            end = field.end();
+            String name = field.group(1);
+            if (name == null) {
+                if (field.group().length() < 2) {
+                    throw new TemplateError(
+                            "a format has a field other than {}, {0} and {name}, which is not"
+                                    + " supported");
+                }
+                formatted.append(field.group().charAt(0));
+                continue;
+            }
+            boolean isName = !name.isEmpty() && !Character.isDigit(name.charAt(0));
+            int index = isName || name.isEmpty() ? next : Integer.parseInt(name);
+            next += name.isEmpty() ? 1 : 0;
+            isNumbered |= !isName && !name.isEmpty();
+            boolean given =
+                    isName ? args.named().containsKey(name) : index < args.positional().size();
+            if (!given || isNumbered && next > 0) {
+                throw new TemplateError("the format has no value for the field {%s}", name);
+            }
+            Object value = isName ? args.named().get(name) : args.get(index);
+            run.append(formatted, Values.text(run, value));
+        }
+        return formatted.append(text.substring(end)).toString();
     }
 }

@@ -13,9 +13,10 @@ import java.util.Set;
  * and {@code strftime_now}. A template is untrusted: it can read only its variables, and its
  * output, steps and depth are bounded. Immutable.
  *
- * <p>Not supported are tags that read other templates, the tags {@code block}, {@code autoescape}
- * and {@code print}, and the filters {@code filesizeformat}, {@code pprint}, {@code urlize}, {@code
- * wordwrap} and {@code xmlattr}; a template with them is refused by name.
+ * <p>What no chat template uses is refused by name: tags that read other templates, the tags {@code
+ * block}, {@code autoescape} and {@code print}, rare filters, tests and methods of texts, flags and
+ * widths of formats, integers of more than 64 bits except those that are only printed or compared,
+ * and most operations on the result of {@code safe} and {@code escape}.
  */
 public final class Template {
 

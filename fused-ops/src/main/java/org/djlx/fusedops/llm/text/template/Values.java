@@ -2,7 +2,6 @@
 package org.djlx.fusedops.llm.text.template;
 
 import java.math.BigDecimal;
-import java.math.BigInteger;
 import java.util.AbstractList;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -22,9 +21,9 @@ import java.util.Set;
 final class Values {
 
     private static final Set<String> LIST_MUTATORS =
-            Set.of("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort");
+            Set.of("append clear extend insert pop remove reverse sort".split(" "));
     private static final Set<String> DICT_MUTATORS =
-            Set.of("clear", "pop", "popitem", "setdefault", "update");
+            Set.of("clear pop popitem setdefault update".split(" "));
     static final Object NONE = new Object(); // of attributes whose value is None
     private static final int MAX_INPUT_DEPTH = 100;
     private static final int MAX_NAME = 200; // characters of a missing one in a message
@@ -59,7 +58,7 @@ final class Values {
         }
     }
 
-    /** A text that is safe HTML: other texts are escaped when they are added to it. */
+    /** An escaped text, or one that is safe: it can be printed, and little else. */
     record Markup(String text) {}
 
     /** Elements that can be iterated over once, as with Python's generators. */
@@ -209,17 +208,18 @@ final class Values {
                 }
                 return keys;
             }
-            if (key instanceof List || key instanceof Dict || key instanceof View) {
+            if (key instanceof List
+                    || key instanceof Dict
+                    || key instanceof View
+                    || key instanceof Markup) {
                 throw new TemplateError("a %s cannot be a key", typeName(key));
             }
             if (key instanceof Double real && real == Math.rint(real) && Double.isFinite(real)) {
                 return Numbers.narrow(new BigDecimal(real).toBigInteger());
             }
             return key instanceof Boolean
-                    ? (Object) Numbers.big(key).longValue()
-                    : key instanceof Markup markup
-                            ? markup.text
-                            : key instanceof Undefined ? Undefined.class.getName() : key;
+                    ? (Object) Numbers.integer(key)
+                    : key instanceof Undefined ? Undefined.class.getName() : key;
         }
     }
 
@@ -244,20 +244,11 @@ final class Values {
         if (object instanceof CharSequence) {
             return object.toString();
         }
-        if (object instanceof BigInteger big) {
-            return Numbers.narrow(big);
-        }
         if (object instanceof Double || object instanceof Float || object instanceof BigDecimal) {
             return ((Number) object).doubleValue();
         }
-        if (object instanceof Long
-                || object instanceof Integer
-                || object instanceof Short
-                || object instanceof Byte) {
-            return ((Number) object).longValue();
-        }
-        if (object instanceof Number number) { // Gson's LazilyParsedNumber: the JSON text
-            Object integer = Numbers.parseInteger(number.toString(), 10);
+        if (object instanceof Number number) { // an integer, or Gson's LazilyParsedNumber
+            Object integer = Numbers.parseInteger(number.toString());
             return integer != null ? integer : (Object) number.doubleValue();
         }
         if (object instanceof Map<?, ?> map) {
@@ -279,39 +270,29 @@ final class Values {
         if (value == null) {
             return "NoneType";
         }
-        if (value instanceof Boolean) {
-            return "bool";
-        }
         if (value instanceof View view) {
             return "dict_" + view.kind;
         }
-        return Numbers.isInteger(value)
-                ? "int"
-                : value instanceof Double
-                        ? "float"
-                        : value instanceof String
-                                ? "str"
-                                : value.getClass() == ArrayList.class
-                                        ? "list"
-                                        : value.getClass().getSimpleName().toLowerCase(Locale.ROOT);
+        String name = value.getClass().getSimpleName();
+        return switch (name) {
+            case "Boolean" -> "bool";
+            case "Long", "BigInteger" -> "int";
+            case "Double" -> "float";
+            case "String" -> "str";
+            case "ArrayList" -> "list";
+            case "Markup" -> name;
+            default -> name.toLowerCase(Locale.ROOT);
+        };
     }
 
     static boolean isTrue(Object value) {
         if (value instanceof Boolean flag) {
             return flag;
         }
-        if (value instanceof String text) {
-            return !text.isEmpty();
-        }
-        if (value instanceof Markup markup) {
-            return !markup.text.isEmpty();
-        }
         if (Numbers.isNumber(value)) {
             return Numbers.isNan(value) || Numbers.compare(value, 0L) != 0;
         }
-        return value != null
-                && !(value instanceof Undefined)
-                && !(hasLength(value) && length(value) == 0);
+        return value != null && !(hasLength(value) && length(value) == 0);
     }
 
     private static boolean hasLength(Object value) {
@@ -328,17 +309,14 @@ final class Values {
         if (value instanceof List<?> list) {
             return list.size();
         }
-        if (value instanceof String text) {
-            return Strings.length(text);
+        if (value instanceof String || value instanceof Markup) {
+            return Strings.length(value instanceof Markup markup ? markup.text : (String) value);
         }
         if (value instanceof Dict dict) {
             return dict.size();
         }
         if (value instanceof View view) {
             return view.dict.size();
-        }
-        if (value instanceof Markup markup) {
-            return Strings.length(markup.text);
         }
         if (value instanceof Loop loop) {
             return loop.length();
@@ -378,8 +356,8 @@ final class Values {
         if (value instanceof Undefined) {
             return List.of().iterator();
         }
-        if (value instanceof String || value instanceof Markup) {
-            return Strings.characters(run, plain(value)).iterator();
+        if (value instanceof String text) {
+            return Strings.characters(run, text).iterator();
         }
         if (value instanceof Dict dict) {
             return run.counted(dict.keys()).iterator();
@@ -390,25 +368,18 @@ final class Values {
         throw new TemplateError("a value of type %s cannot be iterated over", typeName(value));
     }
 
-    /** Returns the string of a value that {@linkplain #isText is a text}. */
-    private static String plain(Object text) {
-        return text instanceof Markup markup ? markup.text : (String) text;
-    }
-
-    static boolean isText(Object value) {
-        return value instanceof String || value instanceof Markup;
-    }
-
     /** Returns {@code str(value)}. */
     static String text(Run run, Object value) {
-        if (isText(value)) {
-            return plain(value);
+        if (value instanceof String text) {
+            return text;
         }
-        if (value instanceof Undefined) {
-            return "";
+        if (value instanceof Markup markup) {
+            return markup.text;
         }
         StringBuilder text = new StringBuilder();
-        represent(run, text, value);
+        if (!(value instanceof Undefined)) {
+            represent(run, text, value);
+        }
         return text.toString();
     }
 
@@ -428,12 +399,6 @@ final class Values {
                 Strings.quote(text, string);
             } else if (value instanceof Undefined) {
                 text.append("Undefined");
-            } else if (value instanceof Markup markup) {
-                run.requireLength(markup.text.length());
-                run.step(markup.text.length() >> 2);
-                text.append("Markup(");
-                Strings.quote(text, markup.text);
-                text.append(')');
             } else if (value instanceof Range range) {
                 long stop = range.start + range.step * range.size;
                 text.append("range(").append(range.start).append(", ").append(stop);
@@ -455,6 +420,8 @@ final class Values {
                 text.append('>');
             } else if (value instanceof Loop loop) {
                 text.append(loop);
+            } else if (value instanceof Markup) {
+                throw new TemplateError("an escaped text in a list is not supported");
             } else {
                 String name = value instanceof Function function ? " " + function.name : "";
                 text.append('<').append(typeName(value)).append(name).append('>');
@@ -466,18 +433,16 @@ final class Values {
 
     private static void representAll(
             Run run, StringBuilder text, String begin, List<?> list, String end) {
-        String separator = begin;
-        for (Object each : list) {
-            text.append(separator);
-            represent(run, text, each);
-            separator = ", ";
+        text.append(begin);
+        for (int i = 0; i < list.size(); i++) {
+            text.append(i == 0 ? "" : ", ");
+            represent(run, text, list.get(i));
         }
-        text.append(list.isEmpty() ? begin : "").append(end);
+        text.append(end);
     }
 
     private static void representDict(Run run, StringBuilder text, Dict dict) {
-        text.append('{');
-        String separator = "";
+        String separator = "{";
         for (Dict.Entry entry : dict.entries.values()) {
             text.append(separator);
             represent(run, text, entry.key);
@@ -485,7 +450,7 @@ final class Values {
             represent(run, text, entry.value);
             separator = ", ";
         }
-        text.append('}');
+        text.append(dict.size() == 0 ? "{}" : "}");
     }
 
     static boolean areEqual(Run run, Object a, Object b) {
@@ -496,43 +461,37 @@ final class Values {
         if (Numbers.isNumber(a) && Numbers.isNumber(b)) {
             return !Numbers.isNan(a) && !Numbers.isNan(b) && Numbers.compare(a, b) == 0;
         }
-        if (isText(a) && isText(b)) {
-            run.step(plain(a).length() >> 6);
-            return plain(a).equals(plain(b));
+        if (a instanceof String x && b instanceof String y) {
+            run.step(x.length() >> 6);
+            return x.equals(y);
         }
-        if (a instanceof Undefined && b instanceof Undefined) {
-            return true;
+        if (a instanceof Markup || b instanceof Markup || a instanceof View && b instanceof View) {
+            throw new TemplateError(
+                    "a comparison of %s and %s is not supported", typeName(a), typeName(b));
         }
         run.enter();
         try {
-            if (a instanceof List<?> x && b instanceof List<?> y) {
-                return a.getClass() == b.getClass()
-                        && x.size() == y.size()
-                        && difference(run, x, y) == x.size();
-            }
-            run.step(a instanceof View view ? view.dict.size() : 0);
-            return a instanceof Dict x && b instanceof Dict y && areEqual(run, x, y)
-                    || a instanceof View v
-                            && b instanceof View w
-                            && v.kind.equals("keys")
-                            && w.kind.equals("keys")
-                            && v.dict.entries.keySet().equals(w.dict.entries.keySet());
+            return a instanceof Undefined && b instanceof Undefined
+                    || a instanceof List<?> x
+                            && b instanceof List<?> y
+                            && a.getClass() == b.getClass()
+                            && x.size() == y.size()
+                            && difference(run, x, y) == x.size()
+                    || a instanceof Dict v && b instanceof Dict w && areEqual(run, v, w);
         } finally {
             run.leave();
         }
     }
 
     private static boolean areEqual(Run run, Dict a, Dict b) {
-        if (a.size() != b.size()) {
-            return false;
-        }
+        boolean equal = a.size() == b.size();
         for (Map.Entry<Object, Dict.Entry> entry : a.entries.entrySet()) {
             Dict.Entry other = b.entries.get(entry.getKey());
-            if (other == null || !isSame(run, entry.getValue().value, other.value)) {
+            if (!equal || other == null || !isSame(run, entry.getValue().value, other.value)) {
                 return false;
             }
         }
-        return true;
+        return equal;
     }
 
     /** Returns whether elements are the same object, or equal. */
@@ -558,12 +517,11 @@ final class Values {
                 return false;
             }
             order = Numbers.compare(a, b);
-        } else if (isText(a) && isText(b)) {
-            order = Strings.compare(run, plain(a), plain(b));
-        } else if (a instanceof List<?> x
-                && b instanceof List<?> y
-                && a.getClass() == b.getClass()
-                && !(a instanceof Range)) {
+        } else if (a instanceof String x && b instanceof String y) {
+            order = Strings.compare(run, x, y);
+        } else if (isSequence(a) && isSequence(b) && a.getClass() == b.getClass()) {
+            List<?> x = (List<?>) a;
+            List<?> y = (List<?>) b;
             run.enter();
             try {
                 int i = difference(run, x, y);
@@ -575,13 +533,7 @@ final class Values {
                 run.leave();
             }
         } else {
-            throw undefinedOr(
-                    a,
-                    b,
-                    "'%s' is not supported between %s and %s",
-                    operator,
-                    typeName(a),
-                    typeName(b));
+            throw unsupported(operator, a, b);
         }
         return switch (operator) {
             case "<" -> order < 0;
@@ -591,7 +543,11 @@ final class Values {
         };
     }
 
-    /** Returns the error of an undefined operand if there is one, otherwise an error as given. */
+    private static TemplateError unsupported(String operator, Object a, Object b) {
+        String format = "'%s' is not supported between %s and %s";
+        return undefinedOr(a, b, format, operator, typeName(a), typeName(b));
+    }
+
     private static TemplateError undefinedOr(
             Object a, Object b, String format, Object... arguments) {
         return a instanceof Undefined undefined
@@ -624,13 +580,13 @@ final class Values {
 
     /** Returns {@code element in container}. */
     static boolean isIn(Run run, Object element, Object container) {
-        if (isText(container)) {
-            if (!isText(element)) {
+        if (container instanceof String text) {
+            if (!(element instanceof String part)) {
                 throw undefinedOr(
                         element, null, "'in <str>' needs a str, not %s", typeName(element));
             }
-            run.step(plain(container).length() >> 4);
-            return Strings.find(run, plain(container), plain(element), 0) >= 0;
+            run.step(text.length() >> 4);
+            return Strings.find(run, text, part, 0) >= 0;
         }
         countText(run, element);
         if (container instanceof Dict dict) {
@@ -653,59 +609,57 @@ final class Values {
         if (Numbers.isNumber(a) && Numbers.isNumber(b)) {
             return Numbers.binary(operator, a, b);
         }
-        if (operator.equals("%") && isText(a)) {
-            return Formats.percent(run, plain(a), b);
+        if (operator.equals("%") && a instanceof String format) {
+            return Strings.percent(run, format, b);
         }
-        if (operator.equals("*")
-                && (isSequence(a) && Numbers.isInteger(b)
-                        || Numbers.isInteger(a) && isSequence(b))) {
-            return isSequence(a)
-                    ? repeat(run, a, Numbers.toInt(b))
-                    : repeat(run, b, Numbers.toInt(a));
+        if (operator.equals("*") && isRepeatable(a) && Numbers.isInteger(b)) {
+            return repeat(run, a, Numbers.toInt(b));
+        }
+        if (operator.equals("*") && isRepeatable(b) && Numbers.isInteger(a)) {
+            return repeat(run, b, Numbers.toInt(a));
         }
         if (operator.equals("+")) {
-            if (isText(a) && isText(b)) {
-                boolean markup = a instanceof Markup || b instanceof Markup;
-                String x = markup ? escape(a).text : plain(a);
-                String y = markup ? escape(b).text : plain(b);
-                run.requireLength((long) x.length() + y.length());
-                return markup ? new Markup(x + y) : x + y;
+            Object x =
+                    a instanceof Dict dict && dict.isJsonText && b instanceof String
+                            ? Json.write(run, a)
+                            : a;
+            Object y =
+                    b instanceof Dict dict && dict.isJsonText && a instanceof String
+                            ? Json.write(run, b)
+                            : b;
+            if (x instanceof String s && y instanceof String t) {
+                run.requireLength((long) s.length() + t.length());
+                return s + t;
             }
-            if (a instanceof Dict dict && dict.isJsonText && isText(b)) {
-                return run.counted(Json.write(run, a) + plain(b));
-            }
-            if (b instanceof Dict dict && dict.isJsonText && isText(a)) {
-                return run.counted(plain(a) + Json.write(run, b));
-            }
-            if (a instanceof List<?> x
-                    && b instanceof List<?> y
-                    && isSequence(a)
-                    && a.getClass() == b.getClass()) {
-                run.requireSize((long) x.size() + y.size());
-                List<Object> sum = new ArrayList<>(x);
-                sum.addAll(y);
-                return a instanceof Tuple ? new Tuple(sum) : sum;
+            if (isSequence(a) && isSequence(b) && a.getClass() == b.getClass()) {
+                List<Object> sum = new ArrayList<>((List<?>) a);
+                run.requireSize(sum.size() + length(b));
+                sum.addAll((List<?>) b);
+                return like(a, sum);
             }
         }
-        throw undefinedOr(
-                a,
-                b,
-                "'%s' is not supported between %s and %s",
-                operator,
-                typeName(a),
-                typeName(b));
+        throw unsupported(operator, a, b);
     }
 
+    /** Returns whether a value is a list or a tuple. */
     private static boolean isSequence(Object value) {
-        return isText(value) || value instanceof List && !(value instanceof Range);
+        return value instanceof List && !(value instanceof Range);
+    }
+
+    private static boolean isRepeatable(Object value) {
+        return value instanceof String || isSequence(value);
+    }
+
+    /** Returns elements as a tuple or a list, as {@code sequence} is. */
+    private static Object like(Object sequence, List<Object> elements) {
+        return sequence instanceof Tuple ? new Tuple(elements) : elements;
     }
 
     private static Object repeat(Run run, Object value, int times) {
         int count = Math.max(0, times);
-        if (isText(value)) {
-            run.requireLength(plain(value).length() * (long) count);
-            String repeated = plain(value).repeat(count);
-            return value instanceof Markup ? new Markup(repeated) : repeated;
+        if (value instanceof String text) {
+            run.requireLength(text.length() * (long) count);
+            return text.repeat(count);
         }
         List<?> list = (List<?>) value;
         run.requireSize(list.size() * (long) count);
@@ -713,19 +667,7 @@ final class Values {
         for (int i = 0; i < count && !list.isEmpty(); i++) {
             repeated.addAll(list);
         }
-        return value instanceof Tuple ? new Tuple(repeated) : repeated;
-    }
-
-    static Markup escape(Object text) {
-        return text instanceof Markup markup
-                ? markup
-                : new Markup(
-                        plain(text)
-                                .replace("&", "&amp;")
-                                .replace("<", "&lt;")
-                                .replace(">", "&gt;")
-                                .replace("\"", "&#34;")
-                                .replace("'", "&#39;"));
+        return like(value, repeated);
     }
 
     static Object negate(Object value) {
@@ -741,16 +683,16 @@ final class Values {
     }
 
     private static int bound(Object index, int otherwise, int least, int most) {
-        int length = least < 0 ? most + 1 : most;
         if (index == null) {
             return otherwise;
         }
+        int length = least < 0 ? most + 1 : most;
         int value = Numbers.toInt(index);
         return Math.max(least, Math.min(most, value < 0 ? value + length : value));
     }
 
     static Object slice(Run run, Object value, Object begin, Object end, Object step) {
-        if (!isText(value) && !(value instanceof List)) {
+        if (!(value instanceof String) && !(value instanceof List)) {
             throw undefinedOr(value, null, "a value of type %s has no slices", typeName(value));
         }
         countText(run, value);
@@ -764,12 +706,11 @@ final class Values {
         int most = forward ? length : length - 1;
         int first = bound(begin, forward ? 0 : most, least, most);
         int last = bound(end, forward ? length : -1, least, most);
-        if (isText(value) && by == 1) {
-            String part = last <= first ? "" : Strings.part(plain(value), first, last);
-            return value instanceof Markup ? new Markup(run.counted(part)) : run.counted(part);
+        if (value instanceof String text && by == 1) {
+            return run.counted(last <= first ? "" : Strings.part(text, first, last));
         }
         List<?> elements =
-                value instanceof List<?> list ? list : Strings.characters(run, plain(value));
+                value instanceof String text ? Strings.characters(run, text) : (List<?>) value;
         List<Object> part = new ArrayList<>();
         for (long i = first; forward ? i < last : i > last; i += by) {
             part.add(elements.get((int) i));
@@ -781,17 +722,17 @@ final class Values {
                     range.step * by,
                     part.size());
         }
-        if (!isText(value)) {
-            return value instanceof Tuple ? new Tuple(part) : part;
+        if (!(value instanceof String)) {
+            return like(value, part);
         }
         StringBuilder text = new StringBuilder();
         part.forEach(text::append);
-        return value instanceof Markup ? new Markup(text.toString()) : text.toString();
+        return text.toString();
     }
 
     /** Counts the steps of reading or comparing a value, if it is a text. */
     static void countText(Run run, Object value) {
-        run.step(isText(value) ? plain(value).length() >> 6 : 0);
+        run.step(value instanceof String text ? text.length() >> 6 : 0);
     }
 
     /** Returns {@code value[key]}. */
@@ -801,73 +742,49 @@ final class Values {
         if (value instanceof Undefined undefined) {
             throw undefined.error();
         }
-        if (value instanceof Dict dict
-                && !(key instanceof List && !(key instanceof Tuple))
-                && !(key instanceof Dict)) {
+        if (value instanceof Dict dict && !(key instanceof ArrayList) && !(key instanceof Dict)) {
             if (dict.has(key)) {
                 return dict.get(key, null);
             }
-        } else if ((value instanceof List || isText(value)) && Numbers.isInteger(key)) {
+        } else if ((value instanceof List || value instanceof String) && Numbers.isInteger(key)) {
             int length = (int) length(value);
             int index = Numbers.toInt(key);
             index = index < 0 ? index + length : index;
             if (index >= 0 && index < length) {
                 return value instanceof List<?> list
                         ? list.get(index)
-                        : Strings.part(plain(value), index, index + 1);
+                        : Strings.part((String) value, index, index + 1);
             }
         }
-        Object attribute = isText(key) ? ownAttribute(value, plain(key)) : null;
+        Object attribute = key instanceof String name ? ownAttribute(value, name) : null;
         return attribute == NONE ? null : attribute != null ? attribute : missing(value, key);
     }
 
     /** Returns {@code value.name}. */
     static Object attribute(Run run, Object value, String name) {
         run.step();
-        if (value instanceof Undefined undefined) {
-            if (name.matches("__\\w+__")) {
-                return missing(value, name); // Jinja2's sandbox hides such names.
-            }
-            throw undefined.error();
+        if (value instanceof Undefined undefined && !name.matches("__\\w+__")) {
+            throw undefined.error(); // The sandbox hides other attributes.
         }
         Object attribute = ownAttribute(value, name);
-        if (attribute == NONE) {
-            return null;
+        if (attribute != null) {
+            return attribute == NONE ? null : attribute;
         }
-        return attribute != null
-                ? attribute
-                : value instanceof Dict dict && dict.has(name)
-                        ? dict.get(name, null)
-                        : missing(value, name);
+        return value instanceof Dict dict && dict.has(name)
+                ? dict.get(name, null)
+                : missing(value, name);
     }
 
     private static Undefined missing(Object value, Object key) {
-        String name =
-                isText(key)
-                        ? plain(key).substring(0, Math.min(plain(key).length(), MAX_NAME))
-                        : String.valueOf(Numbers.isNumber(key) ? key : typeName(key));
-        return new Undefined(
-                name,
-                "a value of type "
-                        + typeName(value)
-                        + " has no attribute or element '"
-                        + name
-                        + "'");
+        Object shown = Numbers.isNumber(key) ? key : typeName(key);
+        String all = key instanceof String text ? text : String.valueOf(shown);
+        String name = all.substring(0, Math.min(all.length(), MAX_NAME));
+        String format = "a value of type %s has no attribute or element '%s'";
+        return new Undefined(name, format.formatted(typeName(value), name));
     }
 
-    /**
-     * Returns an attribute, not an element of a dictionary: null if there is none, NONE if it is
-     * None.
-     */
+    /** Returns an attribute that is no element: null if there is none, NONE if it is None. */
     private static Object ownAttribute(Object value, String name) {
-        if (isText(value)) {
-            return Strings.METHODS.contains(name)
-                    ? new Function(name, (run, args) -> Strings.call(run, plain(value), name, args))
-                    : null;
-        }
-        if (value instanceof Dict dict) {
-            return dictMethod(dict, name);
-        }
         if (value instanceof Namespace namespace) {
             Object attribute = namespace.attributes.get(name);
             return attribute == null && namespace.attributes.containsKey(name) ? NONE : attribute;
@@ -881,87 +798,56 @@ final class Values {
         if (value instanceof Tuple tuple && tuple.names.contains(name)) {
             return tuple.get(tuple.names.indexOf(name));
         }
-        return value instanceof List<?> list ? listMethod(list, name) : null;
-    }
-
-    private static Object dictMethod(Dict dict, String name) {
-        if (DICT_MUTATORS.contains(name)) {
-            return unsafe(name, "dict");
+        if (value instanceof String && Strings.REFUSED.contains(name)) {
+            throw new TemplateError("the method %s of a text is not supported", name);
         }
-        return switch (name) {
-            case "keys", "values", "items" ->
-                    new Function(
-                            name,
-                            (run, args) -> {
-                                args.bind(name, 0);
-                                return new View(name, dict);
-                            });
-            case "get" ->
-                    new Function(
-                            name,
-                            (run, args) -> {
-                                Args bound = args.bind(name, 1, "", "");
-                                countText(run, bound.get(0));
-                                return dict.get(bound.get(0), bound.get(1, null));
-                            });
-            case "copy" ->
-                    new Function(
-                            name,
-                            (run, args) -> {
-                                args.bind(name, 0);
-                                run.requireSize(dict.size());
-                                Dict copy = new Dict();
-                                copy.putAll(dict);
-                                return copy;
-                            });
-            default -> null;
-        };
-    }
-
-    private static Undefined unsafe(String name, String type) {
-        return new Undefined(
-                name, "a template may not call '" + name + "' of a " + type + ", which changes it");
-    }
-
-    private static Object listMethod(List<?> list, String name) {
-        boolean plain = list instanceof ArrayList;
-        if (plain && LIST_MUTATORS.contains(name)) {
-            return unsafe(name, "list");
+        boolean isDict = value instanceof Dict;
+        if (isDict && DICT_MUTATORS.contains(name)
+                || value instanceof ArrayList && LIST_MUTATORS.contains(name)) {
+            String format = "a template may not call '%s' of a %s, which changes it";
+            return new Undefined(name, format.formatted(name, typeName(value)));
         }
-        return switch (name) {
-            case "count" ->
-                    new Function(
-                            name,
-                            (run, args) -> {
-                                Object searched = args.bind(name, 1, "").get(0);
-                                return list.stream()
-                                        .filter(each -> isSame(run, searched, each))
-                                        .count();
-                            });
-            case "index" ->
-                    new Function(
-                            name,
-                            (run, args) -> {
-                                Args bound = args.bind(name, 1, "", "", "");
-                                int end = bound(bound.get(2, null), list.size(), list.size());
-                                for (int i = bound(bound.get(1, null), 0, list.size());
-                                        i < end;
-                                        i++) {
-                                    if (isSame(run, bound.get(0), list.get(i))) {
-                                        return (long) i;
-                                    }
-                                }
-                                throw new TemplateError(
-                                        "a list does not have the element searched for");
-                            });
-            case "copy" -> plain ? new Function(name, (run, args) -> copy(run, list, args)) : null;
-            default -> null;
-        };
+        Table methods =
+                value instanceof String
+                        ? Strings.METHODS
+                        : isDict ? DICT_METHODS : value instanceof List ? LIST_METHODS : null;
+        return methods == null
+                        || !methods.has(name)
+                        || name.equals("copy") && (value instanceof Tuple || value instanceof Range)
+                ? null
+                : new Function(name, (run, args) -> methods.call(run, name, value, args));
     }
 
-    private static Object copy(Run run, List<?> list, Args args) {
-        args.bind("copy", 0);
-        return new ArrayList<>(run.counted(list));
+    private static final Table DICT_METHODS =
+            new Table("the method")
+                    .add("keys", 0, "", (run, d, a) -> new View("keys", (Dict) d))
+                    .add("values", 0, "", (run, d, a) -> new View("values", (Dict) d))
+                    .add("items", 0, "", (run, d, a) -> new View("items", (Dict) d))
+                    .add("get", 1, "_ _", Values::get)
+                    .add("copy", 0, "", (run, d, a) -> dict(run, Args.of(d)));
+    private static final Table LIST_METHODS =
+            new Table("the method")
+                    .add("copy", 0, "", (run, l, a) -> new ArrayList<>(run.counted((List<?>) l)))
+                    .add("count", 1, "_", (run, l, a) -> count(run, (List<?>) l, a.get(0)))
+                    .add("index", 1, "_ _ _", (run, l, a) -> find(run, (List<?>) l, a));
+
+    private static Object get(Run run, Object dict, Args args) {
+        countText(run, args.get(0));
+        return ((Dict) dict).get(args.get(0), args.get(1, null));
+    }
+
+    private static long count(Run run, List<?> list, Object searched) {
+        return list.stream().filter(each -> isSame(run, searched, each)).count();
+    }
+
+    private static long find(Run run, List<?> list, Args args) {
+        int end = bound(args.get(2, null), list.size(), list.size());
+        for (int i = bound(args.get(1, null), 0, list.size()); i < end; i++) {
+            if (isSame(run, args.get(0), list.get(i))) {
+                return i;
+            }
+        }
+        throw new TemplateError("a list does not have the element searched for");
     }
 
     static Object call(Run run, Object function, Args args) {
@@ -976,7 +862,7 @@ final class Values {
     /** Returns Python's {@code dict(*args, **kwargs)}. */
     static Dict dict(Run run, Args args) {
         Dict dict = new Dict();
-        Object from = new Args(args.positional(), Map.of()).bind("dict", 0, "").get(0, new Dict());
+        Object from = new Args(args.positional(), Map.of()).bind("dict", 0, "_").get(0, new Dict());
         if (from instanceof Dict other) {
             run.requireSize(other.size());
             dict.putAll(other);
@@ -997,11 +883,11 @@ final class Values {
     static Namespace namespace(Dict attributes) {
         Map<String, Object> map = new LinkedHashMap<>();
         for (Dict.Entry entry : attributes.entries.values()) {
-            if (!isText(entry.key)) {
+            if (!(entry.key instanceof String name)) {
                 throw new TemplateError(
                         "an attribute's name must be a text, not %s", typeName(entry.key));
             }
-            map.put(plain(entry.key), entry.value);
+            map.put(name, entry.value);
         }
         return new Namespace(map);
     }

@@ -2,7 +2,6 @@
 /* Package-private:
  * Args           arguments of a call, bound to the names of its parameters
  * Filters        Jinja2's filters, by name
- * Formats        Python's % formatting and str.format
  * Globals        functions that each template has, such as range and raise_exception
  * Json           the filter tojson: Python's json.dumps
  * Lexer          source to tokens; whitespace control and raw blocks
@@ -12,7 +11,8 @@
  * Parser         tokens to a tree of statements and expressions, which evaluate themselves
  * Run            one rendering: output, and its bounds
  * Scope          variables by name, within those of an enclosing scope
- * Strings        Python's methods of strings, by code points
+ * Strings        Python's methods of strings, by code points, and % formatting
+ * Table          methods of a type, filters or tests by name, with their parameters
  * TemplateError  why a template cannot be parsed or rendered
  * Tests          Jinja2's tests, by name
  * Values         what Python does with values of any type: truth, equality, order, texts, attributes
