@@ -62,7 +62,7 @@ final class RandomMessages {
         List<P2pOp> ops = new ArrayList<>(sendsFirst ? sends : receives);
         ops.addAll(sendsFirst ? receives : sends);
         List<Work> works =
-                batched
+                batched && !ops.isEmpty()
                         ? call.group().batchIsendIrecv(ops)
                         : ops.stream().map(op -> issue(call, op)).toList();
         return new Issued(works, () -> checks.forEach(Runnable::run));

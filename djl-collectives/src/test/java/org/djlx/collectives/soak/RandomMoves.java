@@ -132,7 +132,7 @@ final class RandomMoves {
         List<NDArray> inputs = new ArrayList<>();
         List<NDArray> outputs = new ArrayList<>();
         List<Runnable> checks = new ArrayList<>();
-        for (int i = call.common().nextInt(8); i > 0; i--) {
+        for (int i = 1 + call.common().nextInt(8); i > 0; i--) {
             ScalarType type = call.type();
             Shape shape = call.shape();
             int part = i;

@@ -132,7 +132,7 @@ final class RandomReductions {
         ReduceOp op = call.op();
         List<PlacedArray> tensors = new ArrayList<>();
         List<Runnable> checks = new ArrayList<>();
-        for (int i = call.common().nextInt(8); i > 0; i--) {
+        for (int i = 1 + call.common().nextInt(8); i > 0; i--) {
             ScalarType type = call.type(OpType.ALL_REDUCE, op);
             Shape shape = call.shape();
             int part = i;
@@ -151,7 +151,7 @@ final class RandomReductions {
         List<NDArray> outputs = new ArrayList<>();
         List<NDArray> inputs = new ArrayList<>();
         List<Runnable> checks = new ArrayList<>();
-        for (int i = call.common().nextInt(8); i > 0; i--) {
+        for (int i = 1 + call.common().nextInt(8); i > 0; i--) {
             ScalarType type = call.type(OpType.REDUCE_SCATTER_TENSOR, op);
             Shape shape = call.shape();
             Shape whole = whole(call, shape);
