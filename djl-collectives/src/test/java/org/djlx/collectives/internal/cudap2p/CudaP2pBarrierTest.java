@@ -75,6 +75,7 @@ class CudaP2pBarrierTest {
     @ValueSource(ints = {2, 3, 4})
     @Tag("gpu")
     void copiesToPeersWaitForNoStreamOfAPeer(int ranks) {
+        P2pRanks.require();
         P2pRanks.requireOwnGpus("libtorch copies on the current stream of the rank's own GPU");
         int gpus = CudaDevice.count();
         List<ProcessGroup> groups =
