@@ -89,6 +89,7 @@ class NullArgumentsTest {
                             .sample(LaunchEnvironment.Builder.class, LaunchEnvironment::builder)
                             .sample(BackendOptions.class, () -> options)
                             .sample(ShmOptions.class, () -> options)
+                            .sample(BackendOptions.Builder.class, ShmOptions::builder)
                             .sample(ShmOptions.Builder.class, ShmOptions::builder)
                             .sample(NcclOptions.class, () -> NcclOptions.builder().build())
                             .sample(NcclOptions.Builder.class, NcclOptions::builder)
