@@ -2,7 +2,6 @@
 package org.djlx.collectives.internal.mpi;
 
 import java.time.Duration;
-import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 
@@ -14,7 +13,7 @@ public final class MpiLocalMain {
     public static void main(String[] args) {
         try {
             ProcessGroups.local("mpi", 2, new BackendOptions(Duration.ofSeconds(60)));
-        } catch (CollectiveException e) {
+        } catch (IllegalArgumentException e) {
             System.out.println(e.getMessage());
         }
     }
