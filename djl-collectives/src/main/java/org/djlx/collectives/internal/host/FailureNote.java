@@ -39,6 +39,7 @@ public final class FailureNote {
     private final Store store;
     private final String key;
     private final long intervalNanos;
+    private final AtomicBoolean published = new AtomicBoolean();
     private final AtomicBoolean checking = new AtomicBoolean(); // stays set if the store is lost
     private volatile long lastNanos = System.nanoTime(); // the end of the last check
     private volatile String failure; // null if none is known
@@ -64,6 +65,9 @@ public final class FailureNote {
 
     /** Tells the other ranks that a rank has failed. The first failure counts. */
     public void publish(int rank, CollectiveException reason) {
+        if (!published.compareAndSet(false, true)) {
+            return; // Two calls of the store might overtake each other.
+        }
         String text = "rank " + rank + " failed: " + reason.getMessage();
         STORE_CALLS.execute(() -> call(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8))));
     }
