@@ -583,6 +583,27 @@ class ExamplesTest {
     }
 
     @Test
+    void pathsAreMeasured() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    measurePaths(group);
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static void measurePaths(ProcessGroup group) {
+        try (FusedOps.Scope measuring = FusedOps.measurePaths(group)) {
+            trainingStep();
+        }
+    }
+
+    private static void trainingStep() {}
+
+    @Test
     void pipelines() {
         List<ProcessGroup> groups = ProcessGroups.local(3);
         ProcessGroups.run(

@@ -37,8 +37,12 @@ final class LlamaDirectory {
 
     /** Llama 3's chat template, in Jinja. */
     private static final String CHAT_TEMPLATE =
-            "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}"
-                    + "<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+            "{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"
+                    + "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+                    + "A call: <tool_call>{\"name\": …, \"arguments\": …}</tool_call><|eot_id|>"
+                    + "{% endif %}{% for message in messages %}<|start_header_id|>"
+                    + "{{ message['role'] }}<|end_header_id|>\n\n"
+                    + "{{ message['content'] | default('', true) | trim }}<|eot_id|>{% endfor %}"
                     + "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>"
                     + "\n\n{% endif %}";
 
