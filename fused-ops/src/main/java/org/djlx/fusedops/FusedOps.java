@@ -785,7 +785,7 @@ public final class FusedOps {
      * <ul>
      *   <li>Each rank opens it before the same call, and closes it after the same call.
      *   <li>The first eager call of {@link #allGatherMatmul} or {@link #matmulReduceScatter} with
-     *       given sizes runs each possible path with its operands about 40 times. Then the ranks
+     *       given sizes runs each possible path with its operands about 50 times. Then the ranks
      *       agree on the fastest path for eager calls, and on the fastest for calls recorded into a
      *       graph. Later calls take these paths until the group is destroyed.
      *   <li>Two sizes may differ between ranks, and do not decide: the columns of B of {@link
