@@ -11,8 +11,8 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.host.Deadline;
 
 /** One {@link Work} for all operations of a coalesced call. */
 final class CoalescedWork implements Work {

@@ -4,9 +4,9 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.Optional;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Options of the {@code cuda_p2p} backend: NCCL plus GPU kernels that use peer memory. All options

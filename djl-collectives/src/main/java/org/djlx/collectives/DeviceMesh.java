@@ -6,7 +6,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The ranks of a group as a grid with named dimensions, and this rank's sub-group along each

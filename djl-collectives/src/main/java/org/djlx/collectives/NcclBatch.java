@@ -2,7 +2,7 @@
 package org.djlx.collectives;
 
 import org.djlx.collectives.internal.gpu.Batch;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Issues operations of {@code nccl} groups as one NCCL group call ({@code ncclGroupStart}, {@code

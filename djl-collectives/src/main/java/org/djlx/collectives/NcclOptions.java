@@ -7,8 +7,8 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.nccl.NcclConfig;
 
 /**

@@ -12,10 +12,10 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.internal.host.FailureText;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.host.FailureText;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

@@ -11,7 +11,6 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
@@ -20,6 +19,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.collectives.trace.FlightRecorder;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 

@@ -8,7 +8,6 @@ import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
@@ -19,6 +18,7 @@ import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.

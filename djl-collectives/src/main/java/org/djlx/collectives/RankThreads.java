@@ -7,7 +7,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
-import org.djlx.collectives.internal.host.FailureText;
+import org.djlx.nativeops.host.FailureText;
 
 /**
  * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks

@@ -33,6 +33,7 @@
  *   <li>{@link org.djlx.collectives.ReduceOp} - a reduction, such as SUM
  *   <li>{@link org.djlx.collectives.P2pOp} - a send or receive in a batch
  *   <li>{@link org.djlx.collectives.ObjectCollectives} - collectives on Java objects
+ *   <li>{@link org.djlx.collectives.Agreement} - makes all ranks fail if one fails
  * </ul>
  *
  * <p>Options and settings:

@@ -25,10 +25,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.zip.CRC32C;
-import org.djlx.collectives.internal.host.ArrayBytes;
-import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.safetensors.SafetensorsHeader;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.host.AtomicFile;
+import org.djlx.nativeops.torch.ArrayBytes;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 

@@ -13,11 +13,11 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Supplier;
-import org.djlx.collectives.internal.host.AtomicFile;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.train.DataParallelTrainer;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
+import org.djlx.nativeops.host.AtomicFile;
+import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 

@@ -36,11 +36,9 @@ import java.util.function.Predicate;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
+import org.djlx.collectives.Agreement;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.train.Agreement;
-import org.djlx.collectives.train.DataParallelTrainer;
-import org.djlx.collectives.train.DividedBlock;
 import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -87,9 +85,20 @@ final class P2pModel implements Model {
                 block.setInitializer(pair.getKey(), pair.getValue());
             }
         }
-        DataParallelTrainer trainer = DataParallelTrainer.create(this, config);
-        process = trainer.process();
-        return trainer;
+        TrainerFactory factory =
+                ContextLoader.providers(TrainerFactory.class).stream()
+                        .findFirst()
+                        .orElseThrow(
+                                () ->
+                                        new IllegalStateException(
+                                                "newTrainer: the engine "
+                                                        + P2pEngine.NAME
+                                                        + " trains with the module training, which"
+                                                        + " is not on the class path; add the"
+                                                        + " dependency org.djlx:training"));
+        TrainerFactory.Made made = factory.newTrainer(this, config);
+        process = made.process();
+        return made.trainer();
     }
 
     @Override

@@ -9,12 +9,15 @@
  * with {@link org.djlx.collectives.engine.P2pEngine}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.engine.P2pEngine} - the engine; describes ranks, training and
- *       parameters
+ *   <li>{@link org.djlx.collectives.engine.DividedBlock} - a block whose parameters are divided
+ *       among ranks; for blocks of your own
+ *   <li>{@link org.djlx.collectives.engine.P2pEngine} - the engine; describes ranks and loading
  *   <li>{@link org.djlx.collectives.engine.P2pEngineProvider} - provides the engine to DJL
  *   <li>{@link org.djlx.collectives.engine.ParallelModel} - a model on several ranks
  *   <li>{@link org.djlx.collectives.engine.ParallelModelLoader} - interface of loaders for models
  *       that are divided among ranks; you can add your own
+ *   <li>{@link org.djlx.collectives.engine.TrainerFactory} - makes trainers; the module training
+ *       has the one
  * </ul>
  */
 package org.djlx.collectives.engine;

@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Reads rank, world size, local rank and the address of the store from the environment variables of

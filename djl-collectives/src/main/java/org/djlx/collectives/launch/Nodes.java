@@ -15,13 +15,13 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.Heartbeat;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 import org.djlx.collectives.store.TcpStore;
+import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
 
 /**

@@ -5,7 +5,7 @@ import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.util.Arrays;
 import java.util.concurrent.locks.LockSupport;
-import org.djlx.collectives.internal.host.FailureText;
+import org.djlx.nativeops.host.FailureText;
 
 /** The entry point of a process started by {@link Launcher}. */
 final class RankMain {

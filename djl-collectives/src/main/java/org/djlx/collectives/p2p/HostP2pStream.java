@@ -8,8 +8,8 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**

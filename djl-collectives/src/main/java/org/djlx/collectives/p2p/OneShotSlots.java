@@ -2,7 +2,7 @@
 package org.djlx.collectives.p2p;
 
 import java.time.Duration;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Memory for a GPU kernel that exchanges data the way a one-shot all-reduce does, within an

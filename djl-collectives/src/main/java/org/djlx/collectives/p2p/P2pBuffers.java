@@ -8,10 +8,10 @@ import java.util.Arrays;
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.GpuRates;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

@@ -14,7 +14,7 @@ import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The header of a safetensors file, fully checked: tensors follow each other without gap or

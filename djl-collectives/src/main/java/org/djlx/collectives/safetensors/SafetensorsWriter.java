@@ -19,8 +19,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.Function;
-import org.djlx.collectives.internal.host.ArrayBytes;
-import org.djlx.collectives.internal.host.AtomicFile;
+import org.djlx.nativeops.host.AtomicFile;
+import org.djlx.nativeops.torch.ArrayBytes;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 

@@ -2,8 +2,8 @@
 package org.djlx.collectives.spi;
 
 import java.time.Duration;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Options that all backends have. A backend may define a subclass with more options, built by a

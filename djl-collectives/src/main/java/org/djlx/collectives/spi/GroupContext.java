@@ -11,10 +11,10 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.GroupExchange;
 import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The group for which a backend is created: name, rank, world size, options, and the store for the

@@ -8,7 +8,7 @@ import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The kind of an operation, identified by name. Operations of this library are constants; a library

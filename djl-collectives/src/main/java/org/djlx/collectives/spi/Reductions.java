@@ -4,7 +4,7 @@ package org.djlx.collectives.spi;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;

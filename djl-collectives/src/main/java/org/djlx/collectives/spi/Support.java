@@ -8,7 +8,7 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**

@@ -6,12 +6,12 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
-import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.FileLog;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
+import org.djlx.nativeops.host.Deadline;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A store in a file, for processes on one host or with a common file system; the counterpart of

@@ -7,10 +7,10 @@ import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
+import org.djlx.nativeops.host.Deadline;
 
 /**
  * A store in memory, for ranks that are threads of one JVM; the counterpart of {@code

@@ -4,8 +4,8 @@ package org.djlx.collectives.store;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.Supplier;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A view of another store that puts a prefix and a slash before every key. Several groups can share

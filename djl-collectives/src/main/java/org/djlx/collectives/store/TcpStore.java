@@ -11,15 +11,15 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.ServerAddress;
 import org.djlx.collectives.internal.store.ServerLimits;
 import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreToken;
 import org.djlx.collectives.internal.store.TcpStoreClient;
 import org.djlx.collectives.internal.store.TcpStoreServer;
+import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.nativeops.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

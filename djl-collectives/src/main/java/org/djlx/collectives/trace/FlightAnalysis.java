@@ -16,9 +16,9 @@ import java.util.SortedMap;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.stream.IntStream;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Compares the flight records of a group's ranks. Finds ranks that are behind in the number of

@@ -17,9 +17,9 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.function.Predicate;
 import java.util.stream.Stream;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.nativeops.host.FileWrites;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The last operations of one rank of a group, as written to a file: JSON. Fields that c10d's flight

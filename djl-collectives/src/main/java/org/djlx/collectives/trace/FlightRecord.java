@@ -3,10 +3,10 @@ package org.djlx.collectives.trace;
 
 import java.util.Arrays;
 import java.util.Locale;
-import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.nativeops.host.FailureText;
 
 /**
  * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later

@@ -12,7 +12,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import java.util.Optional;
 import org.djlx.collectives.gradient.GradientScope;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.Torch;
 
 /**

@@ -10,8 +10,8 @@ import java.util.Arrays;
 import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from

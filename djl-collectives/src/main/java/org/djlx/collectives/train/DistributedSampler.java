@@ -10,8 +10,8 @@ import java.util.List;
 import java.util.Random;
 import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Divides a dataset among processes; the counterpart of {@code

@@ -13,7 +13,7 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.Torch;
 
 /**

@@ -10,6 +10,7 @@ import ai.djl.training.listener.TrainingListener;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Consumer;
+import org.djlx.collectives.Agreement;
 
 /**
  * The listeners of one of several processes. If a listener of one process throws {@link

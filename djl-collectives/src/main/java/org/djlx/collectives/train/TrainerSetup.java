@@ -19,6 +19,7 @@ import java.util.List;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.ScalarType;

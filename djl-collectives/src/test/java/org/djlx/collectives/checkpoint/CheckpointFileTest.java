@@ -23,7 +23,7 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.collectives.internal.host.ArrayBytes;
+import org.djlx.nativeops.torch.ArrayBytes;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;

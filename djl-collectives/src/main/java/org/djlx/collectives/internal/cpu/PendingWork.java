@@ -13,9 +13,9 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.Deadline;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -11,7 +11,6 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.KernelSignals;
 import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -24,6 +23,7 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

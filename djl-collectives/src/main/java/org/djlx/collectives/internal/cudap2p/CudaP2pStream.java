@@ -4,11 +4,11 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A stream for P2P operations: the caller's current stream, or the group's side stream. All

@@ -11,9 +11,10 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.nativeops.host.LongCalls;
 
 /** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
 public final class BoundedCall {

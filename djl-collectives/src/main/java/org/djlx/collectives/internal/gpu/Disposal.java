@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.host.LongCalls;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -16,6 +16,7 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.host.LongCalls;
 
 /**
  * The streams, watchdog and failure handling of one rank's group on its GPU. A group has

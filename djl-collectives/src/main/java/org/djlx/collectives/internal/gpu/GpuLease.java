@@ -21,8 +21,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.nativeops.host.Deadline;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -11,9 +11,9 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.host.Deadline;
 
 /**
  * Orders the kernels of this process that fill a GPU while they wait for a peer, such as path

@@ -16,6 +16,7 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.host.LongCalls;
 
 /**
  * A CUDA stream and its {@link Connection} to other ranks. Operations of the connection and other

@@ -17,6 +17,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.LongCalls;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

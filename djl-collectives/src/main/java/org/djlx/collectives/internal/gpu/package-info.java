@@ -26,9 +26,8 @@
  *       fill a GPU
  *   <li>{@link org.djlx.collectives.internal.gpu.GpuLease} - reserves a GPU for the P2P groups of
  *       one job
- *   <li>{@link org.djlx.collectives.internal.gpu.LongCalls} - threads for calls that may wait for
- *       other ranks or GPUs
- *   <li>{@link org.djlx.collectives.internal.gpu.BoundedCall} - such a call with a timeout
+ *   <li>{@link org.djlx.collectives.internal.gpu.BoundedCall} - a call that may wait for other
+ *       ranks or GPUs, with a timeout
  *   <li>{@link org.djlx.collectives.internal.gpu.Disposal} - frees resources of destroyed groups in
  *       the background
  * </ul>

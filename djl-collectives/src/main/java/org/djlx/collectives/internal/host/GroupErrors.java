@@ -13,6 +13,7 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.nativeops.host.FailureText;
 
 /**
  * Exceptions for operations that the ranks of a group cannot complete, with the same messages for

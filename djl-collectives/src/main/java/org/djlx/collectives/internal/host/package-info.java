@@ -7,17 +7,12 @@
  * Synchronisation of ranks: waiting, detecting failed ranks and hosts, and comparing calls.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.host.ArrayBytes} - the bytes of arrays of all types
- *   <li>{@link org.djlx.collectives.internal.host.AtomicFile} - a file that is renamed when it is
- *       complete
  *   <li>{@link org.djlx.collectives.internal.host.CallWords} - encoding of a call that ranks
  *       compare
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
  *       epochs, states, signals
- *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
  *   <li>{@link org.djlx.collectives.internal.host.FailureNote} - tells the ranks of a group,
  *       through its store, that one has failed
- *   <li>{@link org.djlx.collectives.internal.host.FailureText} - the text of a user's exception
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
  *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - shows through a store that a member
@@ -30,7 +25,6 @@
  *       wakes sleeping ranks
  *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - barrier and signals between hosts;
  *       decides how to wait
- *   <li>{@link org.djlx.collectives.internal.host.Required} - checks arguments for null
  *   <li>{@link org.djlx.collectives.internal.host.SharedSegment} - the shared memory
  * </ul>
  */

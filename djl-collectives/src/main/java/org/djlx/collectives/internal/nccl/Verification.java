@@ -8,7 +8,6 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.internal.host.CallWords;
-import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.GroupContext;
@@ -16,6 +15,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
+import org.djlx.nativeops.host.Deadline;
 
 /**
  * Compares calls with the other ranks' calls through the group's store, before they run. For

@@ -9,9 +9,9 @@ import java.util.function.Supplier;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

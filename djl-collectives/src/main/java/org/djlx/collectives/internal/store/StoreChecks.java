@@ -5,8 +5,8 @@ import java.nio.charset.CharsetEncoder;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.List;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.host.Required;
 
 /** Argument checks that all {@link Store} implementations share. */
 public final class StoreChecks {

@@ -16,7 +16,7 @@ import java.net.StandardSocketOptions;
 import java.net.UnknownHostException;
 import java.nio.channels.SocketChannel;
 import java.util.concurrent.ThreadLocalRandom;
-import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.nativeops.host.Deadline;
 
 /** The client's end of one connection to a TCPStore server. Used by one thread at a time. */
 final class TcpConnection implements Closeable {

@@ -13,7 +13,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
 
 /**

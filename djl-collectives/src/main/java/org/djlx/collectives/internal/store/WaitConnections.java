@@ -6,7 +6,7 @@ import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.HashSet;
 import java.util.Set;
-import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.nativeops.host.Deadline;
 
 /**
  * The connections for blocking waits of a client, one per waiting thread. A few idle ones are kept

@@ -3,6 +3,7 @@ package org.djlx.collectives.internal.gpu;
 
 import com.sun.jna.Function;
 import java.util.concurrent.CountDownLatch;
+import org.djlx.nativeops.host.LongCalls;
 
 /**
  * Exits while a thread is in a library: for some time or, with the argument {@code never}, forever.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.train;
+package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -8,11 +8,8 @@ import java.io.Serializable;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Collectors;
-import org.djlx.collectives.ObjectCollectives;
-import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.internal.host.FailureText;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.host.FailureText;
 
 /**
  * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks

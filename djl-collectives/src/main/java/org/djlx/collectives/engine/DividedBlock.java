@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.train;
+package org.djlx.collectives.engine;
 
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;

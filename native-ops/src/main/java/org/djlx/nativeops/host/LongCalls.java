@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.gpu;
+package org.djlx.nativeops.host;
 
 import java.time.Duration;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.nativeops.host.ProcessExit;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.host;
+package org.djlx.nativeops.torch;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -8,10 +8,6 @@ import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import org.djlx.nativeops.host.NativeMemory;
-import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.TensorInfo;
-import org.djlx.nativeops.torch.Torch;
 
 /**
  * Reads and writes the bytes of arrays on any device and of any type; DJL itself supports only the

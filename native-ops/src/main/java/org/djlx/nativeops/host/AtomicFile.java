@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.host;
+package org.djlx.nativeops.host;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -16,7 +16,6 @@ import java.nio.file.StandardOpenOption;
 import java.util.UUID;
 import java.util.concurrent.locks.LockSupport;
 import java.util.regex.Pattern;
-import org.djlx.nativeops.host.FileWrites;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
