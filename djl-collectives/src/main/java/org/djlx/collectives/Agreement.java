@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.host.FailureText;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks
@@ -61,6 +62,7 @@ public final class Agreement {
      */
     public static List<String> exchange(ProcessGroup group, String operation, Body body)
             throws IOException {
+        Required.argument("Agreement: the code", body);
         if (group == null) {
             return Collections.singletonList(body.run());
         }
@@ -98,6 +100,7 @@ public final class Agreement {
         if (group == null) {
             return own;
         }
+        Required.argument("any: manager", manager);
         try (NDArray flag = manager.create(new int[] {own ? 1 : 0})) {
             group.allReduce(flag, ReduceOp.MAX).await();
             CurrentStreams.await(group.device());

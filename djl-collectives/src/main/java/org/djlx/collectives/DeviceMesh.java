@@ -13,7 +13,7 @@ import org.djlx.nativeops.host.Required;
  * dimension; the counterpart of PyTorch's {@code DeviceMesh}.
  *
  * <pre>{@code
- * DeviceMesh mesh = group.newDeviceMesh(new int[] {2, 4}, "dp", "tp"); // 8 ranks
+ * DeviceMesh mesh = DeviceMesh.create(group, new int[] {2, 4}, "dp", "tp"); // 8 ranks
  * ProcessGroup tensorParallel = mesh.group("tp"); // ranks 0 to 3, or 4 to 7
  * ProcessGroup dataParallel = mesh.group("dp"); // ranks 0 and 4, or 1 and 5, …
  * }</pre>
@@ -40,8 +40,20 @@ public final class DeviceMesh {
         }
     }
 
-    /** See {@link ProcessGroup#newDeviceMesh}. */
-    static DeviceMesh create(ProcessGroup parent, int[] shape, String... names) {
+    /**
+     * Arranges the ranks of a group in a grid with named dimensions and creates this rank's
+     * sub-group along each dimension; the counterpart of PyTorch's {@code init_device_mesh}. All
+     * ranks of the group call it.
+     *
+     * @param parent the group
+     * @param shape the size of each dimension; their product is the group's world size
+     * @param names a name for each dimension, all distinct
+     * @return the mesh
+     * @throws IllegalArgumentException if the shape does not fit the ranks or the names; before
+     *     anything is sent
+     * @throws CollectiveException if the ranks pass different arguments, or do not all call in time
+     */
+    public static DeviceMesh create(ProcessGroup parent, int[] shape, String... names) {
         check(parent, shape, names);
         DeviceMesh mesh = new DeviceMesh(List.of(names), shape.clone(), parent.rank());
         List<String> meshes = new ObjectCollectives(parent).allGatherObject(mesh.toString());
@@ -49,8 +61,9 @@ public final class DeviceMesh {
             if (!meshes.get(rank).equals(mesh.toString())) {
                 throw new CollectiveMismatchException(
                         String.format(
-                                "newDeviceMesh: the ranks of group '%s' pass different arguments:"
-                                        + " rank %d %s, rank %d %s; pass the same on all ranks",
+                                "DeviceMesh.create: the ranks of group '%s' pass different"
+                                        + " arguments: rank %d %s, rank %d %s; pass the same on all"
+                                        + " ranks",
                                 parent.name(), parent.rank(), mesh, rank, meshes.get(rank)));
             }
         }
@@ -67,19 +80,20 @@ public final class DeviceMesh {
     }
 
     private static void check(ProcessGroup parent, int[] shape, String... names) {
-        Required.argument("newDeviceMesh: shape", shape);
-        Required.argument("newDeviceMesh: names", names);
+        Required.argument("DeviceMesh.create: parent", parent);
+        Required.argument("DeviceMesh.create: shape", shape);
+        Required.argument("DeviceMesh.create: names", names);
         for (String name : names) {
-            Required.argument("newDeviceMesh: a name", name);
+            Required.argument("DeviceMesh.create: a name", name);
         }
         String text = Arrays.toString(shape) + ", names " + Arrays.toString(names);
         if (shape.length == 0 || shape.length != names.length) {
             throw new IllegalArgumentException(
-                    "newDeviceMesh: shape " + text + "; pass one name for each dimension");
+                    "DeviceMesh.create: shape " + text + "; pass one name for each dimension");
         }
         if (new HashSet<>(List.of(names)).size() < names.length) {
             throw new IllegalArgumentException(
-                    "newDeviceMesh: shape " + text + "; the names must differ");
+                    "DeviceMesh.create: shape " + text + "; the names must differ");
         }
         long ranks = 1;
         for (int size : shape) {
@@ -88,7 +102,7 @@ public final class DeviceMesh {
         if (ranks != parent.worldSize()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "newDeviceMesh: shape %s; the product of its sizes must be %d, the"
+                            "DeviceMesh.create: shape %s; the product of its sizes must be %d, the"
                                     + " number of ranks of group '%s'",
                             text, parent.worldSize(), parent.name()));
         }

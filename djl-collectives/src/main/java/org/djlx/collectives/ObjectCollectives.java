@@ -12,7 +12,9 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.internal.group.HostWait;
+import org.djlx.collectives.internal.group.ObjectCodec;
+import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.nativeops.host.FailureText;
 import org.djlx.nativeops.host.Required;
@@ -75,7 +77,7 @@ public final class ObjectCollectives {
     private static final int HEADER_BYTES = 256;
     private static final int REASON = 2 * Integer.BYTES;
 
-    private final ProcessGroup group;
+    private final RankGroup group;
     private final ObjectCodec codec;
     private final int maxBytes;
 
@@ -88,12 +90,12 @@ public final class ObjectCollectives {
      */
     public ObjectCollectives(ProcessGroup group, Class<?>... allowed) {
         this(
-                Required.argument("group", group),
+                (RankGroup) Required.argument("group", group),
                 new ObjectCodec(checked(allowed)),
                 DEFAULT_MAX_BYTES);
     }
 
-    private ObjectCollectives(ProcessGroup group, ObjectCodec codec, int maxBytes) {
+    private ObjectCollectives(RankGroup group, ObjectCodec codec, int maxBytes) {
         this.group = group;
         this.codec = codec;
         this.maxBytes = maxBytes;
@@ -132,7 +134,7 @@ public final class ObjectCollectives {
      *     this rank cannot read an object; if not all ranks call in time
      */
     public <T> List<T> allGatherObject(T object) {
-        group.state().checkUsable();
+        group.checkUsable();
         Packed own = pack(Collections.singletonList(object));
         int size = agree(ALL_GATHER_OBJECT, 0, own);
         try (NDManager manager = manager()) {
@@ -214,9 +216,7 @@ public final class ObjectCollectives {
     }
 
     private void checkRoot(OpType type, int root) {
-        group.state().checkUsable();
-        Backend backend = group.state().backend();
-        new OperationChecks(backend, group.rank(), group.worldSize()).root(type, root);
+        group.checkRoot(type, root);
     }
 
     /**

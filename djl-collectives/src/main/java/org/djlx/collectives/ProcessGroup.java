@@ -4,28 +4,21 @@ package org.djlx.collectives;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.function.Consumer;
-import java.util.function.Function;
 import java.util.function.Supplier;
-import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.p2p.P2pBuffers;
-import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.collectives.trace.FlightRecorder;
-import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.TensorInfo;
-import org.djlx.nativeops.torch.Torch;
 
 /**
  * One rank's handle on a group of communicating ranks; the counterpart of {@code
- * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it.
+ * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it; nobody else implements it.
  *
  * <pre>{@code
  * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns immediately
@@ -119,83 +112,16 @@ import org.djlx.nativeops.torch.Torch;
  * <p>Methods are thread-safe. If several threads issue operations on one group, they must ensure
  * that all ranks issue them in the same order.
  */
-public final class ProcessGroup implements AutoCloseable {
-
-    private static final int HEAP_UNIT = 16; // bytes; ranks agree on a place in the P2P heap
-
-    private final GroupState state;
-    private final Lifeline lifeline; // null on a rank that is not a member
-    private final Runnable keeper; // lifeline::keep
-    private final Backend backend;
-    private final OperationChecks checks;
-    private final Duration timeout;
-    private final boolean copyEngines; // collectives of this view leave the SMs to computation
-
-    ProcessGroup(
-            GroupContext context,
-            Backend backend,
-            String job,
-            List<Integer> ranks,
-            Runnable onDestroy) {
-        this(new GroupState(null, context, backend, job, ranks, onDestroy), null);
-    }
-
-    private ProcessGroup(GroupState state, ProcessGroup parent) {
-        this(
-                state,
-                new Lifeline(state, parent == null ? null : parent.lifeline),
-                state.context().options().timeout(),
-                false);
-    }
-
-    private ProcessGroup(
-            GroupState state, Lifeline lifeline, Duration timeout, boolean copyEngines) {
-        this.state = state;
-        this.lifeline = lifeline;
-        this.keeper = lifeline == null ? null : lifeline::keep;
-        this.backend = state.backend();
-        this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
-        this.timeout = timeout;
-        this.copyEngines = copyEngines;
-    }
-
-    /** Creates this rank's handle on a sub-group. */
-    static ProcessGroup part(
-            ProcessGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
-        GroupState whole = parent.state;
-        String job = whole.trace().job();
-        try {
-            GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
-            ProcessGroup group = new ProcessGroup(state, parent);
-            whole.addSubGroup(state);
-            return group;
-        } catch (Throwable e) {
-            backend.close(); // Out of memory: no handle exists that could close it.
-            throw e;
-        }
-    }
-
-    /** Creates the handle for a rank that is not a member of the new group. */
-    static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
-        return new ProcessGroup(
-                new GroupState(name, ranks, parent.state, parent.toString()),
-                null,
-                parent.timeout,
-                false);
-    }
+public interface ProcessGroup extends AutoCloseable {
 
     /**
      * {@return the rank within the group, from 0; -1 if this rank is not a {@linkplain #isMember
      * member}}
      */
-    public int rank() {
-        return state.rank();
-    }
+    int rank();
 
     /** {@return the number of ranks} */
-    public int worldSize() {
-        return state.worldSize();
-    }
+    int worldSize();
 
     /**
      * {@return the global ranks of this group's members; the counterpart of {@code
@@ -205,18 +131,14 @@ public final class ProcessGroup implements AutoCloseable {
      * <p>To find a rank of this group in another group, go through its global rank: {@code
      * other.groupRank(group.globalRank(rank))}.
      */
-    public List<Integer> ranks() {
-        return state.ranks();
-    }
+    List<Integer> ranks();
 
     /**
      * {@return the parent ranks of this group's members, indexed by rank of this group; for an
      * initial group, its own ranks} The parent is the group on which {@link #newGroup} or {@link
      * #split} was called.
      */
-    public List<Integer> parentRanks() {
-        return state.parentRanks();
-    }
+    List<Integer> parentRanks();
 
     /**
      * Translates a rank of this group to a global rank.
@@ -225,7 +147,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return its rank in the initial group
      * @throws IllegalArgumentException if the rank is out of range
      */
-    public int globalRank(int groupRank) {
+    default int globalRank(int groupRank) {
         if (groupRank < 0 || groupRank >= worldSize()) {
             throw new IllegalArgumentException(
                     String.format(
@@ -242,7 +164,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return its rank in this group
      * @throws IllegalArgumentException if the rank is not a member of this group
      */
-    public int groupRank(int globalRank) {
+    default int groupRank(int globalRank) {
         int rank = ranks().indexOf(globalRank);
         if (rank < 0) {
             throw new IllegalArgumentException(
@@ -260,7 +182,7 @@ public final class ProcessGroup implements AutoCloseable {
      * handle has the group's name and ranks only: every operation throws {@link
      * IllegalStateException}, and {@link #destroy} is a no-op.
      */
-    public boolean isMember() {
+    default boolean isMember() {
         return rank() >= 0;
     }
 
@@ -268,19 +190,13 @@ public final class ProcessGroup implements AutoCloseable {
      * {@return the group's name, the same on all ranks} It is unique among the groups derived from
      * one initial group.
      */
-    public String name() {
-        return state.name();
-    }
+    String name();
 
     /** {@return the device on which the group's tensors must be} */
-    public Device device() {
-        return backend.device();
-    }
+    Device device();
 
     /** {@return the name of the group's backend} */
-    public String backendName() {
-        return backend.name();
-    }
+    String backendName();
 
     /**
      * {@return the flight recorder: this rank's last operations} It also works after {@link
@@ -288,14 +204,10 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @throws IllegalStateException if this rank is not a member of the group
      */
-    public FlightRecorder flightRecorder() {
-        return state.trace().recorder();
-    }
+    FlightRecorder flightRecorder();
 
     /** {@return how long an operation waits for other ranks} */
-    public Duration timeout() {
-        return timeout;
-    }
+    Duration timeout();
 
     /**
      * {@return a view of this group with another timeout, for example for a single call: {@code
@@ -307,9 +219,7 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param timeout how long the view's operations wait for other ranks; positive
      */
-    public ProcessGroup withTimeout(Duration timeout) {
-        return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout), copyEngines);
-    }
+    ProcessGroup withTimeout(Duration timeout);
 
     /**
      * {@return a view of this group whose all-gathers, reduce-scatters and broadcasts leave the SMs
@@ -320,32 +230,18 @@ public final class ProcessGroup implements AutoCloseable {
      * org.djlx.collectives.p2p.P2pAllocator P2P heap} then needs no staging buffer: the other ranks
      * write into it directly. It must lie there at the same offset on all ranks, which is compared.
      */
-    public ProcessGroup withCopyEngines() {
-        return new ProcessGroup(state, lifeline, timeout, true);
-    }
-
-    /** Returns the offset of an array in the P2P heap if copy engines can write there; else -1. */
-    private long heapPlace(NDArray output) {
-        if (!copyEngines || !isP2pAvailable()) {
-            return -1;
-        }
-        long offset = p2pBuffers().orElseThrow().allocator().offsetOf(output).orElse(-1);
-        return offset % HEAP_UNIT == 0 ? offset : -1;
-    }
+    ProcessGroup withCopyEngines();
 
     /**
      * {@return whether the ranks can write to each other's memory: {@link #p2pBuffers()} is
      * present; the same on all ranks}
      */
-    public boolean isP2pAvailable() {
+    default boolean isP2pAvailable() {
         return p2pBuffers().isPresent();
     }
 
     /** {@return the group's symmetric memory; empty on all ranks if the group has none} */
-    public Optional<P2pBuffers> p2pBuffers() {
-        state.checkUsable();
-        return backend.p2pBuffers();
-    }
+    Optional<P2pBuffers> p2pBuffers();
 
     /**
      * {@return an object that a library attaches to this group on this rank, such as a cache of its
@@ -360,11 +256,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param <T> the class
      * @throws IllegalStateException if the group has been destroyed
      */
-    public <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker) {
-        Required.argument("attachment: type", type);
-        Required.argument("attachment: maker", maker);
-        return type.cast(state.attachment(type, maker));
-    }
+    <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker);
 
     /**
      * Reduces a tensor over all ranks, in place. Every rank gets the same bits.
@@ -377,7 +269,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     ({@code stride 0}), or of an element type for which the backend does not have the
      *     reduction
      */
-    public Work allReduce(NDArray tensor, ReduceOp op) {
+    default Work allReduce(NDArray tensor, ReduceOp op) {
         return allReduce(tensor, op, true);
     }
 
@@ -403,51 +295,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalStateException with {@code asyncOp=false} on a GPU inside an {@link
      *     NcclBatch}, because its operations start only when the batch ends; nothing is sent
      */
-    public Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp) {
-        TensorInfo info = reduced(tensor, op);
-        return issue(
-                asyncOp,
-                OpType.ALL_REDUCE,
-                OperationChecks.agreed(info, op, 0),
-                info,
-                operation -> backend.allReduce(operation, tensor, op));
-    }
-
-    /** Issues a collective; lets the current stream wait for it unless the caller does. */
-    private Work issue(
-            boolean asyncOp,
-            OpType type,
-            Agreed agreed,
-            TensorInfo tensor,
-            Function<Operation, Work> call) {
-        if (asyncOp) {
-            return issue(type, agreed, tensor, 0, call);
-        }
-        Work work =
-                issue(
-                        type,
-                        agreed,
-                        tensor,
-                        0,
-                        operation -> {
-                            backend.checkInOrder(operation);
-                            operation.setInOrder();
-                            return call.apply(operation);
-                        });
-        if (device().isGpu()) {
-            work.blockCurrentStream();
-        } else {
-            work.await();
-        }
-        return work;
-    }
-
-    private TensorInfo reduced(NDArray tensor, ReduceOp op) {
-        state.checkUsable();
-        TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-        checks.written(OpType.ALL_REDUCE, "tensor", info);
-        return info;
-    }
+    Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp);
 
     /**
      * Reduces a tensor over all ranks to one rank. The result has the bits of {@link #allReduce}.
@@ -459,20 +307,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      * @throws IllegalArgumentException if the root is out of range, or as {@link #allReduce}
      */
-    public Work reduce(NDArray tensor, int root, ReduceOp op) {
-        state.checkUsable();
-        TensorInfo info = checks.reduced(OpType.REDUCE, "tensor", tensor, op);
-        checks.root(OpType.REDUCE, root);
-        if (rank() == root) {
-            checks.written(OpType.REDUCE, "tensor", info);
-        }
-        return issue(
-                OpType.REDUCE,
-                info,
-                op,
-                root,
-                operation -> backend.reduce(operation, tensor, root, op));
-    }
+    Work reduce(NDArray tensor, int root, ReduceOp op);
 
     /**
      * Copies a tensor from one rank to all other ranks.
@@ -482,7 +317,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      * @throws IllegalArgumentException if the root is out of range or the tensor is unusable
      */
-    public Work broadcast(NDArray tensor, int root) {
+    default Work broadcast(NDArray tensor, int root) {
         return broadcast(tensor, root, true);
     }
 
@@ -495,20 +330,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param asyncOp true if the caller waits for the work itself
      * @return the work
      */
-    public Work broadcast(NDArray tensor, int root, boolean asyncOp) {
-        state.checkUsable();
-        TensorInfo info = checks.moved(OpType.BROADCAST, "tensor", tensor);
-        checks.root(OpType.BROADCAST, root);
-        if (rank() != root) {
-            checks.written(OpType.BROADCAST, "tensor", info);
-        }
-        return issue(
-                asyncOp,
-                OpType.BROADCAST,
-                OperationChecks.agreed(info, null, root),
-                info,
-                operation -> backend.broadcast(operation, tensor, root));
-    }
+    Work broadcast(NDArray tensor, int root, boolean asyncOp);
 
     /**
      * Gathers the tensors of all ranks on every rank.
@@ -517,18 +339,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param input this rank's tensor; the same shape on all ranks
      * @return the work
      */
-    public Work allGather(List<NDArray> outputs, NDArray input) {
-        OpType type = OpType.ALL_GATHER;
-        state.checkUsable();
-        TensorInfo in = checks.moved(type, "input", input);
-        List<TensorInfo> out = checks.alike(type, "outputs", outputs, in, null);
-        List<NDArray> tensors = List.copyOf(outputs);
-        for (int peer = 0; peer < worldSize(); peer++) {
-            checks.written(type, "outputs", out.get(peer));
-            checks.overlap(type, out.get(peer), in, peer == rank() ? 0 : -1);
-        }
-        return issue(type, in, null, 0, operation -> backend.allGather(operation, tensors, input));
-    }
+    Work allGather(List<NDArray> outputs, NDArray input);
 
     /**
      * Gathers the tensors of all ranks into one tensor on every rank, in rank order. For inputs of
@@ -539,7 +350,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param input this rank's tensor; the same shape on all ranks
      * @return the work
      */
-    public Work allGatherIntoTensor(NDArray output, NDArray input) {
+    default Work allGatherIntoTensor(NDArray output, NDArray input) {
         return allGatherIntoTensor(output, input, true);
     }
 
@@ -552,9 +363,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param asyncOp true if the caller waits for the work itself
      * @return the work
      */
-    public Work allGatherIntoTensor(NDArray output, NDArray input, boolean asyncOp) {
-        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input, asyncOp);
-    }
+    Work allGatherIntoTensor(NDArray output, NDArray input, boolean asyncOp);
 
     /**
      * Checks arguments as {@link #allGatherIntoTensor} does. For library operations with the same
@@ -565,37 +374,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return type, shape and address of the input
      * @throws IllegalArgumentException if an argument is invalid
      */
-    public TensorInfo checkAllGather(NDArray output, NDArray input) {
-        OpType type = OpType.ALL_GATHER_INTO_TENSOR;
-        state.checkUsable();
-        TensorInfo in = checks.moved(type, "input", input);
-        TensorInfo out = checks.moved(type, "output", output);
-        checks.whole(type, "output", out, "input", in);
-        checks.written(type, "output", out);
-        checks.overlap(type, out, in, rank() * in.count());
-        return in;
-    }
-
-    /** All-gathers for an operation with its own name; all ranks must pass the same index. */
-    Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
-        return allGatherIntoTensor(type, index, output, input, true);
-    }
-
-    private Work allGatherIntoTensor(
-            OpType type, int index, NDArray output, NDArray input, boolean asyncOp) {
-        TensorInfo info = checkAllGather(output, input);
-        long place = heapPlace(output);
-        int agreed = place < 0 ? index : (int) (place / HEAP_UNIT) + 1;
-        return issue(
-                asyncOp,
-                type,
-                OperationChecks.agreed(info, null, agreed),
-                info,
-                operation -> {
-                    operation.setPlace(place);
-                    return backend.allGather(operation, List.of(output), input);
-                });
-    }
+    TensorInfo checkAllGather(NDArray output, NDArray input);
 
     /**
      * Gathers the tensors of all ranks on one rank.
@@ -606,20 +385,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param root the rank of this group that gets the tensors
      * @return the work; its result is the list of outputs
      */
-    public Work gather(List<NDArray> outputs, NDArray input, int root) {
-        OpType type = OpType.GATHER;
-        state.checkUsable();
-        TensorInfo in = checks.moved(type, "input", input);
-        checks.root(type, root);
-        List<TensorInfo> out = checks.onRoot(type, "outputs", outputs, in, root);
-        List<NDArray> tensors = outputs == null ? List.of() : List.copyOf(outputs);
-        for (int peer = 0; peer < out.size(); peer++) {
-            checks.written(type, "outputs", out.get(peer));
-            checks.overlap(type, out.get(peer), in, peer == root ? 0 : -1);
-        }
-        return issue(
-                type, in, null, root, operation -> backend.gather(operation, tensors, input, root));
-    }
+    Work gather(List<NDArray> outputs, NDArray input, int root);
 
     /**
      * Distributes a list of tensors from one rank, one tensor to each rank.
@@ -630,24 +396,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param root the rank of this group that sends
      * @return the work
      */
-    public Work scatter(NDArray output, List<NDArray> inputs, int root) {
-        OpType type = OpType.SCATTER;
-        state.checkUsable();
-        TensorInfo out = checks.moved(type, "output", output);
-        checks.root(type, root);
-        List<TensorInfo> in = checks.onRoot(type, "inputs", inputs, out, root);
-        checks.written(type, "output", out);
-        List<NDArray> tensors = inputs == null ? List.of() : List.copyOf(inputs);
-        for (int peer = 0; peer < in.size(); peer++) {
-            checks.overlap(type, in.get(peer), out, peer == root ? 0 : -1);
-        }
-        return issue(
-                type,
-                out,
-                null,
-                root,
-                operation -> backend.scatter(operation, output, tensors, root));
-    }
+    Work scatter(NDArray output, List<NDArray> inputs, int root);
 
     /**
      * Reduces lists of tensors over all ranks; rank r gets the reduction of all {@code inputs[r]}.
@@ -657,23 +406,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param op the reduction
      * @return the work
      */
-    public Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op) {
-        OpType type = OpType.REDUCE_SCATTER;
-        state.checkUsable();
-        TensorInfo out = checks.reduced(type, "output", output, op);
-        List<TensorInfo> in = checks.alike(type, "inputs", inputs, out, op);
-        checks.written(type, "output", out);
-        List<NDArray> tensors = List.copyOf(inputs);
-        for (int peer = 0; peer < worldSize(); peer++) {
-            checks.overlap(type, in.get(peer), out, peer == rank() ? 0 : -1);
-        }
-        return issue(
-                type,
-                out,
-                op,
-                0,
-                operation -> backend.reduceScatter(operation, output, tensors, op));
-    }
+    Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op);
 
     /**
      * Reduces a tensor over all ranks and scatters the result along its first dimension, in rank
@@ -685,7 +418,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param op the reduction
      * @return the work
      */
-    public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
+    default Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
         return reduceScatterTensor(output, input, op, true);
     }
 
@@ -700,15 +433,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param asyncOp true if the caller waits for the work itself
      * @return the work
      */
-    public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp) {
-        TensorInfo info = checkReduceScatter(output, input, op);
-        return issue(
-                asyncOp,
-                OpType.REDUCE_SCATTER_TENSOR,
-                OperationChecks.agreed(info, op, 0),
-                info,
-                operation -> backend.reduceScatter(operation, output, List.of(input), op));
-    }
+    Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp);
 
     /**
      * Checks arguments as {@link #reduceScatterTensor} does. For library operations with the same
@@ -720,16 +445,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return type, shape and address of the output
      * @throws IllegalArgumentException if an argument is invalid
      */
-    public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
-        OpType type = OpType.REDUCE_SCATTER_TENSOR;
-        state.checkUsable();
-        TensorInfo out = checks.reduced(type, "output", output, op);
-        TensorInfo in = checks.reduced(type, "input", input, op);
-        checks.whole(type, "input", in, "output", out);
-        checks.written(type, "output", out);
-        checks.overlap(type, in, out, rank() * out.count());
-        return out;
-    }
+    TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op);
 
     /**
      * Sends one tensor from every rank to every rank. {@code inputs[q]} on rank r and {@code
@@ -740,17 +456,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     same element type
      * @return the work
      */
-    public Work allToAll(List<NDArray> outputs, List<NDArray> inputs) {
-        OpType type = OpType.ALL_TO_ALL;
-        state.checkUsable();
-        TensorInfo first = checks.exchanged(type, outputs, inputs);
-        List<NDArray> to = List.copyOf(outputs);
-        List<NDArray> from = List.copyOf(inputs);
-        return issue(
-                type,
-                new Agreed(first.type(), new long[0], null, 0),
-                operation -> backend.allToAll(operation, to, from));
-    }
+    Work allToAll(List<NDArray> outputs, List<NDArray> inputs);
 
     /**
      * Sends an equal part of a tensor from every rank to every rank. The first dimensions of input
@@ -760,7 +466,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param input the parts for all ranks, concatenated along the first dimension in rank order
      * @return the work
      */
-    public Work allToAllSingle(NDArray output, NDArray input) {
+    default Work allToAllSingle(NDArray output, NDArray input) {
         return allToAllSingle(output, input, null, null);
     }
 
@@ -774,9 +480,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param asyncOp true if the caller waits for the work itself
      * @return the work
      */
-    public Work allToAllSingle(NDArray output, NDArray input, boolean asyncOp) {
-        return allToAllSingle(output, input, null, null, asyncOp);
-    }
+    Work allToAllSingle(NDArray output, NDArray input, boolean asyncOp);
 
     /**
      * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must
@@ -792,48 +496,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalArgumentException if splits are negative, do not add up to the first
      *     dimension, or if this rank's splits for itself differ
      */
-    public Work allToAllSingle(
-            NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
-        return allToAllSingle(output, input, outputSplits, inputSplits, true);
-    }
-
-    private Work allToAllSingle(
-            NDArray output,
-            NDArray input,
-            long[] outputSplits,
-            long[] inputSplits,
-            boolean asyncOp) {
-        OpType type = OpType.ALL_TO_ALL_SINGLE;
-        state.checkUsable();
-        TensorInfo in = checks.moved(type, "input", input);
-        TensorInfo out = checks.moved(type, "output", output);
-        checks.written(type, "output", out);
-        checks.sameType(type, "output", out, in);
-        long[] outputCounts = checks.splits(type, "output", out, outputSplits);
-        long[] inputCounts = checks.splits(type, "input", in, inputSplits);
-        long[] row = OperationChecks.rowShape(type, out, in);
-        if (outputCounts[rank()] != inputCounts[rank()]) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s: rank %d sends itself %d elements, but its output takes %d; make"
-                                    + " inputSplits[%d] and outputSplits[%d] equal",
-                            type,
-                            rank(),
-                            inputCounts[rank()],
-                            outputCounts[rank()],
-                            rank(),
-                            rank()));
-        }
-        checks.overlap(type, out, in, -1);
-        return issue(
-                asyncOp,
-                type,
-                new Agreed(in.type(), row, null, 0),
-                null,
-                operation ->
-                        backend.allToAllSingle(
-                                operation, output, input, outputCounts, inputCounts));
-    }
+    Work allToAllSingle(NDArray output, NDArray input, long[] outputSplits, long[] inputSplits);
 
     /**
      * Sends a message to one rank, asynchronously; the counterpart of {@code
@@ -859,9 +522,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      * @throws IllegalArgumentException if the destination or the tag is out of range
      */
-    public Work send(NDArray tensor, int destination, int tag) {
-        return message(P2pOp.send(tensor, destination, tag));
-    }
+    Work send(NDArray tensor, int destination, int tag);
 
     /**
      * Receives a message from one rank, asynchronously; the counterpart of {@code
@@ -874,9 +535,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      * @see #send
      */
-    public Work recv(NDArray tensor, int source, int tag) {
-        return message(P2pOp.recv(tensor, source, tag));
-    }
+    Work recv(NDArray tensor, int source, int tag);
 
     /**
      * Receives a message from any rank: the first one that arrives with this tag.
@@ -887,13 +546,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws UnsupportedOperationException if the backend is {@code nccl} or {@code cuda_p2p}
      * @see #send
      */
-    public Work recvAnySource(NDArray tensor, int tag) {
-        return message(P2pOp.recvAnySource(tensor, tag));
-    }
-
-    private Work message(P2pOp op) {
-        return issueMessage(op.type(), op.tensor(), checkMessage(op), op.peer(), op.tag());
-    }
+    Work recvAnySource(NDArray tensor, int tag);
 
     /**
      * Issues sends and receives that run concurrently; the counterpart of {@code
@@ -903,70 +556,14 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the works, in the order of {@code ops}
      * @throws IllegalArgumentException if {@code ops} is empty, or a message is invalid
      */
-    public List<Work> batchIsendIrecv(List<P2pOp> ops) {
-        OperationChecks.present("batchIsendIrecv", "ops", ops);
-        List<P2pOp> batch = List.copyOf(ops);
-        List<TensorInfo> infos = batch.stream().map(this::checkMessage).toList();
-        List<Work> works = new ArrayList<>();
-        synchronized (state.issueLock()) {
-            state.checkUsable();
-            backend.startBatch();
-            try {
-                for (int i = 0; i < batch.size(); i++) {
-                    P2pOp op = batch.get(i);
-                    works.add(
-                            issueMessage(
-                                    op.type(), op.tensor(), infos.get(i), op.peer(), op.tag()));
-                }
-            } finally {
-                backend.endBatch();
-            }
-        }
-        return works;
-    }
-
-    private TensorInfo checkMessage(P2pOp op) {
-        state.checkUsable();
-        TensorInfo info = checks.moved(op.type(), "tensor", op.tensor());
-        if (op.type() != OpType.SEND) {
-            checks.written(op.type(), "tensor", info);
-        }
-        checks.tag(op.type(), op.tag());
-        if (op.type() == OpType.RECV_ANY_SOURCE) {
-            checks.anyPeer(op.type());
-        } else {
-            checks.peer(op.type(), op.type() == OpType.SEND ? "destination" : "source", op.peer());
-        }
-        return info;
-    }
-
-    /** Issues a group-internal message; its tag is negative. */
-    Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
-        return issueMessage(type, tensor, Torch.info(tensor), peer, tag);
-    }
-
-    private Work issueMessage(OpType type, NDArray tensor, TensorInfo info, int peer, int tag) {
-        return issue(
-                type,
-                OperationChecks.agreed(info, null, peer),
-                info,
-                tag,
-                operation ->
-                        type == OpType.SEND
-                                ? backend.send(operation, tensor, peer, tag)
-                                : backend.recv(operation, tensor, peer, tag));
-    }
+    List<Work> batchIsendIrecv(List<P2pOp> ops);
 
     /**
      * Synchronises all ranks. The returned work completes once every rank has called barrier().
      *
      * @return the work
      */
-    public Work barrier() {
-        state.checkUsable();
-        backend.checkSupported(OpType.BARRIER);
-        return issue(OpType.BARRIER, new Agreed(null, new long[0], null, 0), backend::barrier);
-    }
+    Work barrier();
 
     /**
      * Blocks until all ranks have called monitoredBarrier(), or throws and names the missing ranks;
@@ -983,10 +580,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws CollectiveTimeoutException if ranks are missing; {@link
      *     CollectiveTimeoutException#missingRanks()} lists them, or rank 0 if it did not answer
      */
-    public void monitoredBarrier(Duration timeout, boolean waitAllRanks) {
-        state.checkUsable();
-        MonitoredBarrier.run(withTimeout(timeout), state.nextMonitoredBarrier(), waitAllRanks);
-    }
+    void monitoredBarrier(Duration timeout, boolean waitAllRanks);
 
     /**
      * All-reduces several tensors, as one operation per element type or one batch.
@@ -999,18 +593,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     overlap
      * @see #allReduce
      */
-    public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
-        state.checkUsable();
-        OperationChecks.present(OpType.ALL_REDUCE, "tensors", tensors);
-        List<TensorInfo> infos = new ArrayList<>();
-        for (NDArray tensor : tensors) {
-            TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-            checks.written(OpType.ALL_REDUCE, "tensor", info);
-            infos.add(info);
-        }
-        OperationChecks.apart(OpType.ALL_REDUCE, "tensors", infos);
-        return Coalescing.allReduce(this, List.copyOf(tensors), infos, op);
-    }
+    Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op);
 
     /**
      * All-gathers several tensors, as one operation per element type or one batch.
@@ -1023,16 +606,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalArgumentException as {@link #allGatherIntoTensor}, and if there are no tensors
      * @see #allGatherIntoTensor
      */
-    public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
-        OpType type = OpType.ALL_GATHER_INTO_TENSOR;
-        state.checkUsable();
-        checkPairs(type, outputs, inputs);
-        List<TensorInfo> infos = new ArrayList<>();
-        for (int i = 0; i < inputs.size(); i++) {
-            infos.add(checkAllGather(outputs.get(i), inputs.get(i)));
-        }
-        return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs), infos);
-    }
+    Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs);
 
     /**
      * Reduce-scatters several tensors, as one operation per element type or one batch.
@@ -1046,28 +620,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     or outputs overlap
      * @see #reduceScatterTensor
      */
-    public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
-        OpType type = OpType.REDUCE_SCATTER_TENSOR;
-        state.checkUsable();
-        checkPairs(type, outputs, inputs);
-        List<TensorInfo> infos = new ArrayList<>();
-        for (int i = 0; i < inputs.size(); i++) {
-            infos.add(checkReduceScatter(outputs.get(i), inputs.get(i), op));
-        }
-        OperationChecks.apart(type, "outputs", infos);
-        return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), infos, op);
-    }
-
-    private static void checkPairs(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
-        OperationChecks.present(type, "outputs", outputs);
-        OperationChecks.present(type, "inputs", inputs);
-        if (outputs.size() != inputs.size()) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s: got %d outputs and %d inputs; pass one output per input",
-                            type, outputs.size(), inputs.size()));
-        }
-    }
+    Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op);
 
     /**
      * Runs code as one operation of the group, in call order. Libraries add their own operations on
@@ -1087,15 +640,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      * @throws UnsupportedOperationException if the backend does not run library operations
      */
-    public Work execute(OpType type, Agreed agreed, Consumer<Operation> body) {
-        if (type == null || agreed == null || body == null) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "execute: null argument: type %s, agreed %s, body %s",
-                            type, agreed, body));
-        }
-        return issue(type, agreed, operation -> backend.execute(operation, body));
-    }
+    Work execute(OpType type, Agreed agreed, Consumer<Operation> body);
 
     /**
      * Creates a sub-group with a generated name; see {@link #newGroup(List, String)}.
@@ -1103,9 +648,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param ranks ranks of this group, each once
      * @return the group; a non-member handle on other ranks
      */
-    public ProcessGroup newGroup(List<Integer> ranks) {
-        return SubGroups.newGroup(this, ranks, null);
-    }
+    ProcessGroup newGroup(List<Integer> ranks);
 
     /**
      * Creates a sub-group; the counterpart of {@code torch.distributed.new_group}.
@@ -1128,9 +671,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws CollectiveException if the ranks pass different arguments, or do not all call in
      *     time; missing ranks are named by their rank in this group
      */
-    public ProcessGroup newGroup(List<Integer> ranks, String name) {
-        return SubGroups.newGroup(this, ranks, Required.argument("newGroup: name", name));
-    }
+    ProcessGroup newGroup(List<Integer> ranks, String name);
 
     /**
      * Splits this group into disjoint sub-groups, one per color; the counterpart of {@code
@@ -1144,9 +685,7 @@ public final class ProcessGroup implements AutoCloseable {
      *     is negative
      * @throws CollectiveException if not all ranks call in time
      */
-    public ProcessGroup split(int color, int key) {
-        return SubGroups.split(this, color, key);
-    }
+    ProcessGroup split(int color, int key);
 
     /**
      * Creates a group of the surviving ranks after other ranks have died, without new processes;
@@ -1169,25 +708,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws CollectiveMismatchException if another rank excludes other ranks
      * @throws CollectiveTimeoutException if the remaining ranks do not all call in time
      */
-    public ProcessGroup shrink(List<Integer> ranksToExclude) {
-        return SubGroups.shrink(this, ranksToExclude);
-    }
-
-    /**
-     * Arranges the ranks in a grid with named dimensions and creates this rank's sub-group along
-     * each dimension; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this
-     * group call it.
-     *
-     * @param shape the size of each dimension; their product is the {@link #worldSize}
-     * @param names a name for each dimension, all distinct
-     * @return the mesh
-     * @throws IllegalArgumentException if the shape does not fit the ranks or the names; before
-     *     anything is sent
-     * @throws CollectiveException if the ranks pass different arguments, or do not all call in time
-     */
-    public DeviceMesh newDeviceMesh(int[] shape, String... names) {
-        return DeviceMesh.create(this, shape, names);
-    }
+    ProcessGroup shrink(List<Integer> ranksToExclude);
 
     /**
      * Creates a sub-group of all ranks with another backend; the counterpart of {@code
@@ -1200,15 +721,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalArgumentException if the backend is unknown or does not take the options
      * @throws CollectiveException if not all ranks call in time
      */
-    public ProcessGroup newGroup(String backend, BackendOptions options) {
-        Required.argument("newGroup: backend", backend);
-        Required.argument("newGroup: options", options);
-        return SubGroups.newGroup(this, backend, options);
-    }
-
-    GroupState state() {
-        return state;
-    }
+    ProcessGroup newGroup(String backend, BackendOptions options);
 
     /**
      * Breaks the group, because this rank cannot make a call that the other ranks make, for example
@@ -1220,10 +733,7 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param cause why this rank cannot go on
      */
-    public void abort(Throwable cause) {
-        Required.argument("abort: cause", cause);
-        state.abort(GroupErrors.aborted(name(), cause));
-    }
+    void abort(Throwable cause);
 
     /**
      * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link
@@ -1258,72 +768,11 @@ public final class ProcessGroup implements AutoCloseable {
      *   <li>A group with an operation in a CUDA graph is never freed this way.
      * </ul>
      */
-    public void destroy() {
-        state.destroy();
-    }
+    void destroy();
 
     /** Calls {@link #destroy()}. */
     @Override
-    public void close() {
+    default void close() {
         destroy();
-    }
-
-    @Override
-    public String toString() {
-        return "ProcessGroup(%s, %s of %s, %s)"
-                .formatted(
-                        name(),
-                        isMember() ? "rank " + rank() : "not a member",
-                        worldSize(),
-                        backendName());
-    }
-
-    /** Issues an operation with a tensor that must have the same type and shape on all ranks. */
-    Work issue(
-            OpType type,
-            TensorInfo tensor,
-            ReduceOp op,
-            int index,
-            Function<Operation, Work> call) {
-        return issue(type, OperationChecks.agreed(tensor, op, index), tensor, 0, call);
-    }
-
-    Work issue(OpType type, Agreed agreed, Function<Operation, Work> call) {
-        return issue(type, agreed, null, 0, call);
-    }
-
-    /** Issues an operation: every backend operation goes through here. */
-    private Work issue(
-            OpType type,
-            Agreed agreed,
-            TensorInfo tensor,
-            int tag,
-            Function<Operation, Work> call) {
-        synchronized (state.issueLock()) {
-            state.checkUsable();
-            Operation operation = state.nextOperation(type, timeout, agreed, tag);
-            operation.setTensor(tensor);
-            operation.setForCopyEngines(copyEngines);
-            operation.setKeeper(keeper);
-            operation.setTrace(state.trace().scheduled(operation));
-            try {
-                Work work = call.apply(operation);
-                state.issued(operation);
-                return work;
-            } catch (RuntimeException | Error e) {
-                if (operation.isAnnounced() || e instanceof CollectiveMismatchException) {
-                    // Other ranks know the operation: it uses its number although it cannot run
-                    // here.
-                    state.issued(operation);
-                    operation.ended(e);
-                } else {
-                    operation.withdrawn();
-                    if (GroupErrors.isLocal(e)) {
-                        backend.abort(GroupErrors.failed(operation, e)); // Other ranks would wait.
-                    }
-                }
-                throw e;
-            }
-        }
     }
 }

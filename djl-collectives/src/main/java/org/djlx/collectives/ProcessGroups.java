@@ -7,6 +7,9 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.group.JobId;
+import org.djlx.collectives.internal.group.RankGroup;
+import org.djlx.collectives.internal.group.RankThreads;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
@@ -243,7 +246,7 @@ public final class ProcessGroups {
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
         try {
-            return new ProcessGroup(context, made, job, ranks, onDestroy);
+            return new RankGroup(context, made, job, ranks, onDestroy);
         } catch (Throwable e) {
             made.close(); // Out of memory: no handle exists that could close it.
             throw e;

@@ -1,18 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Package-private:
- * CoalescedWork     one work for several operations
- * Coalescing        runs a collective on several tensors
- * GroupState        state of a group on one rank, shared by its handles
- * HostWait          blocks the host until a work has ended
- * JobId             identifier that separates the flight records of jobs
- * Lifeline          frees a group that is garbage but was not destroyed
- * MonitoredBarrier  barrier that names missing ranks
- * ObjectCodec       Java serialisation with a filter
- * OperationChecks   argument checks
- * RankThreads       one thread per rank
- * SerializedGraph   bounds the work of reading a serialised object
- * SubGroups         creates sub-groups
- */
 /**
  * Process groups over NDArrays with pluggable backends: the counterpart of {@code
  * torch.distributed}. Start with {@link org.djlx.collectives.ProcessGroups}.
@@ -43,7 +29,6 @@
  *   <li>{@link org.djlx.collectives.NcclOptions} - options of backend {@code nccl} (GPU)
  *   <li>{@link org.djlx.collectives.CudaP2pOptions} - options of backend {@code cuda_p2p} (GPU)
  *   <li>{@link org.djlx.collectives.NcclBatch} - issues operations as one NCCL group call
- *   <li>{@link org.djlx.collectives.TorchThreads} - sets libtorch's thread count of a CPU rank
  * </ul>
  *
  * <p>Exceptions:

@@ -15,6 +15,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicReference;
+import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.internal.host.FailureNote;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
@@ -73,7 +74,7 @@ class AbortTest {
         Full full = new Full();
         BackendOptions options = new BackendOptions(Duration.ofMinutes(1));
         GroupContext context = new GroupContext("g", 0, 1, new HashStore(), options, null);
-        ProcessGroup group = new ProcessGroup(context, full, "job", List.of(0), () -> {});
+        ProcessGroup group = new RankGroup(context, full, "job", List.of(0), () -> {});
         try {
             full.thrown = new IllegalArgumentException("wrong");
             assertThrows(IllegalArgumentException.class, group::barrier);

@@ -116,7 +116,7 @@ final class GroupCases {
         int n = group.worldSize();
         int rows = n % 2 == 0 ? 2 : 1;
         int columns = n / rows;
-        DeviceMesh mesh = group.newDeviceMesh(new int[] {rows, 1, columns}, "dp", "pp", "tp");
+        DeviceMesh mesh = DeviceMesh.create(group, new int[] {rows, 1, columns}, "dp", "pp", "tp");
         int row = group.rank() / columns;
         int column = group.rank() % columns;
         assertEquals(List.of("dp", "pp", "tp"), mesh.names());
@@ -145,16 +145,16 @@ final class GroupCases {
         String message =
                 assertThrows(
                                 IllegalArgumentException.class,
-                                () -> group.newDeviceMesh(new int[] {n, 2}, "a", "b"))
+                                () -> DeviceMesh.create(group, new int[] {n, 2}, "a", "b"))
                         .getMessage();
         assertTrue(message.contains("must be " + n), message);
         for (Executable wrong :
                 List.<Executable>of(
-                        () -> group.newDeviceMesh(new int[] {n}, "a", "b"),
-                        () -> group.newDeviceMesh(new int[] {n, 1}, "a", "a"),
-                        () -> group.newDeviceMesh(new int[] {-1, -n}, "a", "b"),
-                        () -> group.newDeviceMesh(new int[] {n}, (String) null),
-                        () -> group.newDeviceMesh(null, "a"))) {
+                        () -> DeviceMesh.create(group, new int[] {n}, "a", "b"),
+                        () -> DeviceMesh.create(group, new int[] {n, 1}, "a", "a"),
+                        () -> DeviceMesh.create(group, new int[] {-1, -n}, "a", "b"),
+                        () -> DeviceMesh.create(group, new int[] {n}, (String) null),
+                        () -> DeviceMesh.create(group, null, "a"))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }
         if (n > 1) {
@@ -162,7 +162,7 @@ final class GroupCases {
             message =
                     assertThrows(
                                     CollectiveMismatchException.class,
-                                    () -> group.newDeviceMesh(shape, "a", "b"))
+                                    () -> DeviceMesh.create(group, shape, "a", "b"))
                             .getMessage();
             assertTrue(message.contains("[a " + n + ", b 1]"), message);
             assertTrue(message.contains("[a 1, b " + n + "]"), message);

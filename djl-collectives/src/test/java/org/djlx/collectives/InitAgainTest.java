@@ -19,6 +19,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import org.djlx.collectives.internal.group.GroupStore;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.store.TcpStore;
 import org.junit.jupiter.api.AfterEach;
@@ -121,7 +122,7 @@ class InitAgainTest {
                     } else {
                         first.await();
                         Thread.sleep(100);
-                        group.state().context().store().add("k", 1);
+                        GroupStore.of(group).add("k", 1);
                     }
                     group.destroy();
                 });

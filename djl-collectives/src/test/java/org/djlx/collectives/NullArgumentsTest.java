@@ -73,7 +73,7 @@ class NullArgumentsTest {
                                         "g",
                                         Duration.ofMillis(10),
                                         agreed.get());
-                        TestOperations.schedule(made, group.state().trace()::scheduled);
+                        TestOperations.scheduleUntraced(made);
                         return made;
                     };
             group.barrier().await();
@@ -105,7 +105,7 @@ class NullArgumentsTest {
                                     () -> new OneShotSlots(1, 0, new long[1], 0, 0, 0))
                             .sample(
                                     DeviceMesh.class,
-                                    () -> group.newDeviceMesh(new int[] {1}, "one"))
+                                    () -> DeviceMesh.create(group, new int[] {1}, "one"))
                             .sample(int[].class, () -> new int[] {1})
                             .sample(String[].class, () -> new String[] {"one"})
                             .sample(ObjectCollectives.class, () -> new ObjectCollectives(group))
@@ -118,11 +118,12 @@ class NullArgumentsTest {
                             .sample(
                                     "java.util.function.Supplier<java.util.Optional<java.lang.Throwable>>",
                                     () -> (Supplier<Optional<Throwable>>) Optional::empty)
+                            .sample(Agreement.Body.class, () -> (Agreement.Body) () -> "value")
                             .sample(ReduceOp.Kind.class, () -> ReduceOp.Kind.SUM)
                             .sample(
                                     CollectiveException.class,
                                     () -> new CollectiveException("failed"))
-                            .sample(Support.class, group.state().backend()::support)
+                            .sample(Support.class, () -> Backends.get("shm").support())
                             .sample(Support.Builder.class, Support::builder)
                             .sample(OpType[].class, () -> new OpType[] {OpType.BROADCAST})
                             .sample(

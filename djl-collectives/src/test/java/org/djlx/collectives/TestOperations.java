@@ -24,6 +24,25 @@ public final class TestOperations {
         operation.setTrace(scheduled.apply(operation));
     }
 
+    private record Untraced() implements OperationTrace {
+
+        @Override
+        public void withdrawn() {}
+
+        @Override
+        public void started() {}
+
+        @Override
+        public String ended(Throwable failure) {
+            return null;
+        }
+    }
+
+    /** Issues an operation whose events nobody records. */
+    public static void scheduleUntraced(Operation operation) {
+        operation.setTrace(new Untraced());
+    }
+
     /** Takes an operation back as a group does if the backend refuses it. */
     public static void withdraw(Operation operation) {
         operation.withdrawn();

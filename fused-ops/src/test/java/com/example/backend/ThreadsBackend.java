@@ -17,6 +17,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Backend;
@@ -33,7 +34,7 @@ import org.djlx.nativeops.torch.Torch;
  * this JVM, P2P memory is its heap's neighbour, and the stream beside the current one counts what
  * it puts. It has no collectives.
  */
-final class ThreadsBackend extends Backend {
+final class ThreadsBackend extends Backend implements P2pBackend {
 
     static final String NAME = "threads";
 

@@ -7,9 +7,9 @@ import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.SymbolBlock;
 import ai.djl.training.GradientCollector;
-import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.nativeops.NativeLibrary;
 

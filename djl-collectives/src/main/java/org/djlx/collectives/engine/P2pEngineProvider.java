@@ -3,7 +3,7 @@ package org.djlx.collectives.engine;
 
 import ai.djl.engine.Engine;
 import ai.djl.engine.EngineProvider;
-import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;

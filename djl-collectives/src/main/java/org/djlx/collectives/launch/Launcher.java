@@ -12,7 +12,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.launch.Nodes.Attempt;
 import org.djlx.collectives.launch.Nodes.Result;
 import org.djlx.collectives.store.TcpStore;

@@ -7,7 +7,6 @@ import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.GpuRates;
@@ -68,7 +67,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Rules</h2>
  *
  * <ol>
- *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
+ *   <li>Use the buffers only within {@code ProcessGroup.execute}, because all libraries on the
  *       group share them. The group's operations run in sequence.
  *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
  *       rank counts them. Exception: {@linkplain #intraNodeBarrier(Operation, int...) barriers of

@@ -2,7 +2,6 @@
 package org.djlx.collectives.p2p;
 
 import ai.djl.ndarray.NDArray;
-import org.djlx.collectives.ProcessGroup;
 
 /**
  * A queue of work that runs in order, like a CUDA stream but independent of the backend. Pipelines
@@ -11,7 +10,7 @@ import org.djlx.collectives.ProcessGroup;
  * <ul>
  *   <li>{@link P2pBuffers#currentStream} is the stream on which libtorch's operators run for the
  *       calling thread. {@link P2pBuffers#sideStream} runs concurrently with it.
- *   <li>Use and close both within one operation ({@link ProcessGroup#execute}), on the thread that
+ *   <li>Use and close both within one operation ({@code ProcessGroup.execute}), on the thread that
  *       runs the operation.
  *   <li>Methods may return before the work has finished.
  *   <li>Memory is given by address on the group's device. It must stay valid until the current

@@ -9,6 +9,7 @@
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.p2p.P2pBuffers} - a group's symmetric memory and signals
+ *   <li>{@link org.djlx.collectives.p2p.P2pBackend} - a backend that has symmetric memory
  *   <li>{@link org.djlx.collectives.p2p.P2pAllocator} - allocates arrays in symmetric memory
  *   <li>{@link org.djlx.collectives.p2p.P2pStream} - backend-independent stream for operators
  *   <li>{@link org.djlx.collectives.p2p.KernelSignals} - addresses for GPU kernels that signal and

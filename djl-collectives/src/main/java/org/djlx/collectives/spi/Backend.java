@@ -9,15 +9,13 @@ import java.util.Set;
 import java.util.TreeSet;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * Moves the data of a {@link ProcessGroup} on one rank.
+ * Moves the data of a {@link org.djlx.collectives.ProcessGroup} on one rank.
  *
  * <ul>
  *   <li>A backend overrides the operations that it supports and declares them in {@link #support}.
@@ -104,7 +102,7 @@ public abstract class Backend implements AutoCloseable {
     public void checkInOrder(Operation operation) {}
 
     /**
-     * See {@link ProcessGroup#allReduce}.
+     * See {@code ProcessGroup.allReduce}.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -116,7 +114,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#reduce}.
+     * See {@code ProcessGroup.reduce}.
      *
      * @param operation the operation
      * @param tensor this rank's contribution; on the root, also the output
@@ -129,7 +127,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#broadcast}.
+     * See {@code ProcessGroup.broadcast}.
      *
      * @param operation the operation
      * @param tensor input on the root, output elsewhere
@@ -141,7 +139,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allGather} and {@link ProcessGroup#allGatherIntoTensor}.
+     * See {@code ProcessGroup.allGather} and {@code ProcessGroup.allGatherIntoTensor}.
      *
      * @param operation the operation
      * @param outputs one tensor per rank, or one for all
@@ -153,7 +151,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#gather}.
+     * See {@code ProcessGroup.gather}.
      *
      * @param operation the operation
      * @param outputs on the root, one tensor per rank; empty on other ranks
@@ -166,7 +164,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#scatter}.
+     * See {@code ProcessGroup.scatter}.
      *
      * @param operation the operation
      * @param output this rank's tensor
@@ -179,7 +177,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#reduceScatter} and {@link ProcessGroup#reduceScatterTensor}.
+     * See {@code ProcessGroup.reduceScatter} and {@code ProcessGroup.reduceScatterTensor}.
      *
      * @param operation the operation
      * @param output this rank's part of the result
@@ -193,7 +191,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allReduceCoalesced}. Coalesced operations are called only if {@link
+     * See {@code ProcessGroup.allReduceCoalesced}. Coalesced operations are called only if {@link
      * #batchesCollectives()} is false.
      *
      * @param operation the operation, for all tensors
@@ -208,7 +206,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allGatherCoalesced}.
+     * See {@code ProcessGroup.allGatherCoalesced}.
      *
      * @param operation the operation, for all tensors
      * @param outputs one gathered tensor per input
@@ -225,7 +223,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#reduceScatterCoalesced}.
+     * See {@code ProcessGroup.reduceScatterCoalesced}.
      *
      * @param operation the operation, for all tensors
      * @param outputs this rank's parts of the results, of one element type
@@ -244,7 +242,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allToAll}.
+     * See {@code ProcessGroup.allToAll}.
      *
      * @param operation the operation
      * @param outputs one output per source rank
@@ -256,7 +254,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allToAllSingle(NDArray, NDArray, long[], long[])}.
+     * See {@code ProcessGroup.allToAllSingle}.
      *
      * @param operation the operation
      * @param output the parts from all ranks, concatenated
@@ -275,7 +273,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#send}. Messages and collectives do not wait for each other.
+     * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other.
      *
      * @param operation the operation
      * @param tensor the tensor to send
@@ -288,7 +286,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#recv} and {@link ProcessGroup#recvAnySource}.
+     * See {@code ProcessGroup.recv} and {@code ProcessGroup.recvAnySource}.
      *
      * @param operation the operation
      * @param tensor receives the message
@@ -334,7 +332,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#barrier}.
+     * See {@code ProcessGroup.barrier}.
      *
      * @param operation the operation
      * @return the work
@@ -344,7 +342,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#execute}.
+     * See {@code ProcessGroup.execute}.
      *
      * @param operation the operation
      * @param body the code to run, in the order of the calls
@@ -352,11 +350,6 @@ public abstract class Backend implements AutoCloseable {
      */
     public Work execute(Operation operation, Consumer<Operation> body) {
         throw unsupported(operation.type());
-    }
-
-    /** {@return the group's symmetric memory; empty on all ranks if the group has none} */
-    public Optional<P2pBuffers> p2pBuffers() {
-        return Optional.empty();
     }
 
     /**

@@ -5,7 +5,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.ContextLoader;
 
 /**
@@ -21,7 +20,7 @@ public final class Backends {
     /**
      * Registers a backend for this JVM. It replaces a backend of the same name.
      *
-     * @param name the name that {@link ProcessGroups#init(String)} takes
+     * @param name the name that {@code ProcessGroups.init} takes
      * @param factory the backend's factory
      */
     public static void register(String name, BackendFactory factory) {

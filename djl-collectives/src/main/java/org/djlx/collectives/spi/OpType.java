@@ -6,13 +6,11 @@ import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.collectives.ObjectCollectives;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.Required;
 
 /**
  * The kind of an operation, identified by name. Operations of this library are constants; a library
- * that runs its own operations with {@link ProcessGroup#execute} creates more.
+ * that runs its own operations with {@code ProcessGroup.execute} creates more.
  */
 public final class OpType {
 
@@ -23,58 +21,58 @@ public final class OpType {
 
     static final OpType INIT = new OpType("init");
 
-    /** See {@link ProcessGroup#allReduce}. */
+    /** See {@code ProcessGroup.allReduce}. */
     public static final OpType ALL_REDUCE = new OpType("allReduce");
 
-    /** See {@link ProcessGroup#reduce}. */
+    /** See {@code ProcessGroup.reduce}. */
     public static final OpType REDUCE = new OpType("reduce");
 
-    /** See {@link ProcessGroup#broadcast}. */
+    /** See {@code ProcessGroup.broadcast}. */
     public static final OpType BROADCAST = new OpType("broadcast");
 
-    /** See {@link ProcessGroup#allGather}. */
+    /** See {@code ProcessGroup.allGather}. */
     public static final OpType ALL_GATHER = new OpType("allGather");
 
-    /** See {@link ProcessGroup#allGatherIntoTensor}. */
+    /** See {@code ProcessGroup.allGatherIntoTensor}. */
     public static final OpType ALL_GATHER_INTO_TENSOR = new OpType("allGatherIntoTensor");
 
-    /** See {@link ProcessGroup#gather}. */
+    /** See {@code ProcessGroup.gather}. */
     public static final OpType GATHER = new OpType("gather");
 
-    /** See {@link ProcessGroup#scatter}. */
+    /** See {@code ProcessGroup.scatter}. */
     public static final OpType SCATTER = new OpType("scatter");
 
-    /** See {@link ProcessGroup#reduceScatter}. */
+    /** See {@code ProcessGroup.reduceScatter}. */
     public static final OpType REDUCE_SCATTER = new OpType("reduceScatter");
 
-    /** See {@link ProcessGroup#reduceScatterTensor}. */
+    /** See {@code ProcessGroup.reduceScatterTensor}. */
     public static final OpType REDUCE_SCATTER_TENSOR = new OpType("reduceScatterTensor");
 
-    /** See {@link ProcessGroup#allToAll}. */
+    /** See {@code ProcessGroup.allToAll}. */
     public static final OpType ALL_TO_ALL = new OpType("allToAll");
 
-    /** See {@link ProcessGroup#allToAllSingle}. */
+    /** See {@code ProcessGroup.allToAllSingle}. */
     public static final OpType ALL_TO_ALL_SINGLE = new OpType("allToAllSingle");
 
-    /** See {@link ProcessGroup#send}. */
+    /** See {@code ProcessGroup.send}. */
     public static final OpType SEND = new OpType("send");
 
-    /** See {@link ProcessGroup#recv}. */
+    /** See {@code ProcessGroup.recv}. */
     public static final OpType RECV = new OpType("recv");
 
-    /** See {@link ProcessGroup#recvAnySource}. */
+    /** See {@code ProcessGroup.recvAnySource}. */
     public static final OpType RECV_ANY_SOURCE = new OpType("recvAnySource");
 
-    /** See {@link ProcessGroup#barrier}. */
+    /** See {@code ProcessGroup.barrier}. */
     public static final OpType BARRIER = new OpType("barrier");
 
-    /** See {@link ObjectCollectives#broadcastObject}. */
+    /** See {@code ObjectCollectives.broadcastObject}. */
     public static final OpType BROADCAST_OBJECT = new OpType("broadcastObject");
 
-    /** See {@link ObjectCollectives#gatherObject}. */
+    /** See {@code ObjectCollectives.gatherObject}. */
     public static final OpType GATHER_OBJECT = new OpType("gatherObject");
 
-    /** See {@link ObjectCollectives#scatterObjectList}. */
+    /** See {@code ObjectCollectives.scatterObjectList}. */
     public static final OpType SCATTER_OBJECT_LIST = new OpType("scatterObjectList");
 
     private static final List<OpType> BUILT_IN =
@@ -120,7 +118,7 @@ public final class OpType {
     }
 
     /**
-     * {@return the operations of {@link ProcessGroup} that backends implement, in the order of the
+     * {@return the operations of {@code ProcessGroup} that backends implement, in the order of the
      * documentation}
      */
     public static List<OpType> builtIn() {

@@ -17,10 +17,10 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.TorchThreads;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

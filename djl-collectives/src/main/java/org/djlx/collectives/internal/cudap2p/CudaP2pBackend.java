@@ -15,6 +15,7 @@ import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.nccl.NcclBackend;
+import org.djlx.collectives.p2p.P2pBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.GroupContext;
@@ -28,7 +29,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * operators on P2P buffers. It needs GPUs that all reach each other's memory, or form a hybrid cube
  * mesh; otherwise NCCL runs everything.
  */
-final class CudaP2pBackend extends Backend {
+final class CudaP2pBackend extends Backend implements P2pBackend {
 
     static final String NAME = "cuda_p2p";
 

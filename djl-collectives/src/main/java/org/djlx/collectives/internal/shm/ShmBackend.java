@@ -11,13 +11,14 @@ import org.djlx.collectives.internal.cpu.MessageQueue;
 import org.djlx.collectives.internal.cpu.OpQueue;
 import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.p2p.P2pBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 
 /** The {@code shm} backend of one rank. */
-final class ShmBackend extends CpuBackend {
+final class ShmBackend extends CpuBackend implements P2pBackend {
 
     static final String NAME = "shm";
 

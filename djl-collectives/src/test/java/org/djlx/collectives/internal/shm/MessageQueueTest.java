@@ -28,7 +28,6 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
-import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.host.SharedMemory;
 import org.djlx.nativeops.torch.Torch;
@@ -41,24 +40,10 @@ class MessageQueueTest {
     private static final Duration TIMEOUT = Duration.ofSeconds(20);
 
     /** A trace that ignores all events. */
-    private record Untraced() implements OperationTrace {
-
-        @Override
-        public void withdrawn() {}
-
-        @Override
-        public void started() {}
-
-        @Override
-        public String ended(Throwable failure) {
-            return null;
-        }
-    }
-
     private static Transfer transfer(
             GroupContext context, MessageQueue queue, NDManager manager, NDArray tensor) {
         Operation operation = context.joining();
-        TestOperations.schedule(operation, scheduled -> new Untraced());
+        TestOperations.scheduleUntraced(operation);
         boolean sends = context.rank() == 0;
         HostTensor host =
                 sends

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
@@ -7,6 +7,8 @@ import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.BiFunction;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
@@ -32,7 +34,7 @@ final class Coalescing {
     // contribution of an all-reduce, the input of an all-gather, the output of a reduce-scatter.
 
     static Work allReduce(
-            ProcessGroup group, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+            RankGroup group, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
         Backend backend = group.state().backend();
         Call call = new Call(group, ALL_REDUCE, infos, op, tensors);
         return backend.batchesCollectives()
@@ -44,10 +46,7 @@ final class Coalescing {
     }
 
     static Work allGather(
-            ProcessGroup group,
-            List<NDArray> outputs,
-            List<NDArray> inputs,
-            List<TensorInfo> infos) {
+            RankGroup group, List<NDArray> outputs, List<NDArray> inputs, List<TensorInfo> infos) {
         Backend backend = group.state().backend();
         Call call = new Call(group, ALL_GATHER, infos, null, outputs);
         return backend.batchesCollectives()
@@ -65,7 +64,7 @@ final class Coalescing {
     }
 
     static Work reduceScatter(
-            ProcessGroup group,
+            RankGroup group,
             List<NDArray> outputs,
             List<NDArray> inputs,
             List<TensorInfo> infos,
@@ -89,7 +88,7 @@ final class Coalescing {
 
     /** One call of a coalesced collective. */
     private record Call(
-            ProcessGroup group,
+            RankGroup group,
             OpType type,
             List<TensorInfo> infos,
             ReduceOp op,

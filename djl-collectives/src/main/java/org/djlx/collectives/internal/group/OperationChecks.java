@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
@@ -7,6 +7,7 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation.Agreed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -12,6 +12,9 @@ import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Function;
 import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -40,7 +43,7 @@ final class SubGroups {
 
     private SubGroups() {}
 
-    static ProcessGroup newGroup(ProcessGroup parent, List<Integer> ranks, String givenName) {
+    static RankGroup newGroup(RankGroup parent, List<Integer> ranks, String givenName) {
         parent.state().checkUsable();
         checkName(givenName);
         byte[] call = encode(parent, ranks, givenName == null ? "" : givenName);
@@ -91,7 +94,7 @@ final class SubGroups {
     }
 
     /** Encodes the arguments: one byte per rank, 1 for members, then the name. */
-    private static byte[] encode(ProcessGroup parent, List<Integer> ranks, String name) {
+    private static byte[] encode(RankGroup parent, List<Integer> ranks, String name) {
         if (ranks == null || ranks.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     "newGroup: ranks must not be null or contain null: " + ranks);
@@ -120,14 +123,14 @@ final class SubGroups {
         return call;
     }
 
-    private static List<Integer> members(ProcessGroup parent, byte[] call) {
+    private static List<Integer> members(RankGroup parent, byte[] call) {
         return IntStream.range(0, parent.worldSize())
                 .filter(rank -> call[rank] != 0)
                 .boxed()
                 .toList();
     }
 
-    private static String describe(ProcessGroup parent, byte[] call) {
+    private static String describe(RankGroup parent, byte[] call) {
         int begin = parent.worldSize();
         int end = begin;
         while (end < call.length && call[end] != 0) {
@@ -138,7 +141,7 @@ final class SubGroups {
                 .formatted(members(parent, call), name.isEmpty() ? "" : ", '" + name + "'");
     }
 
-    private static byte[] exchange(ProcessGroup parent, byte[] call) {
+    private static byte[] exchange(RankGroup parent, byte[] call) {
         try (NDManager manager = manager(parent)) {
             NDArray calls =
                     Torch.empty(
@@ -150,11 +153,11 @@ final class SubGroups {
         }
     }
 
-    private static NDManager manager(ProcessGroup parent) {
+    private static NDManager manager(RankGroup parent) {
         return NDManager.newBaseManager(parent.state().backend().device(), "PyTorch");
     }
 
-    static ProcessGroup split(ProcessGroup parent, int color, int key) {
+    static RankGroup split(RankGroup parent, int color, int key) {
         parent.state().checkUsable();
         int[] calls;
         try (NDManager manager = manager(parent)) {
@@ -178,7 +181,7 @@ final class SubGroups {
                 begun -> {
                     if (color < 0) {
                         parent.state().backend().split(null, 0, List.of());
-                        return ProcessGroup.nonMember(name, List.of(), parent);
+                        return RankGroup.nonMember(name, List.of(), parent);
                     }
                     return create(
                             parent,
@@ -190,7 +193,7 @@ final class SubGroups {
                 });
     }
 
-    static ProcessGroup newGroup(ProcessGroup parent, String backend, BackendOptions options) {
+    static RankGroup newGroup(RankGroup parent, String backend, BackendOptions options) {
         parent.state().checkUsable();
         GroupContext whole = parent.state().context();
         List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
@@ -202,7 +205,7 @@ final class SubGroups {
                 begun -> {
                     GroupContext context =
                             whole.part(name, all, store, options, null, begun::exception);
-                    return ProcessGroup.part(
+                    return RankGroup.part(
                             parent, context, Backends.get(backend).create(context), parent.ranks());
                 });
     }
@@ -211,7 +214,7 @@ final class SubGroups {
      * Creates a group without the excluded ranks. The remaining ranks meet in the parent's store,
      * not in an operation, because the parent may be broken.
      */
-    static ProcessGroup shrink(ProcessGroup parent, List<Integer> excluded) {
+    static RankGroup shrink(RankGroup parent, List<Integer> excluded) {
         parent.state().checkUsable();
         List<Integer> members = remaining(parent, excluded);
         int number = parent.state().nextShrink();
@@ -239,10 +242,10 @@ final class SubGroups {
                         Optional::empty);
         List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
         Backend backend = Backends.get(parent.backendName()).create(context);
-        return ProcessGroup.part(parent, context, backend, ranks);
+        return RankGroup.part(parent, context, backend, ranks);
     }
 
-    private static List<Integer> remaining(ProcessGroup parent, List<Integer> excluded) {
+    private static List<Integer> remaining(RankGroup parent, List<Integer> excluded) {
         OperationChecks.present("shrink", "ranksToExclude", excluded);
         int worldSize = parent.worldSize();
         for (int rank : excluded) {
@@ -269,9 +272,9 @@ final class SubGroups {
      * @param part creates this rank's part. Its argument is a barrier that all ranks begin first.
      *     The barrier fails if a rank leaves; a wait in the store would not detect this
      */
-    private static ProcessGroup together(ProcessGroup parent, Function<Work, ProcessGroup> part) {
+    private static RankGroup together(RankGroup parent, Function<Work, RankGroup> part) {
         Work begun = parent.barrier();
-        ProcessGroup group;
+        RankGroup group;
         try {
             group = part.apply(begun);
         } catch (RuntimeException e) {
@@ -291,8 +294,8 @@ final class SubGroups {
         }
     }
 
-    private static ProcessGroup create(
-            ProcessGroup parent,
+    private static RankGroup create(
+            RankGroup parent,
             String prefix,
             String name,
             int color,
@@ -303,19 +306,19 @@ final class SubGroups {
         List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
         if (rank < 0) {
             backend.split(null, color, members);
-            return ProcessGroup.nonMember(name, ranks, parent);
+            return RankGroup.nonMember(name, ranks, parent);
         }
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
         GroupContext context =
                 whole.part(
                         name, members, store, whole.options(), parent.device(), begun::exception);
-        return ProcessGroup.part(parent, context, join(parent, context, members, color), ranks);
+        return RankGroup.part(parent, context, join(parent, context, members, color), ranks);
     }
 
     /** Creates the backend; a timeout names missing ranks by their rank in the parent. */
     private static Backend join(
-            ProcessGroup parent, GroupContext context, List<Integer> members, int color) {
+            RankGroup parent, GroupContext context, List<Integer> members, int color) {
         Backend backend = parent.state().backend();
         try {
             return backend.split(context, color, members)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import ai.djl.ndarray.NDArray;
 import java.time.Duration;
@@ -11,6 +11,8 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.host.Deadline;
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.launch;
 
 import ai.djl.pytorch.jni.JniUtils;
-import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.ContextLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;

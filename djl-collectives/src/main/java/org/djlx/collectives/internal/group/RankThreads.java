@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import java.io.UncheckedIOException;
 import java.time.Duration;
@@ -7,13 +7,18 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.nativeops.host.FailureText;
 
 /**
  * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks
  * have a grace period in which to fail by themselves; then their threads are interrupted.
+ *
+ * @param <T> the result of a rank
  */
-final class RankThreads<T> {
+public final class RankThreads<T> {
 
     private final Body<T> body;
     private final long graceNanos;
@@ -36,23 +41,42 @@ final class RankThreads<T> {
         order = new int[worldSize];
     }
 
-    /** The code of a rank. */
-    interface Body<T> {
+    /**
+     * The code of a rank.
+     *
+     * @param <T> its result
+     */
+    public interface Body<T> {
 
+        /**
+         * Runs one rank.
+         *
+         * @param rank the rank
+         * @return its result
+         * @throws Throwable if the rank fails
+         */
         T run(int rank) throws Throwable;
 
-        /** Called on the thread of a rank that has failed, after the failure has been recorded. */
+        /**
+         * Called on the thread of a rank that has failed, after the failure has been recorded.
+         *
+         * @param rank the rank
+         * @param failure why it failed
+         */
         default void failed(int rank, Throwable failure) {}
     }
 
     /**
      * Runs code for each rank.
      *
+     * @param <T> the result of a rank
+     * @param worldSize the number of ranks
      * @param grace how long the other ranks may run after one has failed, before the interrupt
+     * @param body the code
      * @return the results, in rank order
      * @throws CollectiveException if a rank failed: the first failure, with the others suppressed
      */
-    static <T> List<T> run(int worldSize, Duration grace, Body<T> body) {
+    public static <T> List<T> run(int worldSize, Duration grace, Body<T> body) {
         return new RankThreads<>(worldSize, grace, body).run();
     }
 

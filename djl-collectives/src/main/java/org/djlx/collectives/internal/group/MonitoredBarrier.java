@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -8,6 +8,9 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.nativeops.torch.ScalarType;
@@ -24,17 +27,17 @@ final class MonitoredBarrier {
     private static final byte LATE = 1;
     private static final byte GONE = 2; // It has died or left, or the group is broken.
 
-    private final ProcessGroup group;
+    private final RankGroup group;
     private final int number;
     private final NDManager manager;
 
-    private MonitoredBarrier(ProcessGroup group, int number, NDManager manager) {
+    private MonitoredBarrier(RankGroup group, int number, NDManager manager) {
         this.group = group;
         this.number = number;
         this.manager = manager;
     }
 
-    static void run(ProcessGroup group, int number, boolean waitAllRanks) {
+    static void run(RankGroup group, int number, boolean waitAllRanks) {
         group.state().backend().checkSupported(OpType.SEND);
         group.state().backend().checkSupported(OpType.RECV);
         try (NDManager manager =

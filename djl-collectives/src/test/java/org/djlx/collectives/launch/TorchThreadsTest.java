@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import java.lang.ref.Cleaner;
+import org.djlx.collectives.ProcessGroup;
 
 /**
  * Reachable from everything that can use a group on one rank: its handles, the handles of its

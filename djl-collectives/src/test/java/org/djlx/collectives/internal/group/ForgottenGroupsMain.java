@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -20,6 +20,10 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BooleanSupplier;
 import java.util.stream.Stream;
 import javax.management.ObjectName;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
@@ -184,7 +188,7 @@ final class ForgottenGroupsMain {
     private static void whatMayRunAtAnyTimeKeepsItsGroup() {
         List<ProcessGroup> groups = new ArrayList<>(ProcessGroups.local("shm", 1, OPTIONS));
         groups.get(0).execute(new OpType("graph"), NOTHING, Operation::keepGroup).await();
-        GroupState state = groups.get(0).state();
+        GroupState state = ((RankGroup) groups.get(0)).state();
         forget(groups, 0);
         state.checkUsable();
         WeakReference<GroupState> freed = new WeakReference<>(state);
@@ -204,7 +208,7 @@ final class ForgottenGroupsMain {
     }
 
     private static void checkSound(ProcessGroup group) {
-        group.state().checkUsable();
+        ((RankGroup) group).checkUsable();
         assertFalse(group.flightRecorder().dump().job().isEmpty());
     }
 }

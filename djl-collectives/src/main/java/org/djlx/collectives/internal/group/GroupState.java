@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Backend;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import java.nio.charset.StandardCharsets;
 import java.util.UUID;
@@ -12,7 +12,7 @@ import org.slf4j.LoggerFactory;
  * A job identifier, the same on all ranks of a group and unique per job. It distinguishes the
  * flight records of different jobs: their groups often have equal names.
  */
-final class JobId {
+public final class JobId {
 
     private static final Logger logger = LoggerFactory.getLogger(JobId.class);
     private static final String KEY = "job";
@@ -23,8 +23,11 @@ final class JobId {
     /**
      * Returns the identifier, without waiting for other ranks: the first rank sets it in the store,
      * the last rank deletes the keys.
+     *
+     * @param context the group
+     * @return the identifier
      */
-    static String agreeOn(GroupContext context) {
+    public static String agreeOn(GroupContext context) {
         String own = UUID.randomUUID().toString();
         Store store = context.store();
         try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
@@ -38,10 +38,10 @@ import java.util.stream.Stream;
  * classes only. The memory and work of reading are bounded by the number of bytes, the nesting by
  * {@link #MAX_DEPTH}. Thread-safe.
  */
-final class ObjectCodec {
+public final class ObjectCodec {
 
     /** The maximum nesting depth, because reading recurses. */
-    static final int MAX_DEPTH = 32;
+    public static final int MAX_DEPTH = 32;
 
     // Hash tables are sparse: an entry takes more than one byte and up to 8 array elements.
     private static final int ELEMENTS_PER_BYTE = 8;
@@ -55,7 +55,12 @@ final class ObjectCodec {
     private final Set<String> names = new HashSet<>(COMMON);
     private final Map<String, Class<?>> given = new HashMap<>();
 
-    ObjectCodec(List<Class<?>> allowed) {
+    /**
+     * Creates a codec.
+     *
+     * @param allowed the classes that objects may contain in addition to common JDK classes
+     */
+    public ObjectCodec(List<Class<?>> allowed) {
         for (Class<?> type : allowed) {
             for (Class<?> part = type; part != null; part = part.getSuperclass()) {
                 names.add(part.getName());
@@ -129,10 +134,13 @@ final class ObjectCodec {
     /**
      * Serialises an object, and rejects it here if other ranks could not read it.
      *
+     * @param object the object, or null
      * @param maxBytes the maximum size in bytes; writing stops there
+     * @return the serialised object
      * @throws IOException if the object is larger, not serialisable, or not allowed
+     * @throws ClassNotFoundException if reading it does not find a class
      */
-    byte[] write(Object object, int maxBytes) throws IOException, ClassNotFoundException {
+    public byte[] write(Object object, int maxBytes) throws IOException, ClassNotFoundException {
         BoundedOutput bytes = new BoundedOutput(maxBytes);
         try {
             ObjectOutputStream out = new ObjectOutputStream(bytes);
@@ -152,10 +160,12 @@ final class ObjectCodec {
      * Reads an object.
      *
      * @param bytes the serialised object; trailing bytes are ignored
+     * @return the object
      * @throws IOException if the bytes are not a serialised object, contain a class that is not
      *     allowed, or take too much work to read
+     * @throws ClassNotFoundException if a class is missing
      */
-    Object read(byte[] bytes) throws IOException, ClassNotFoundException {
+    public Object read(byte[] bytes) throws IOException, ClassNotFoundException {
         SerializedGraph.check(bytes);
         Filter filter = new Filter(bytes.length);
         try (ObjectInputStream in = new FilteredInput(new ByteArrayInputStream(bytes), filter)) {

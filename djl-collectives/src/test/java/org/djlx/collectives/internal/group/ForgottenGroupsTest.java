@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives;
+package org.djlx.collectives.internal.group;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.util.regex.Pattern;
+import org.djlx.collectives.RankProcesses;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What process groups do on every backend. Internal.
+ *
+ * <ul>
+ *   <li>RankGroup - the process group of one rank: checks arguments and issues operations in order
+ *   <li>GroupState - state of a group on one rank, shared by its handles
+ *   <li>OperationChecks - argument checks
+ *   <li>Coalescing - runs a collective on several tensors
+ *   <li>CoalescedWork - one work for several operations
+ *   <li>SubGroups - creates sub-groups
+ *   <li>MonitoredBarrier - barrier that names missing ranks
+ *   <li>Lifeline - frees a group that is garbage but was not destroyed
+ *   <li>HostWait - blocks the host until a work has ended
+ *   <li>JobId - identifier that separates the flight records of jobs
+ *   <li>RankThreads - one thread per rank
+ *   <li>ObjectCodec - Java serialisation with a filter
+ *   <li>SerializedGraph - bounds the work of reading a serialised object
+ * </ul>
+ */
+package org.djlx.collectives.internal.group;
