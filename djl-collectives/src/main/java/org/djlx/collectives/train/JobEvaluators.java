@@ -29,8 +29,8 @@ import org.slf4j.LoggerFactory;
  * <ul>
  *   <li>{@linkplain EvaluatorSums Sums} are added up.
  *   <li>For all other evaluators, such as F1 or AUC, each process keeps labels and predictions of
- *       the epoch. At its end all processes update their evaluators with all batches, in rank
- *       order.
+ *       the epoch on the heap, up to a limit. At its end all processes update their evaluators with
+ *       all batches, in rank order.
  * </ul>
  */
 final class JobEvaluators extends TrainingListenerAdapter {
@@ -43,8 +43,19 @@ final class JobEvaluators extends TrainingListenerAdapter {
                     EvaluatorTrainingListener.VALIDATE_EPOCH);
 
     private final Map<String, List<byte[]>> batches = new HashMap<>(); // labels, predictions, ...
+    private final long maxBytes;
+    private long bytes; // of all batches
     private List<Evaluator> gathered; // need all predictions; null before they are known
     private DataParallelTrainer ended; // the trainer whose epoch has ended; null after takeEnded
+
+    /**
+     * Creates the listener.
+     *
+     * @param maxBytes the limit of labels and predictions of an epoch that this process keeps
+     */
+    JobEvaluators(long maxBytes) {
+        this.maxBytes = maxBytes;
+    }
 
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batch) {
@@ -65,10 +76,32 @@ final class JobEvaluators extends TrainingListenerAdapter {
                                 List<byte[]> kept =
                                         batches.computeIfAbsent(
                                                 accumulator, key -> new ArrayList<>());
-                                kept.add(labels.encode());
-                                kept.add(predictions.encode());
+                                for (NDList list : List.of(labels, predictions)) {
+                                    byte[] encoded = list.encode();
+                                    bytes += encoded.length;
+                                    kept.add(encoded);
+                                }
                             });
+            checkSize();
         }
+    }
+
+    private void checkSize() {
+        if (bytes > maxBytes) {
+            throw new IllegalStateException(
+                    String.format(
+                            "the evaluators %s are not known to be sums, so each process keeps"
+                                + " labels and predictions until the end of the epoch: now %d"
+                                + " bytes, and the limit is %d, a quarter of the maximum heap. End"
+                                + " the epoch after each evaluation, on all processes, by"
+                                + " trainer.notifyListeners(listener -> listener.onEpoch(trainer));"
+                                + " or leave these evaluators out, or raise -Xmx",
+                            names(), bytes, maxBytes));
+        }
+    }
+
+    private List<String> names() {
+        return gathered.stream().map(Evaluator::getName).toList();
     }
 
     /** Returns the evaluators that need all predictions; empty if no listener reads evaluators. */
@@ -84,7 +117,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
                 LOG.info(
                         "Evaluators {} are not known to be sums: processes keep labels and"
                                 + " predictions of an epoch, and gather them at its end.",
-                        gathered.stream().map(Evaluator::getName).toList());
+                        names());
             }
         }
         return gathered;
@@ -106,6 +139,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
             }
         }
         batches.clear();
+        bytes = 0;
         ended = own;
     }
 

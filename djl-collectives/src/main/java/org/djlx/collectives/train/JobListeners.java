@@ -23,7 +23,8 @@ final class JobListeners extends ArrayList<TrainingListener> {
 
     private static final long serialVersionUID = 1L;
 
-    private final transient JobEvaluators evaluators = new JobEvaluators();
+    private final transient JobEvaluators evaluators = 
+            new JobEvaluators(Runtime.getRuntime().maxMemory() / 4);
 
     /**
      * Creates the list.

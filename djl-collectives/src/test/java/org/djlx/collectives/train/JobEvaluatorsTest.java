@@ -309,6 +309,54 @@ class JobEvaluatorsTest {
         return values;
     }
 
+    /** Evaluations without an end of the epoch must not fill the heap. */
+    @Test
+    void keptPredictionsHaveALimit() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        JobEvaluators evaluators = new JobEvaluators(20_000);
+                        TrainingListener evaluating =
+                                new TrainingListenerAdapter() {
+                                    @Override
+                                    public void onValidationBatch(Trainer trainer, BatchData b) {
+                                        evaluators.onValidationBatch(trainer, b);
+                                    }
+
+                                    @Override
+                                    public void onEpoch(Trainer trainer) {
+                                        if (trainer.getTrainingResult().getEpoch() == 2) {
+                                            evaluateWithoutEnd(trainer);
+                                        }
+                                        evaluators.onEpoch(trainer);
+                                    }
+                                };
+                        DataParallelConfig config =
+                                new DataParallelConfig(new OwnLoss()).optProcessGroup(group);
+                        Extra extra = rank -> List.of(evaluating);
+                        return fit(config, P2pEngine.NAME, group.rank(), 2, extra); // no error
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void evaluateWithoutEnd(Trainer trainer) {
+        NDManager manager = trainer.getManager();
+        IllegalStateException e =
+                assertThrows(
+                        IllegalStateException.class,
+                        () -> {
+                            for (int i = 0; i < 100; i++) {
+                                EasyTrain.evaluateDataset(trainer, data(manager, 0, 16, 4));
+                            }
+                        });
+        String text = e.getMessage();
+        assertTrue(text.contains("[F1, MaxError") && text.contains("onEpoch"), text);
+    }
+
     /** A listener of one process stops the job; a listener behind it still meets all processes. */
     @Test
     void allProcessesStopEarlyTogether() {
