@@ -23,7 +23,7 @@ final class JobListeners extends ArrayList<TrainingListener> {
 
     private static final long serialVersionUID = 1L;
 
-    private final transient JobEvaluators evaluators = 
+    private final transient JobEvaluators evaluators =
             new JobEvaluators(Runtime.getRuntime().maxMemory() / 4);
 
     /**

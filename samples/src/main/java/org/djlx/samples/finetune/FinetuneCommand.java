@@ -20,6 +20,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ChatTemplate.Message;
+import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.djlx.fusedops.llm.tune.ChatDataset;
 import org.djlx.fusedops.nn.Lora;
 import org.djlx.samples.common.CliCommand;
@@ -192,7 +193,8 @@ public final class FinetuneCommand extends CliCommand {
     private String answer(Path model, List<Message> chat) throws Exception {
         ChatTemplate template = ChatTemplate.of(model);
         try (TextEngine engine = parsed(() -> TextEngine.builder().setDirectory(model).build())) {
-            int[] prompt = template.encode(chat, true, Map.of(), engine.tokenizer().orElseThrow());
+            TextTokenizer tokenizer = engine.tokenizer().orElseThrow();
+            int[] prompt = template.encode(chat, true, Map.of(), tokenizer, engine.maxLength());
             GenerationRequest request =
                     GenerationRequest.builder()
                             .setPromptTokens(prompt)

@@ -16,6 +16,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.regex.Pattern;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
@@ -295,7 +296,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
             throw new OutOfMemoryError("made up");
         }
         if (prompt.length() + request.maxNewTokens() > maxLength()) {
-            throw new IllegalArgumentException("the prompt and the answer are too long");
+            throw new ContextLengthException(prompt.length(), request.maxNewTokens(), maxLength());
         }
         return new FakeGeneration(prompt, request);
     }

@@ -33,7 +33,7 @@ import org.djlx.fusedops.llm.text.ToolFormat;
 public final class TextApi {
 
     /** OpenAI's code of errors about prompts that are too long. */
-    static final String CONTEXT_LENGTH = "context_length_exceeded";
+    private static final String CONTEXT_LENGTH = "context_length_exceeded";
 
     private static final int DEFAULT_COMPLETION = 16; // OpenAI's
     private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
@@ -197,7 +197,8 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         tools,
-                        name));
+                        name),
+                most);
     }
 
     /** Encodes messages, and sets the prompt and the maximum number of new tokens. */
@@ -209,51 +210,42 @@ public final class TextApi {
             String maxTokensName,
             GenerationRequest.Builder builder) {
         long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
-        int[] prompt = encode(json, of, messages, tools);
+        int[] prompt = encode(json, of, messages, tools, maxTokensName);
         builder.setPromptTokens(prompt);
         long left = Math.max(1, generator.maxLength() - prompt.length);
         builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
     }
 
     private int[] encode(
-            JsonOptions json, String of, List<ChatTemplate.Message> messages, Tools tools) {
-        checkLength(of, messages);
+            JsonOptions json,
+            String of,
+            List<ChatTemplate.Message> messages,
+            Tools tools,
+            String maxTokensName) {
         boolean generation = json.flag("add_generation_prompt", true);
         Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
         if (tools != null) {
             options.put("tools", tools.declarations());
         }
         try {
-            int[] prompt = template.encode(messages, generation, options, tokenizer);
+            int[] prompt =
+                    template.encode(
+                            messages, generation, options, tokenizer, generator.maxLength());
             if (tools == null || !tools.isForced()) {
                 return prompt;
             }
             int[] suffix = tokenizer.encode(toolFormat.promptSuffix(), false);
             return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
+        } catch (ContextLengthException e) {
+            throw tooLong(e, of, maxTokensName);
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(of, e.getMessage());
         }
     }
 
-    /** Refuses chats that are too long before the template is rendered. */
-    private void checkLength(String of, List<ChatTemplate.Message> messages) {
-        int most = generator.maxLength();
-        long characters = 0;
-        for (ChatTemplate.Message message : messages) {
-            characters += message.content() == null ? 0 : message.content().length();
-        }
-        try {
-            if (messages.size() > most) {
-                throw new ContextLengthException(
-                        String.format(
-                                "the chat has %d messages of a token or more, but the maxLength of"
-                                        + " this generator is %d; leave out the oldest ones",
-                                messages.size(), most));
-            }
-            ContextLengthException.check(characters, tokenizer, most);
-        } catch (ContextLengthException e) {
-            throw ApiException.badRequest(of, e.getMessage()).withCode(CONTEXT_LENGTH);
-        }
+    /** Returns the error about a prompt that is too long. */
+    static ApiException tooLong(ContextLengthException e, String option, String maxTokensName) {
+        return ApiException.badRequest(option, e.text(maxTokensName)).withCode(CONTEXT_LENGTH);
     }
 
     private static int topLogProbabilities(JsonOptions json, String name) {
@@ -448,7 +440,8 @@ public final class TextApi {
         return new TextCall(
                 List.of(request),
                 new ResponsesAnswer(
-                        streamed, settings, listed ? logProbabilities : null, tools, name));
+                        streamed, settings, listed ? logProbabilities : null, tools, name),
+                "max_output_tokens");
     }
 
     /**
@@ -469,14 +462,28 @@ public final class TextApi {
         }
         int[] tokens =
                 isChat
-                        ? encode(json, "messages", messages(json, "messages"), tools(json))
-                        : tokenizer.encode(notEmpty(json, "prompt"), specialTokens);
+                        ? encode(
+                                json,
+                                "messages",
+                                messages(json, "messages"),
+                                tools(json),
+                                "max_tokens")
+                        : encode(notEmpty(json, "prompt"), specialTokens);
         json.requireNoOthers();
         JsonObject answer = JsonOptions.object("count", tokens.length);
         answer.addProperty("max_model_len", generator.maxLength());
         answer.add("tokens", JsonOptions.GSON.toJsonTree(tokens));
         answer.add("token_strs", null);
         return JsonOptions.GSON.toJson(answer);
+    }
+
+    private int[] encode(String prompt, boolean specialTokens) {
+        try {
+            ContextLengthException.check(prompt, tokenizer, generator.maxLength());
+        } catch (ContextLengthException e) {
+            throw tooLong(e, "prompt", "max_tokens");
+        }
+        return tokenizer.encode(prompt, specialTokens);
     }
 
     /**
@@ -542,7 +549,8 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         null,
-                        name));
+                        name),
+                "max_tokens");
     }
 
     private static String notEmpty(JsonOptions json, String name) {
@@ -642,6 +650,7 @@ public final class TextApi {
         json.requireNoOthers();
         return new TextCall(
                 prompts.stream().map(builder::setPrompt).map(OpenAiOptions::build).toList(),
-                new InvocationAnswer(streamed, details, echoes, prompts, array));
+                new InvocationAnswer(streamed, details, echoes, prompts, array),
+                "max_new_tokens");
     }
 }

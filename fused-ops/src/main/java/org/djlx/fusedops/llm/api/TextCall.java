@@ -11,8 +11,10 @@ import org.djlx.fusedops.llm.TextGenerator;
  *
  * @param requests a generation request for each choice
  * @param format formats the answer
+ * @param maxTokensName the API's name of the number of new tokens, for messages
  */
-public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
+public record TextCall(
+        List<GenerationRequest> requests, AnswerFormat format, String maxTokensName) {
 
     /**
      * Submits the generation requests: all or none.
@@ -32,8 +34,7 @@ public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
         try {
             return new TextAnswer(format, generator.submitAll(requests));
         } catch (ContextLengthException e) {
-            throw format.refusal(
-                    ApiException.badRequest(null, e.getMessage()).withCode(TextApi.CONTEXT_LENGTH));
+            throw format.refusal(TextApi.tooLong(e, null, maxTokensName));
         }
     }
 }

@@ -46,12 +46,7 @@ record InputProcessor(
                 "of logitBias",
                 request.logitBias().keySet().stream().mapToInt(Integer::intValue).toArray());
         if (prompt.length > maxLength - request.maxNewTokens()) {
-            throw new ContextLengthException(
-                    String.format(
-                            "generation request: the prompt has %d tokens and maxNewTokens is %d,"
-                                + " together more than the maxLength %d of this generator; shorten"
-                                + " the prompt or ask for fewer new tokens",
-                            prompt.length, request.maxNewTokens(), maxLength));
+            throw new ContextLengthException(prompt.length, request.maxNewTokens(), maxLength);
         }
         check(
                 tokenizer != null || request.stopStrings().isEmpty(),
@@ -84,7 +79,7 @@ record InputProcessor(
                         + " by its tokens",
                 directory);
         String prompt = request.prompt().orElseThrow();
-        ContextLengthException.check(prompt.length(), tokenizer, maxLength);
+        ContextLengthException.check(prompt, tokenizer, maxLength);
         return tokenizer.encode(prompt, true);
     }
 

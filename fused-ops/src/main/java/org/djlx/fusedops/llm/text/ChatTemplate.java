@@ -20,6 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.stream.IntStream;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.text.template.Template;
 
 /**
@@ -246,7 +247,10 @@ public final class ChatTemplate {
      * @param options further variables of the template, such as {@code tools}: strings, numbers,
      *     booleans, lists and maps
      * @param tokenizer the model's tokenizer
-     * @return the tokens
+     * @param maxLength the maximum number of tokens; a prompt that certainly has more is not
+     *     encoded
+     * @return the tokens, which may be more than the maximum
+     * @throws ContextLengthException if the rendered prompt is not encoded
      * @throws IllegalArgumentException if the template refuses the chat or cannot be rendered, or
      *     if there are tools and the template does not read them
      */
@@ -254,7 +258,8 @@ public final class ChatTemplate {
             List<Message> messages,
             boolean addGenerationPrompt,
             Map<String, Object> options,
-            TextTokenizer tokenizer) {
+            TextTokenizer tokenizer,
+            int maxLength) {
         Controls hidden = controls(tokenizer);
         List<Message> plain = new ArrayList<>();
         for (Message message : messages) {
@@ -267,7 +272,9 @@ public final class ChatTemplate {
         }
         Map<String, Object> plainOptions = new HashMap<>();
         options.forEach((name, value) -> plainOptions.put(name, hidden.all.hide(value)));
-        List<String> parts = hidden.all.parts(write(plain, addGenerationPrompt, plainOptions));
+        String prompt = write(plain, addGenerationPrompt, plainOptions);
+        ContextLengthException.check(prompt, tokenizer, maxLength);
+        List<String> parts = hidden.all.parts(prompt);
         return IntStream.range(0, parts.size())
                 .mapToObj(i -> tokenizer.encode(parts.get(i), isPlain && i == 0))
                 .flatMapToInt(Arrays::stream)

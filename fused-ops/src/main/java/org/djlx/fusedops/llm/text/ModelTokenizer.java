@@ -6,7 +6,6 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.google.gson.stream.JsonReader;
-import com.google.gson.stream.JsonToken;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
@@ -27,7 +26,7 @@ public final class ModelTokenizer implements TextTokenizer {
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
     private final Set<String> addedTokens;
-    private final int longest; // number of characters of the longest token; 0 if unknown
+    private final LongestToken longestToken = new LongestToken();
     private final int letter; // a token to decode others after
     private final String letterText; // empty if the texts of tokens depend on tokens before them
     private final Map<Integer, String> addedTexts = new ConcurrentHashMap<>(); // of tokens
@@ -43,18 +42,21 @@ public final class ModelTokenizer implements TextTokenizer {
         Set<String> special = new HashSet<>();
         Set<String> added = new HashSet<>();
         boolean concatenates = false;
-        int longestToken = 0;
         try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
             reader.beginObject();
             while (reader.hasNext()) {
                 switch (reader.nextName()) {
-                    case "model" -> longestToken = longestToken(reader);
+                    case "model" -> longestToken.readModel(reader);
+                    case "normalizer" -> longestToken.setNormalizer(JsonParser.parseReader(reader));
+                    case "pre_tokenizer" ->
+                            longestToken.setPreTokenizer(JsonParser.parseReader(reader));
                     case "added_tokens" -> {
                         for (JsonElement element :
                                 JsonParser.parseReader(reader).getAsJsonArray()) {
                             JsonObject token = element.getAsJsonObject();
                             String content = token.get("content").getAsString();
                             added.add(content);
+                            longestToken.addToken(token);
                             TokenBytes.checkId(token.get("id").getAsLong(), content);
                             if (token.get("special").getAsBoolean()) {
                                 special.add(content);
@@ -68,53 +70,9 @@ public final class ModelTokenizer implements TextTokenizer {
         }
         specialTokens = Set.copyOf(special);
         addedTokens = Set.copyOf(added);
-        int longestAdded = added.stream().mapToInt(String::length).max().orElse(0);
-        longest = longestToken == 0 ? 0 : Math.max(longestToken, longestAdded);
         int[] letters = concatenates ? encode("a", false) : new int[0];
         letter = letters.length == 0 ? 0 : letters[letters.length - 1];
         letterText = letters.length == 0 ? "" : decode(new int[] {letter});
-    }
-
-    /**
-     * Returns the length of the longest token of a model's vocabulary, a map or a list of pairs; 0
-     * without one. A token stands for its own number of characters at most: byte-level vocabularies
-     * have a character for each byte.
-     */
-    private static int longestToken(JsonReader reader) throws IOException {
-        int longest = 0;
-        reader.beginObject();
-        while (reader.hasNext()) {
-            if (!reader.nextName().equals("vocab")) {
-                reader.skipValue();
-                continue;
-            }
-            boolean isMap = reader.peek() == JsonToken.BEGIN_OBJECT;
-            if (isMap) {
-                reader.beginObject();
-            } else {
-                reader.beginArray();
-            }
-            while (reader.hasNext()) {
-                if (!isMap) {
-                    reader.beginArray();
-                }
-                String text = isMap ? reader.nextName() : reader.nextString();
-                longest = Math.max(longest, text.length());
-                if (isMap) {
-                    TokenBytes.checkId(reader.nextLong(), text);
-                } else {
-                    reader.skipValue();
-                    reader.endArray();
-                }
-            }
-            if (isMap) {
-                reader.endObject();
-            } else {
-                reader.endArray();
-            }
-        }
-        reader.endObject();
-        return longest;
     }
 
     /**
@@ -191,8 +149,8 @@ public final class ModelTokenizer implements TextTokenizer {
     }
 
     @Override
-    public long leastTokens(long characters) {
-        return longest == 0 ? 0 : (characters + longest - 1) / longest;
+    public long leastTokens(String text) {
+        return longestToken.leastTokens(text);
     }
 
     @Override

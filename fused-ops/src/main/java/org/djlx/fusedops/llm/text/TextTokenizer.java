@@ -18,12 +18,12 @@ public interface TextTokenizer extends AutoCloseable {
     int[] encode(String text, boolean specialTokens);
 
     /**
-     * {@return a lower limit of the number of tokens of a text, from its length} Costs nothing, so
-     * that a text which is far too long need not be encoded.
+     * {@return a lower limit of the number of tokens of a text} Costs far less than to encode it,
+     * so that a text which is certainly too long need not be encoded.
      *
-     * @param characters the length of the text
+     * @param text the text
      */
-    default long leastTokens(long characters) {
+    default long leastTokens(String text) {
         return 0;
     }
 

@@ -12,9 +12,13 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 
 /**
@@ -32,7 +36,11 @@ final class TokenBytes {
                     .filter(b -> b <= ' ' || (b >= 0x7F && b <= 0xA0) || b == 0xAD)
                     .toArray();
 
-    /** Far above all vocabularies; the list of tokens has an element for each id up to the last. */
+    /**
+     * The largest id of a token. It limits the memory that a damaged file can take, because the
+     * list of tokens has an element for each id up to the largest. Vocabularies have up to 300,000
+     * tokens.
+     */
     private static final int MAX_ID = (1 << 22) - 1;
 
     private TokenBytes() {}
@@ -49,6 +57,23 @@ final class TokenBytes {
                             .formatted(id, token, MAX_ID));
         }
         return (int) id;
+    }
+
+    /** Returns how byte-level vocabularies write each byte. */
+    static Set<String> letters() {
+        Set<String> letters = new HashSet<>();
+        for (int value = 0; value < 256; value++) {
+            int moved = Arrays.binarySearch(UNPRINTABLE, value);
+            letters.add(Character.toString(moved < 0 ? value : 256 + moved));
+        }
+        return letters;
+    }
+
+    /** Returns how SentencePiece writes each byte. */
+    static Set<String> byteFallbacks() {
+        return IntStream.range(0, 256)
+                .mapToObj("<0x%02X>"::formatted)
+                .collect(Collectors.toCollection(HashSet::new));
     }
 
     /**

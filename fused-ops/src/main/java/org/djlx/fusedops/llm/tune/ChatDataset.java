@@ -171,8 +171,8 @@ public final class ChatDataset extends RandomAccessDataset {
                 List<ChatTemplate.Message> before,
                 List<ChatTemplate.Message> chat,
                 Map<String, Object> options) {
-            int[] prompt = template.encode(before, true, options, tokenizer);
-            int[] all = template.encode(chat, false, options, tokenizer);
+            int[] prompt = template.encode(before, true, options, tokenizer, Integer.MAX_VALUE);
+            int[] all = template.encode(chat, false, options, tokenizer, Integer.MAX_VALUE);
             int same = Arrays.mismatch(prompt, all);
             int begin = same < 0 ? all.length : same;
             // The tokenizer may join the end of the prompt and the start of the answer.

@@ -34,6 +34,7 @@ import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
@@ -497,32 +498,55 @@ class TextApiTest {
         assertEquals(0, request.topK());
     }
 
-    @Test
-    void chatsThatAreTooLongAreRefusedBeforeTheyAreEncoded() {
-        Characters strict =
-                new Characters() {
-                    @Override
-                    public long leastTokens(long characters) {
-                        return characters;
-                    }
+    /** Refuses texts by their length, and encodes no other. */
+    private static final class Strict extends Characters {
 
-                    @Override
-                    public int[] encode(String text, boolean specialTokens) {
-                        assertTrue(text.length() <= maxLength(), "encoded");
-                        return super.encode(text, specialTokens);
-                    }
-                };
-        TextApi ofStrict = new TextApi("tiny", strict, ChatTemplate.PLAIN);
-        String message = "{\"role\": \"user\", \"content\": \"%s\"}";
-        String many = String.join(",", Collections.nCopies(201, message.formatted("a")));
-        for (String messages : List.of(many, message.formatted("a".repeat(201)))) {
-            ApiException e =
-                    assertThrows(
-                            ApiException.class,
-                            () -> ofStrict.chat(bytes("{\"messages\": [" + messages + "]}")));
-            assertTrue(e.getMessage().contains("201 "), e.getMessage());
-            assertTrue(e.toJson().contains("context_length_exceeded"), e.toJson());
+        @Override
+        public long leastTokens(String text) {
+            return text.length();
         }
+
+        @Override
+        public int[] encode(String text, boolean specialTokens) {
+            assertTrue(text.length() <= maxLength(), "encoded");
+            return super.encode(text, specialTokens);
+        }
+    }
+
+    private static final String LETTERS = "a".repeat(201);
+
+    @Test
+    void promptsThatAreTooLongAreRefusedBeforeTheyAreEncoded() {
+        TextApi strict = new TextApi("tiny", new Strict(), ChatTemplate.PLAIN);
+        String message = "{\"role\": \"user\", \"content\": \"%s\"}";
+        String many = String.join(",", Collections.nCopies(25, message.formatted("a")));
+        List<String> messages = List.of(many, message.formatted(LETTERS));
+        List<String> chats =
+                messages.stream().map(each -> "{\"messages\": [" + each + "]}").toList();
+        Stream<Executable> calls =
+                Stream.concat(
+                        chats.stream().map(chat -> () -> strict.chat(bytes(chat))),
+                        Stream.of(
+                                () -> strict.tokenize(bytes(chats.get(0))),
+                                () -> strict.tokenize(bytes("{'prompt':'" + LETTERS + "'}"))));
+        calls.forEach(
+                call -> {
+                    ApiException e = assertThrows(ApiException.class, call);
+                    String text = e.getMessage();
+                    assertTrue(text.contains("the context length of this model, 200"), text);
+                    assertTrue(e.toJson().contains("context_length_exceeded"), e.toJson());
+                });
+    }
+
+    /** Only the rendered prompt counts. */
+    @Test
+    void chatsMayHaveMessagesThatTheTemplateLeavesOut() {
+        ChatTemplate last = new ChatTemplate("{{ messages[-1].content }}", Map.of());
+        TextApi strict = new TextApi("tiny", new Strict(), last);
+        String message = "{'role':'user','content':'%s'}";
+        String old = String.join(",", Collections.nCopies(300, message.formatted(LETTERS)));
+        String chat = "{'messages':[" + old + "," + message.formatted("Hi") + "]}";
+        assertEquals(2, strict.chat(bytes(chat)).requests().get(0).promptTokens().get().length);
     }
 
     @Test
@@ -977,25 +1001,39 @@ class TextApiTest {
         assertThrows(ApiException.class, () -> api.tokenize(bytes("{'prompt':'x','x':1}")));
     }
 
-    @Test
-    void requestsThatAreTooLongHaveOpenAisCode() {
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            textBlock =
+                    """
+                    {'prompt':'x'}                                  | max_tokens is 16
+                    {'prompt':'x','max_tokens':300}                 | max_tokens is 300
+                    {'messages':[M],'max_tokens':300}               | max_tokens is 300
+                    {'messages':[M],'max_completion_tokens':300}    | max_completion_tokens is 300
+                    {'messages':[M]}                                | max_completion_tokens is 83
+                    {'inputs':'x','parameters':{'max_new_tokens':7}}| max_new_tokens is 7
+                    {'inputs':'x'}                                  | max_new_tokens is 30
+                    """)
+    void requestsThatAreTooLongHaveOpenAisCodeAndNameTheField(String json, String part) {
         TextGenerator full =
                 new Characters() {
                     @Override
                     public List<Generation> submitAll(List<GenerationRequest> requests) {
-                        throw new ContextLengthException(
-                                "the maximum context length is 200 tokens");
+                        throw new ContextLengthException(200, requests.get(0).maxNewTokens(), 200);
                     }
                 };
-        ApiException e =
-                assertThrows(ApiException.class, () -> read("{'prompt':'x'}").submit(full));
+        TextCall call = read(json.replace("M", "{'role':'user','content':'x'}"));
+        ApiException e = assertThrows(ApiException.class, () -> call.submit(full));
         assertEquals(400, e.status());
-        assertEquals(
-                "context_length_exceeded",
-                json(e.toJson()).getAsJsonObject("error").get("code").getAsString());
-        ApiException other =
-                assertThrows(ApiException.class, () -> read("{'inputs':'x'}").submit(full));
-        assertEquals(400, json(other.toJson()).get("code").getAsInt());
+        assertTrue(e.getMessage().contains("200 tokens and " + part), e.getMessage());
+        JsonObject error = json(e.toJson());
+        if (json.contains("inputs")) {
+            assertEquals(400, error.get("code").getAsInt());
+        } else {
+            assertEquals(
+                    "context_length_exceeded",
+                    error.getAsJsonObject("error").get("code").getAsString());
+        }
     }
 
     @Test

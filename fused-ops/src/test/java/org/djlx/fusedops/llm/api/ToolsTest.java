@@ -366,7 +366,8 @@ class ToolsTest {
                                         .setPrompt("x")
                                         .optMaxNewTokens(1)
                                         .build()),
-                        format);
+                        format,
+                        "max_tokens");
         List<GeneratedPiece> pieces =
                 List.of(
                         new GeneratedPiece(9, "", 0),

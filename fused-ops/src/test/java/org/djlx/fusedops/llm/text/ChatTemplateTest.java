@@ -205,7 +205,7 @@ class ChatTemplateTest {
         public void close() {}
 
         private String read(ChatTemplate template, Map<String, Object> options, Message... chat) {
-            return decode(template.encode(List.of(chat), true, options, this));
+            return decode(template.encode(List.of(chat), true, options, this, 1000));
         }
     }
 
