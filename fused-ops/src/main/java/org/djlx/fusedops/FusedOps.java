@@ -5,24 +5,28 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
 import java.util.List;
-import java.util.Map;
 import java.util.Optional;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
-import java.util.concurrent.atomic.AtomicIntegerArray;
-import java.util.function.Consumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.spi.OpType;
-import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.fusedops.internal.allgathermatmul.AllGatherMatmul;
+import org.djlx.fusedops.internal.allgathermatmul.AllGatherMatmul.Output;
+import org.djlx.fusedops.internal.allreducermsnorm.AllReduceRmsNormPlan;
+import org.djlx.fusedops.internal.alltoall.DeviceAllToAll;
+import org.djlx.fusedops.internal.gradient.FusedGradients;
+import org.djlx.fusedops.internal.matmulallreduce.MatmulAllReduce;
+import org.djlx.fusedops.internal.matmulreducescatter.MatmulReduceScatter;
+import org.djlx.fusedops.internal.path.Fallbacks;
+import org.djlx.fusedops.internal.path.GroupPlans;
+import org.djlx.fusedops.internal.path.OperandChecks;
+import org.djlx.fusedops.internal.path.Operands;
+import org.djlx.fusedops.internal.pipelined.CallerPipeline;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.Torch;
 
 /**
  * Tensor-parallel operators that fuse a matmul with the collective before or after it, like
@@ -101,14 +105,6 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class FusedOps {
 
-    // Operators in a PlanKey.
-    private static final int NORM = 0;
-    private static final int SCATTER_SUM = 1;
-    private static final int SCATTER_AVG = 2;
-    private static final int GATHER = 3; // plus the ordinal of the Output
-
-    private static final int SCALED = 16; // added to the operators above for float8
-
     private static final List<String> OPERATORS =
             Stream.of(
                             AllGatherMatmul.TYPE,
@@ -121,17 +117,11 @@ public final class FusedOps {
                             LowContention.REDUCE_SCATTER,
                             CallerPipeline.ALL_GATHER,
                             CallerPipeline.ALL_TO_ALL,
-                            VariableAllToAll.VDEV,
-                            VariableAllToAll.VDEV_2D,
-                            VariableAllToAll.VDEV_2D_OFFSET)
+                            DeviceAllToAll.VDEV,
+                            DeviceAllToAll.VDEV_2D,
+                            DeviceAllToAll.VDEV_2D_OFFSET)
                     .map(OpType::toString)
                     .toList();
-
-    private static final Path[] PATHS = Path.values();
-    private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
-
-    // Operators whose fallback is forced, with the number of open scopes.
-    private static final Map<String, Integer> FORCED_OPERATORS = new ConcurrentHashMap<>();
 
     private FusedOps() {}
 
@@ -183,91 +173,7 @@ public final class FusedOps {
                     checks.recording(), aShard, bs, gatherDim, group, returnGathered);
         }
         Output output = returnGathered ? Output.PRODUCTS_AND_A : Output.PRODUCTS;
-        return allGatherMatmul(checks, operands, gatherDim, group, output);
-    }
-
-    private static GatheredMatmul allGatherMatmul(
-            OperandChecks checks,
-            Operands operands,
-            int gatherDim,
-            ProcessGroup group,
-            Output output) {
-        boolean scaled = !operands.scales().isEmpty();
-        OpType type = scaled ? AllGatherMatmul.SCALED : AllGatherMatmul.TYPE;
-        int operator = GATHER + output.ordinal() + (scaled ? SCALED : 0);
-        PlanKey key = key(type, operator, gatherDim, operands);
-        GroupPlans plans = GroupPlans.of(group);
-        try {
-            if (plans.isMeasuring() && output != Output.GATED_PRODUCT && !scaled) {
-                var measured = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
-                MatmulPlan.measure(measured, group, operands, GatheredMatmul::close);
-            }
-            MatmulPlan<GatheredMatmul> plan;
-            synchronized (plans) {
-                plan = plans.find(key);
-                if (plan == null) {
-                    var made = AllGatherMatmul.of(checks, group, operands, gatherDim, output);
-                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
-                }
-            }
-            NDArray scales = rowScales(operands, group);
-            return run(group, plans, plan, operands, scales, GatheredMatmul::close);
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
-    }
-
-    /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
-    private static NDArray rowScales(Operands operands, ProcessGroup group) {
-        if (!operands.isScaledByRow() || group.worldSize() == 1) {
-            return null;
-        }
-        NDArray shard = operands.scales().get(0);
-        return Torch.empty(
-                shard.getManager(),
-                Axes.stacked(group.worldSize(), shard.getShape()),
-                ScalarType.FLOAT32);
-    }
-
-    /**
-     * Runs a call with its plan.
-     *
-     * @param rowScales an array into which the scales of A's rows are gathered, and which is then
-     *     closed; null if there are none
-     */
-    @SuppressWarnings("try") // stream is not named in the body
-    private static <R> R run(
-            ProcessGroup group,
-            GroupPlans plans,
-            MatmulPlan<R> plan,
-            Operands operands,
-            NDArray rowScales,
-            Consumer<R> closeResult) {
-        try (NDArray scales = rowScales;
-                CurrentStreams.Scope stream = plans.hold()) {
-            Operands all = scales == null ? operands : operands.withRowScales(scales);
-            if (scales != null) {
-                synchronized (plans) {
-                    plan.load(all);
-                }
-                // Not under the lock, which the group's thread takes for the all-gather.
-                complete(group, LowContention.allGather(group, scales, operands.scales().get(0)));
-            }
-            MatmulPath.Issued<R> issued;
-            synchronized (plans) {
-                issued = plan.run(group, all);
-            }
-            try {
-                if (issued.work().isPresent()) {
-                    complete(group, issued.work().get());
-                }
-                return issued.result();
-            } catch (Throwable e) {
-                closeResult.accept(issued.result());
-                throw e;
-            }
-        }
+        return AllGatherMatmul.run(checks, operands, gatherDim, group, output);
     }
 
     /**
@@ -296,7 +202,9 @@ public final class FusedOps {
         if (checks.recording() != null) {
             return Optional.empty();
         }
-        return allGatherMatmul(checks, operands, 0, group, Output.GATED_PRODUCT).outputs().stream()
+        return AllGatherMatmul.run(checks, operands, 0, group, Output.GATED_PRODUCT)
+                .outputs()
+                .stream()
                 .findFirst();
     }
 
@@ -327,38 +235,7 @@ public final class FusedOps {
             return FusedGradients.matmulReduceScatter(
                     checks.recording(), a, b, op, scatterDim, group);
         }
-        return matmulReduceScatter(checks, operands, op, scatterDim, group);
-    }
-
-    private static NDArray matmulReduceScatter(
-            OperandChecks checks,
-            Operands operands,
-            ReduceOp op,
-            int scatterDim,
-            ProcessGroup group) {
-        boolean scaled = !operands.scales().isEmpty();
-        OpType type = scaled ? MatmulReduceScatter.SCALED : MatmulReduceScatter.TYPE;
-        int operator = (op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM) + (scaled ? SCALED : 0);
-        PlanKey key = key(type, operator, scatterDim, operands);
-        GroupPlans plans = GroupPlans.of(group);
-        try {
-            if (plans.isMeasuring() && !scaled) {
-                var measured = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
-                MatmulPlan.measure(measured, group, operands, NDArray::close);
-            }
-            MatmulPlan<NDArray> plan;
-            synchronized (plans) {
-                plan = plans.find(key);
-                if (plan == null) {
-                    var made = MatmulReduceScatter.of(checks, group, operands, op, scatterDim);
-                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
-                }
-            }
-            return run(group, plans, plan, operands, null, NDArray::close);
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
+        return MatmulReduceScatter.run(checks, operands, op, scatterDim, group);
     }
 
     /**
@@ -517,7 +394,7 @@ public final class FusedOps {
         OperandChecks checks = new OperandChecks(AllGatherMatmul.SCALED.toString(), true);
         Operands operands = scaled(checks, "aShard", aShard, bs, aScale, bScales, group);
         Output output = returnGathered ? Output.PRODUCTS_AND_A : Output.PRODUCTS;
-        return allGatherMatmul(checks, operands, gatherDim, group, output);
+        return AllGatherMatmul.run(checks, operands, gatherDim, group, output);
     }
 
     /**
@@ -554,7 +431,7 @@ public final class FusedOps {
         checks.checkNotNull("the scale of B", bScale);
         Operands operands = scaled(checks, "A", a, List.of(b), aScale, List.of(bScale), group);
         checks.checkSum(op);
-        return matmulReduceScatter(checks, operands, op, scatterDim, group);
+        return MatmulReduceScatter.run(checks, operands, op, scatterDim, group);
     }
 
     /** Returns the operands of a scaled operator. Checks the scales, which no plan depends on. */
@@ -629,19 +506,9 @@ public final class FusedOps {
      * @return new arrays in the manager of the partial; no input is changed
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
-    @SuppressWarnings("try") // the stream is not named in the body
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
-        GroupPlans plans = GroupPlans.of(group);
-        try (CurrentStreams.Scope stream = plans.hold()) {
-            synchronized (plans) {
-                return plan(plans, call).run(call);
-            }
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
+        return AllReduceRmsNormPlan.run(partial, residual, weight, epsilon, group);
     }
 
     /**
@@ -658,7 +525,6 @@ public final class FusedOps {
      * @param group the group
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
-    @SuppressWarnings("try") // the stream is not named in the body
     public static void allReduceRmsNorm(
             NormedResidual outputs,
             NDArray partial,
@@ -666,42 +532,7 @@ public final class FusedOps {
             NDArray weight,
             float epsilon,
             ProcessGroup group) {
-        AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
-        GroupPlans plans = GroupPlans.of(group);
-        try (CurrentStreams.Scope stream = plans.hold()) {
-            synchronized (plans) {
-                plan(plans, call).runInto(call, outputs);
-            }
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
-    }
-
-    /** Checks an all-reduce + RMSNorm, apart from sizes and types, which its plan checks. */
-    private static AllReduceRmsNormPlan.Call checked(
-            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        OperandChecks checks = new OperandChecks(AllReduceRmsNormPlan.TYPE.toString());
-        checks.checkNotNull("the group", group);
-        Operands inputs =
-                checks.operands(
-                        Arrays.asList(partial, residual, weight), "partial", "residual", "weight");
-        if (checks.recording() != null) {
-            throw checks.wrong(
-                    "an input requires a gradient, but the operator has none: call"
-                            + " DifferentiableCollectives.allReduce, then add and normalise");
-        }
-        if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
-            throw checks.wrong("epsilon is %s, but must be finite and at least 0", epsilon);
-        }
-        return new AllReduceRmsNormPlan.Call(checks, inputs, epsilon, group);
-    }
-
-    /** Finds or makes the plan of an all-reduce + RMSNorm. */
-    private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
-        PlanKey key = key(AllReduceRmsNormPlan.TYPE, NORM, 0, call.inputs());
-        AllReduceRmsNormPlan plan = plans.find(key);
-        return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
+        AllReduceRmsNormPlan.run(outputs, partial, residual, weight, epsilon, group);
     }
 
     /**
@@ -734,7 +565,7 @@ public final class FusedOps {
      * @return the scope
      */
     public static Scope forceFallback() {
-        return force(Path.NCCL);
+        return once(Fallbacks.force(Path.NCCL));
     }
 
     /**
@@ -751,11 +582,7 @@ public final class FusedOps {
                     "forceFallback: \"%s\" is not an operator; use one of %s"
                             .formatted(operator, OPERATORS));
         }
-        FORCED_OPERATORS.merge(operator, 1, Integer::sum);
-        return once(
-                () ->
-                        FORCED_OPERATORS.computeIfPresent(
-                                operator, (name, n) -> n > 1 ? n - 1 : null));
+        return once(Fallbacks.force(operator));
     }
 
     /**
@@ -767,8 +594,7 @@ public final class FusedOps {
      */
     public static Scope force(Path path) {
         new OperandChecks("force").checkNotNull("the path", path);
-        FORCED.incrementAndGet(path.ordinal());
-        return once(() -> FORCED.decrementAndGet(path.ordinal()));
+        return once(Fallbacks.force(path));
     }
 
     /**
@@ -803,45 +629,17 @@ public final class FusedOps {
      */
     public static Scope measurePaths(ProcessGroup group) {
         new OperandChecks("measurePaths").checkNotNull("the group", group);
-        return GroupPlans.of(group).measurePaths();
+        return once(GroupPlans.of(group).measurePaths());
     }
 
     /** Returns a scope that ends when it is closed first. */
-    static Scope once(Runnable end) {
+    private static Scope once(Runnable end) {
         AtomicBoolean isClosed = new AtomicBoolean();
         return () -> {
             if (isClosed.compareAndSet(false, true)) {
                 end.run();
             }
         };
-    }
-
-    static boolean isForced(Path path) {
-        return FORCED.get(path.ordinal()) > 0;
-    }
-
-    static boolean isFallbackForced(OpType operator) {
-        return isForced(Path.NCCL)
-                || !FORCED_OPERATORS.isEmpty() && FORCED_OPERATORS.containsKey(operator.toString());
-    }
-
-    /** Returns the key of a call. A plan depends on the paths that are forced, too. */
-    private static PlanKey key(OpType type, int operator, int dimension, Operands operands) {
-        int forced = 0;
-        for (Path path : PATHS) {
-            forced |= isForced(path) ? 1 << path.ordinal() : 0;
-        }
-        forced |= isFallbackForced(type) ? 1 << Path.NCCL.ordinal() : 0;
-        return new PlanKey(operator, dimension, forced, operands);
-    }
-
-    /** Waits for an operation: on a GPU the current stream waits, otherwise the calling thread. */
-    static void complete(ProcessGroup group, Work work) {
-        if (group.device().isGpu()) {
-            work.blockCurrentStream();
-        } else {
-            work.await();
-        }
     }
 
     /** A setting that applies until it is closed. Closing it again does nothing. */

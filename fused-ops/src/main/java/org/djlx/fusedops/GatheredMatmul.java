@@ -11,7 +11,17 @@ public final class GatheredMatmul {
     private final NDArray gathered;
     private final List<NDArray> outputs;
 
-    GatheredMatmul(NDArray gathered, List<NDArray> outputs) {
+    /**
+     * Names the arrays of a result.
+     *
+     * @param gathered the gathered A; null if the caller did not ask for it
+     * @param outputs the product of A with each B
+     * @throws IllegalArgumentException if {@code outputs} is null
+     */
+    public GatheredMatmul(NDArray gathered, List<NDArray> outputs) {
+        if (outputs == null) {
+            throw new IllegalArgumentException("outputs is null: pass the product with each B");
+        }
         this.gathered = gathered;
         this.outputs = List.copyOf(outputs);
     }
@@ -24,12 +34,5 @@ public final class GatheredMatmul {
     /** {@return the product of A with each B, in the order of the Bs} */
     public List<NDArray> outputs() {
         return outputs;
-    }
-
-    void close() {
-        outputs.forEach(NDArray::close);
-        if (gathered != null) {
-            gathered.close();
-        }
     }
 }

@@ -2,13 +2,13 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.p2p.P2pAllocator;
 import org.djlx.collectives.spi.OpType;
-import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.path.Fallbacks;
+import org.djlx.fusedops.internal.path.OperandChecks;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.TensorInfo;
 
@@ -108,13 +108,6 @@ public final class LowContention {
 
     /** Counts the call, and returns the view of the group that runs it. */
     private static ProcessGroup chosen(OpType type, ProcessGroup group, long partBytes) {
-        return fallsBack(type, group, partBytes) ? group : group.withCopyEngines();
-    }
-
-    /** Counts the call, and returns whether the group's own collective runs (the fallback). */
-    static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
-        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(type, group, partBytes);
-        UsageCounter.count(type, Path.PIPELINED, reason.orElse(null));
-        return reason.isPresent();
+        return Fallbacks.fallsBack(type, group, partBytes) ? group : group.withCopyEngines();
     }
 }

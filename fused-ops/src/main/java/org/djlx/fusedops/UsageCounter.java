@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.function.Predicate;
 import java.util.stream.Collectors;
-import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.path.Usage;
 
 /**
  * Counts the calls of fused operators in this JVM by operator and path, from {@link
@@ -18,12 +16,14 @@ import org.djlx.fusedops.cost.Path;
  */
 public final class UsageCounter implements AutoCloseable {
 
-    private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
-
     private final Map<Kind, Long> kinds = new ConcurrentHashMap<>();
 
+    private final Usage.Listener listener =
+            (operator, path, reason, choice) ->
+                    kinds.merge(new Kind(operator, path, reason, choice), 1L, Long::sum);
+
     UsageCounter() {
-        OPEN.add(this);
+        Usage.add(listener);
     }
 
     /**
@@ -35,23 +35,6 @@ public final class UsageCounter implements AutoCloseable {
      * @param choice the choice of the cost model; null for operators without one
      */
     private record Kind(String operator, Path path, FallbackReason reason, Choice choice) {}
-
-    /** Counts a call on its path; a call with a fallback reason counts on NCCL. */
-    static void count(OpType operator, Path path, FallbackReason reason) {
-        count(operator, reason == null ? path : Path.NCCL, reason, null);
-    }
-
-    /** Counts a matmul; the reason is null unless the matmul fell back. */
-    static void count(OpType operator, Choice choice, FallbackReason reason) {
-        count(operator, reason == null ? choice.path() : Path.NCCL, reason, choice);
-    }
-
-    private static void count(OpType operator, Path path, FallbackReason reason, Choice choice) {
-        if (!OPEN.isEmpty()) {
-            Kind kind = new Kind(operator.toString(), path, reason, choice);
-            OPEN.forEach(counter -> counter.kinds.merge(kind, 1L, Long::sum));
-        }
-    }
 
     private long sum(Predicate<Kind> which) {
         return kinds.entrySet().stream()
@@ -143,6 +126,6 @@ public final class UsageCounter implements AutoCloseable {
     /** Ends counting; the numbers stay. Idempotent. */
     @Override
     public void close() {
-        OPEN.remove(this);
+        Usage.remove(listener);
     }
 }

@@ -29,7 +29,7 @@ import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;

@@ -18,6 +18,7 @@ import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.path.Axes;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

@@ -18,7 +18,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.path.FusedPlan;
+import org.djlx.fusedops.internal.path.GroupPlans;
+import org.djlx.fusedops.internal.path.Operands;
+import org.djlx.fusedops.internal.path.PlanKey;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
@@ -108,7 +113,7 @@ class GroupPlansTest {
 
     private static PlanKey key(NDArray array, int dimension, int option) {
         TensorInfo[] infos = {Torch.info(array)};
-        return new PlanKey(9, dimension, option, new Operands(List.of(array), infos));
+        return new PlanKey(OpType.BARRIER, dimension, option, new Operands(List.of(array), infos));
     }
 
     @Test

@@ -13,7 +13,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.fusedops.internal.Slots;
+import org.djlx.fusedops.internal.path.Slots;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * BlockKernels    kernels of a transformer block between its matmuls, with gradients
  * BlockOperators  operators between matmuls, by kernels or libtorch, with gradients
  * VocabularyPart  the tokens of a vocabulary that belong to a rank
  */

@@ -24,7 +24,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import org.djlx.fusedops.internal.RequestJson;
+import org.djlx.fusedops.serving.RequestJson;
 
 /**
  * Reads arrays from requests and writes arrays to responses, like DJL's {@link

@@ -30,7 +30,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
-import org.djlx.fusedops.internal.ReasonPhrase;
+import org.djlx.fusedops.serving.ReasonPhrase;
 import org.djlx.nativeops.torch.Torch;
 
 /** Serves requests by a TorchScript model on each rank. */

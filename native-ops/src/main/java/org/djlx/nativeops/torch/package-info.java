@@ -21,6 +21,7 @@
  *   <li>{@link org.djlx.nativeops.torch.AotiTorch} - binds the ABI's other functions
  *   <li>{@code AotiTorchCuda} - binds the ABI's CUDA functions
  *   <li>{@link org.djlx.nativeops.torch.ArrayBytes} - the bytes of arrays of all types
+ *   <li>{@link org.djlx.nativeops.torch.BlockMath} - RMSNorm and gated activations
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
  *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
  *   <li>{@link org.djlx.nativeops.torch.InstalledTorch} - lets DJL run on the PyTorch of a Python

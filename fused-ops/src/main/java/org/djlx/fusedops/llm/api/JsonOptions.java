@@ -18,7 +18,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import org.djlx.fusedops.internal.RequestJson;
+import org.djlx.fusedops.serving.RequestJson;
 
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link

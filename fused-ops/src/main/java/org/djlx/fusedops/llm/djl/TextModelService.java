@@ -10,13 +10,13 @@ import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import org.djlx.collectives.engine.ParallelModel;
-import org.djlx.fusedops.internal.ReasonPhrase;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.AnswerFormat;
 import org.djlx.fusedops.llm.api.ApiException;
 import org.djlx.fusedops.llm.api.TextAnswer;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.api.TextCall;
+import org.djlx.fusedops.serving.ReasonPhrase;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

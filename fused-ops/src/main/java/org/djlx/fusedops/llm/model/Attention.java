@@ -12,7 +12,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.fusedops.internal.BlockMath;
+import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.PackedSequences;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;

@@ -9,7 +9,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.host.NativeMemory;

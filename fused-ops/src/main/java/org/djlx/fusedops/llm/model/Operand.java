@@ -4,7 +4,7 @@ package org.djlx.fusedops.llm.model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import org.djlx.fusedops.internal.QuantizeKernels;
+import org.djlx.fusedops.llm.ops.QuantizeKernels;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

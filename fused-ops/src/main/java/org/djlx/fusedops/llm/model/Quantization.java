@@ -2,7 +2,7 @@
 package org.djlx.fusedops.llm.model;
 
 import java.util.Locale;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 
 /**
  * How the weights of projections are stored. Loading a model rounds them to the nearest number. The

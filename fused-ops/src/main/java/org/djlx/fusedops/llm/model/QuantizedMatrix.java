@@ -4,7 +4,7 @@ package org.djlx.fusedops.llm.model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
-import org.djlx.fusedops.internal.QuantizeKernels;
+import org.djlx.fusedops.llm.ops.QuantizeKernels;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;

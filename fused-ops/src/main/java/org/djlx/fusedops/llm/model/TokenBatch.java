@@ -3,7 +3,7 @@ package org.djlx.fusedops.llm.model;
 
 import java.util.Comparator;
 import java.util.List;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**

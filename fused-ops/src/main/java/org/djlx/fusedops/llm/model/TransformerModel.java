@@ -19,9 +19,9 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.internal.BlockMath;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.fusedops.llm.sampling.Logits;
+import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

@@ -2,7 +2,7 @@
 package org.djlx.fusedops.llm.sampling;
 
 import java.util.function.Supplier;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 
 /**
  * Changes to the logits of one token of a sequence, computed in float32 before the temperature, in

@@ -6,7 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import ai.djl.Device;
 import java.io.IOException;
 import java.nio.file.Path;
-import org.djlx.fusedops.internal.DecoderKernels;
+import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;

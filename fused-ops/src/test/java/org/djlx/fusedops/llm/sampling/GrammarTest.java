@@ -27,7 +27,7 @@ import java.util.Random;
 import java.util.Set;
 import java.util.regex.Pattern;
 import java.util.stream.IntStream;
-import org.djlx.fusedops.internal.RequestJson;
+import org.djlx.fusedops.serving.RequestJson;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal.allgathermatmul;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.fusedops.GatheredMatmul;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.allgathermatmul.AllGatherMatmul.Output;
+import org.djlx.fusedops.internal.path.Axes;
+import org.djlx.fusedops.internal.path.Operands;
+import org.djlx.fusedops.internal.path.OperationScope;
+import org.djlx.fusedops.internal.path.P2pPath;
+import org.djlx.fusedops.kernel.Compute;
+import org.djlx.fusedops.kernel.Product;
+import org.djlx.fusedops.kernel.Product.Scales;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.TensorTemplate;
+import org.djlx.nativeops.torch.Torch;
+
+/** An all-gather + matmul over P2P buffers. */
+abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call> {
+
+    final AllGatherMatmul operator;
+    final InPlace inPlace;
+    final TensorTemplate gathered; // the gathered A, the front dimension in front
+    private final List<TensorTemplate> productsOfBs; // likewise
+    // Whether rows are scaled, of products whose kernels a library has loaded.
+    private final Set<Boolean> loaded = new HashSet<>();
+
+    /**
+     * The arrays of a call.
+     *
+     * @param shard the address of this rank's shard of A
+     * @param bs the addresses of the Bs
+     * @param outs the addresses of the products
+     * @param gathered the address of the gathered A; 0 if A is not gathered into an array
+     * @param gatheredA the gathered A; the shard if A is not gathered into an array
+     * @param scales the scales of A and of each B; null without scales
+     * @param used all arrays, kept for graph replays
+     */
+    record Call(
+            long shard,
+            long[] bs,
+            long[] outs,
+            long gathered,
+            List<NDArray> products,
+            NDArray gatheredA,
+            Scales[] scales,
+            NDArray[] used) {
+
+        boolean isScaledByRow() {
+            return scales[0] != null && scales[0].byRow();
+        }
+    }
+
+    /**
+     * The operands that the path reads without a copy. Other operands are copied row by row.
+     *
+     * @param bs for each B, whether the path reads it without a copy
+     * @param layouts the layout of each B, or of its copy
+     */
+    record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
+
+        InPlace(AllGatherMatmul operator, boolean shard, boolean[] bs, MatrixLayout[] layouts) {
+            this(shard, bs, layouts.clone());
+            for (int i = 0; i < bs.length; i++) {
+                if (!bs[i]) {
+                    long columns = operator.columns().get(i);
+                    this.layouts[i] = MatrixLayout.contiguous(operator.inner(), columns);
+                }
+            }
+        }
+
+        /** For matmuls that a library computes. */
+        static InPlace of(AllGatherMatmul operator, Operands operands) {
+            MatrixLayout[] layouts = layouts(operands);
+            boolean[] bs = new boolean[layouts.length];
+            for (int i = 0; i < bs.length; i++) {
+                bs[i] = Axes.isUsable(layouts[i]);
+            }
+            return new InPlace(operator, isFront(operator, operands), bs, layouts);
+        }
+
+        /** Returns whether the shard is contiguous, with the front dimension in front. */
+        static boolean isFront(AllGatherMatmul operator, Operands operands) {
+            return operator.frontDim() == 0 && operands.infos()[0].isContiguous();
+        }
+
+        static MatrixLayout[] layouts(Operands operands) {
+            MatrixLayout[] layouts = new MatrixLayout[operands.infos().length - 1];
+            for (int i = 0; i < layouts.length; i++) {
+                layouts[i] = Axes.layout(operands.infos()[1 + i]);
+            }
+            return layouts;
+        }
+    }
+
+    P2pGatherPath(AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
+        super(
+                group,
+                operator.opType(),
+                new Agreed(
+                        operator.type(), operator.shard().getShape(), null, operator.gatherDim()),
+                choice,
+                operator.workload().partBytes());
+        this.operator = operator;
+        this.inPlace = inPlace;
+        gathered = new TensorTemplate(group.device(), operator.gatheredFront(), operator.type());
+        productsOfBs =
+                IntStream.range(0, inPlace.bs.length)
+                        .mapToObj(
+                                b ->
+                                        new TensorTemplate(
+                                                group.device(),
+                                                operator.productFront(b),
+                                                operator.typeOfProduct()))
+                        .toList();
+    }
+
+    @Override
+    protected final Call arrays(OperationScope scope, Operands operands) {
+        NDArray a = operands.array(0);
+        NDManager manager = a.getManager();
+        NDArray shard = inPlace.shard ? a : scope.front(a, operator.frontDim(), operator.type());
+        long shardAddress = inPlace.shard ? operands.address(0) : Torch.dataPointer(shard);
+        int count = inPlace.bs.length;
+        NDArray[] used = new NDArray[2 + 2 * count + operands.scales().size()];
+        Scales[] scales = new Scales[count];
+        long[] bs = new long[count];
+        long[] outs = new long[count];
+        List<NDArray> products = new ArrayList<>(count);
+        for (int i = 0; i < count; i++) {
+            NDArray given = operands.array(1 + i);
+            NDArray b = inPlace.bs[i] ? given : copyOfB(scope, given);
+            bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
+            TensorTemplate.Created out = scope.result(manager, productsOfBs.get(i));
+            outs[i] = out.address();
+            products.add(out.array());
+            scales[i] = operands.scales(i);
+            used[2 * i] = b;
+            used[2 * i + 1] = out.array();
+        }
+        TensorTemplate.Created whole =
+                returnsA()
+                        ? scope.result(manager, gathered)
+                        : workspace(scope, new TensorTemplate.Created(shard, 0));
+        used[2 * count] = shard;
+        used[2 * count + 1] = whole.array();
+        for (int i = 0; i < operands.scales().size(); i++) {
+            used[2 * count + 2 + i] = operands.scales().get(i);
+        }
+        scope.hold(used);
+        return new Call(
+                shardAddress, bs, outs, whole.address(), products, whole.array(), scales, used);
+    }
+
+    /** Multiplies once by the path's library, on arbitrary data; no-op if it has none. */
+    void multiplyOnce(Call call) {}
+
+    /** Loads the kernels of the products, unless they are loaded or the call is recorded. */
+    final void loadOnce(Call call) {
+        if (!plans.compute().isRecorded() && loaded.add(call.isScaledByRow())) {
+            multiplyOnce(call);
+        }
+    }
+
+    @Override
+    public final void load(Operands operands) {
+        if (!loaded.contains(operands.isScaledByRow())) {
+            OperationScope scope = plans.scope();
+            try {
+                plans.compute().begin();
+                loadOnce(arrays(scope, operands));
+            } finally {
+                scope.abandon();
+            }
+        }
+    }
+
+    /** Copies a B to the layout of its copy. */
+    NDArray copyOfB(OperationScope scope, NDArray b) {
+        return scope.copy(b, operator.type());
+    }
+
+    final boolean returnsA() {
+        return operator.output() == Output.PRODUCTS_AND_A;
+    }
+
+    /**
+     * Returns the array to gather A into if the caller does not ask for A.
+     *
+     * @param none the shard at address 0, returned if A is not gathered
+     */
+    TensorTemplate.Created workspace(OperationScope scope, TensorTemplate.Created none) {
+        return none;
+    }
+
+    @Override
+    protected final GatheredMatmul result(Call call) {
+        List<NDArray> outputs = new ArrayList<>(call.products.size());
+        for (NDArray product : call.products) {
+            outputs.add(Axes.restore(product, operator.frontDim()));
+        }
+        return new GatheredMatmul(
+                returnsA() ? Axes.restore(call.gatheredA, operator.frontDim()) : null, outputs);
+    }
+
+    /** Products of rows of A with each B, by a library. */
+    static final class RowProducts {
+
+        private final Product[] products;
+        private final long shardRows;
+        private final long[] shardOutBytes; // of a shard's rows of each product
+
+        /** Prepares products that compute a number of rows at a time. */
+        RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
+            products = new Product[inPlace.layouts.length];
+            shardRows = operator.rows();
+            shardOutBytes = new long[products.length];
+            for (int i = 0; i < products.length; i++) {
+                long columns = operator.columns().get(i);
+                shardOutBytes[i] = operator.rows() * columns * operator.typeOfProduct().itemSize();
+                products[i] =
+                        compute.product(
+                                operator.type(),
+                                MatrixLayout.contiguous(rows, columns),
+                                MatrixLayout.contiguous(rows, operator.inner()),
+                                inPlace.layouts[i]);
+            }
+        }
+
+        /** Multiplies all rows. */
+        void multiply(Call call, long rows) {
+            multiplyShard(call, rows, 0);
+        }
+
+        /** Multiplies the rows of a rank's shard. */
+        void multiplyShard(Call call, long rows, int rank) {
+            for (int i = 0; i < products.length; i++) {
+                products[i].run(
+                        call.outs[i] + rank * shardOutBytes[i],
+                        rows,
+                        call.bs[i],
+                        Scales.fromRow(call.scales[i], rank * shardRows));
+            }
+        }
+
+        void close() {
+            for (Product product : products) {
+                product.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal.allreducermsnorm;
+
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.fusedops.FallbackReason;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.path.Fallbacks;
+import org.djlx.fusedops.internal.path.FusedPlan;
+import org.djlx.fusedops.internal.path.GroupPlans;
+import org.djlx.fusedops.internal.path.OperandChecks;
+import org.djlx.fusedops.internal.path.Operands;
+import org.djlx.fusedops.internal.path.OperationScope;
+import org.djlx.fusedops.internal.path.PlanKey;
+import org.djlx.fusedops.internal.path.Usage;
+import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.BlockMath;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.TensorTemplate;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same residual, bit by
+ * bit. Both kernels give the same norm, too. libtorch's norm may differ in the last bits: libtorch
+ * adds squares in another order, and divides by the root, while the kernels multiply by its
+ * reciprocal.
+ */
+public final class AllReduceRmsNormPlan implements FusedPlan {
+
+    public static final OpType TYPE = new OpType("allReduceRmsNorm");
+
+    private static final String ALGORITHM = Path.FUSED.toString();
+
+    private final GroupPlans plans;
+    private final ScalarType type;
+    private final Shape shape;
+    private final long hidden;
+    private final long rows;
+    private final boolean[] inPlace; // for each input, whether it is contiguous
+    private final NormPath path;
+    private final TensorTemplate output; // of each result
+
+    /**
+     * A call.
+     *
+     * @param checks checks the arguments of the call
+     * @param inputs partial, residual and weight
+     * @param epsilon the number added to the mean of squares
+     */
+    private record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
+
+        NDArray partial() {
+            return inputs.array(0);
+        }
+    }
+
+    /**
+     * The destinations of a call's results.
+     *
+     * @param residual the address of the new residual
+     * @param norm the address of the norm
+     */
+    private record Outputs(NormedResidual arrays, long residual, long norm) {}
+
+    /** One way to run the operator. */
+    private interface NormPath {
+
+        void run(Call call, OperationScope scope, Outputs outputs);
+    }
+
+    /** Runs a call whose results are new arrays in the manager of the partial. */
+    @SuppressWarnings("try") // the stream is not named in the body
+    public static NormedResidual run(
+            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
+        Call call = checked(partial, residual, weight, epsilon, group);
+        GroupPlans plans = GroupPlans.of(group);
+        try (CurrentStreams.Scope stream = plans.hold()) {
+            synchronized (plans) {
+                return plan(plans, call).run(call);
+            }
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
+        }
+    }
+
+    /** Runs a call that writes to given arrays. */
+    @SuppressWarnings("try") // the stream is not named in the body
+    public static void run(
+            NormedResidual outputs,
+            NDArray partial,
+            NDArray residual,
+            NDArray weight,
+            float epsilon,
+            ProcessGroup group) {
+        Call call = checked(partial, residual, weight, epsilon, group);
+        GroupPlans plans = GroupPlans.of(group);
+        try (CurrentStreams.Scope stream = plans.hold()) {
+            synchronized (plans) {
+                plan(plans, call).runInto(call, outputs);
+            }
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
+        }
+    }
+
+    /** Checks an all-reduce + RMSNorm, apart from sizes and types, which its plan checks. */
+    private static Call checked(
+            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(TYPE.toString());
+        checks.checkNotNull("the group", group);
+        Operands inputs =
+                checks.operands(
+                        Arrays.asList(partial, residual, weight), "partial", "residual", "weight");
+        if (checks.recording() != null) {
+            throw checks.wrong(
+                    "an input requires a gradient, but the operator has none: call"
+                            + " DifferentiableCollectives.allReduce, then add and normalise");
+        }
+        if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
+            throw checks.wrong("epsilon is %s, but must be finite and at least 0", epsilon);
+        }
+        return new Call(checks, inputs, epsilon, group);
+    }
+
+    /** Finds or makes the plan of an all-reduce + RMSNorm. */
+    private static AllReduceRmsNormPlan plan(GroupPlans plans, Call call) {
+        PlanKey key = new PlanKey(TYPE, 0, 0, call.inputs());
+        AllReduceRmsNormPlan plan = plans.find(key);
+        return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
+    }
+
+    /** Checks the inputs of a call, and chooses the path for them. */
+    private AllReduceRmsNormPlan(Call call) {
+        OperandChecks checks = call.checks();
+        ProcessGroup group = call.group();
+        NDArray partial = call.partial();
+        TensorInfo[] infos = call.inputs().infos();
+        type = checks.checkRows("partial", partial, infos[0], group.device());
+        shape = new Shape(infos[0].sizes());
+        hidden = shape.getLastDimension();
+        rows = shape.size() / hidden;
+        checks.checkLike("residual", call.inputs().array(1), infos[1], shape, partial, type);
+        Shape row = new Shape(hidden);
+        checks.checkLike("weight", call.inputs().array(2), infos[2], row, partial, type);
+        inPlace = new boolean[infos.length];
+        for (int i = 0; i < infos.length; i++) {
+            inPlace[i] = infos[i].isContiguous();
+        }
+        plans = GroupPlans.of(group);
+        output = new TensorTemplate(group.device(), shape, type);
+        Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
+        FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
+        if (reason == null) {
+            path = new FusedNorm(kernels.orElseThrow(), group.p2pBuffers().orElseThrow());
+        } else {
+            path =
+                    kernels.<NormPath>map(found -> new AllReduceAndKernel(found, reason))
+                            .orElseGet(() -> new AllReduceAndLibtorch(reason));
+        }
+    }
+
+    private static Optional<RmsNormKernels> kernels(
+            ScalarType type, long rows, long hidden, ProcessGroup group) {
+        return rows > 0 && group.device().isGpu() && NativeLibrary.NVRTC.isAvailable()
+                ? RmsNormKernels.of(GroupPlans.of(group).compute())
+                        .filter(norm -> norm.isSupported(type, hidden))
+                : Optional.empty();
+    }
+
+    public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks("isFused");
+        checks.checkNotNull("the type", type);
+        checks.checkNotNull("the group", group);
+        if (rows < 1 || hidden < 1) {
+            throw checks.wrong("%d rows of %d elements, but both must be at least 1", rows, hidden);
+        }
+        Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
+        return fallbackReason(kernels, type, rows, hidden, group).isEmpty();
+    }
+
+    /**
+     * Returns why the operator needs more than one kernel; empty if one kernel suffices. The same
+     * on all ranks.
+     */
+    private static Optional<FallbackReason> fallbackReason(
+            Optional<RmsNormKernels> kernels,
+            ScalarType type,
+            long rows,
+            long hidden,
+            ProcessGroup group) {
+        if (Fallbacks.isForced(TYPE)) {
+            return Optional.of(FallbackReason.FORCED);
+        }
+        Optional<P2pBuffers> buffers = group.p2pBuffers();
+        if (buffers.flatMap(P2pBuffers::oneShotSlots).isEmpty()) {
+            return Optional.of(FallbackReason.NO_P2P_BUFFERS);
+        }
+        return kernels.filter(norm -> norm.exchanges(buffers.get(), type, rows, hidden)).isPresent()
+                ? Optional.empty()
+                : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
+    }
+
+    /** Enqueues a call whose results are new arrays in the manager of the partial. */
+    private NormedResidual run(Call call) {
+        NDManager manager = call.partial().getManager();
+        TensorTemplate.Created sum = output.create(manager);
+        TensorTemplate.Created norm = null;
+        try {
+            norm = output.create(manager);
+            NormedResidual outputs = new NormedResidual(sum.array(), norm.array());
+            run(call, new Outputs(outputs, sum.address(), norm.address()));
+            return outputs;
+        } catch (Throwable e) {
+            sum.array().close();
+            if (norm != null) {
+                norm.array().close();
+            }
+            throw e;
+        }
+    }
+
+    /** Checks the output arrays, and enqueues a call that writes to them. */
+    private void runInto(Call call, NormedResidual outputs) {
+        call.checks().checkNotNull("outputs", outputs);
+        long sum = checkOutput(call, "new residual", outputs.residual());
+        long norm = checkOutput(call, "norm", outputs.norm());
+        if (rows > 0 && sum == norm) {
+            throw call.checks().wrong("the new residual and the norm go to the same array");
+        }
+        run(call, new Outputs(outputs, sum, norm));
+    }
+
+    private long checkOutput(Call call, String role, NDArray output) {
+        TensorInfo info = call.checks().operand(role, output);
+        call.checks().checkLike(role, output, info, shape, call.partial(), type);
+        if (!info.isContiguous()) {
+            throw call.checks().wrong("%s must be contiguous", role);
+        }
+        return info.address();
+    }
+
+    private void run(Call call, Outputs outputs) {
+        OperationScope scope = plans.scope();
+        try {
+            path.run(call, scope, outputs);
+        } finally {
+            scope.close();
+        }
+    }
+
+    private NDArray contiguous(Call call, OperationScope scope, int input) {
+        NDArray array = call.inputs().array(input);
+        return inPlace[input] ? array : scope.copy(array, type);
+    }
+
+    private long address(Call call, NDArray contiguous, int input) {
+        return inPlace[input] ? call.inputs().address(input) : Torch.dataPointer(contiguous);
+    }
+
+    /** Sums the partials of all ranks into the new residual. */
+    private static void allReduce(Call call, Outputs outputs) {
+        NDArray sum = outputs.arrays().residual();
+        if (outputs.residual() != call.inputs().address(0)) {
+            NoGradient.run(() -> Torch.copy(sum, call.partial()));
+        }
+        // NCCL cannot record a one-rank all-reduce into a graph.
+        if (call.group().worldSize() > 1) {
+            call.group().allReduce(sum, ReduceOp.SUM, false);
+        }
+    }
+
+    /** The path FUSED: one kernel exchanges partials, adds and normalises. */
+    private final class FusedNorm implements NormPath {
+
+        private final RmsNormKernels kernels;
+        private final P2pBuffers buffers;
+        private final Agreed agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
+
+        FusedNorm(RmsNormKernels kernels, P2pBuffers buffers) {
+            this.kernels = kernels;
+            this.buffers = buffers;
+        }
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            Usage.count(TYPE, Path.FUSED, null);
+            NDArray partial = contiguous(call, scope, 0);
+            NDArray residual = contiguous(call, scope, 1);
+            NDArray weight = contiguous(call, scope, 2);
+            RmsNormKernels.Rows of =
+                    new RmsNormKernels.Rows(
+                            outputs.residual(),
+                            outputs.norm(),
+                            address(call, partial, 0),
+                            address(call, residual, 1),
+                            address(call, weight, 2),
+                            type,
+                            rows,
+                            hidden);
+            NormedResidual arrays = outputs.arrays();
+            NDArray[] used = {arrays.residual(), arrays.norm(), partial, residual, weight};
+            Work work =
+                    call.group()
+                            .execute(
+                                    TYPE,
+                                    agreed,
+                                    operation -> {
+                                        operation.setAlgorithm(ALGORITHM);
+                                        kernels.exchange(
+                                                operation, buffers, of, call.epsilon(), used);
+                                    });
+            GroupPlans.complete(call.group(), work);
+        }
+    }
+
+    /** The path NCCL: an all-reduce, then one kernel adds and normalises. */
+    private final class AllReduceAndKernel implements NormPath {
+
+        private final RmsNormKernels kernels;
+        private final FallbackReason reason;
+
+        AllReduceAndKernel(RmsNormKernels kernels, FallbackReason reason) {
+            this.kernels = kernels;
+            this.reason = reason;
+        }
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            Usage.count(TYPE, Path.NCCL, reason);
+            NDArray sum = outputs.arrays().residual();
+            long sumAddress = outputs.residual();
+            if (call.group().worldSize() == 1 && inPlace[0]) {
+                sumAddress = call.inputs().address(0); // The kernel reads it in place.
+            } else {
+                allReduce(call, outputs);
+            }
+            NDArray residual = contiguous(call, scope, 1);
+            NDArray weight = contiguous(call, scope, 2);
+            kernels.add(
+                    new RmsNormKernels.Rows(
+                            outputs.residual(),
+                            outputs.norm(),
+                            sumAddress,
+                            address(call, residual, 1),
+                            address(call, weight, 2),
+                            type,
+                            rows,
+                            hidden),
+                    call.epsilon(),
+                    sum,
+                    outputs.arrays().norm(),
+                    call.partial(),
+                    residual,
+                    weight);
+        }
+    }
+
+    /** The path NCCL on the CPU, and for rows without a kernel: an all-reduce, then libtorch. */
+    private final class AllReduceAndLibtorch implements NormPath {
+
+        private final FallbackReason reason;
+
+        AllReduceAndLibtorch(FallbackReason reason) {
+            this.reason = reason;
+        }
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            Usage.count(TYPE, Path.NCCL, reason);
+            allReduce(call, outputs);
+            if (rows > 0) {
+                NoGradient.run(() -> addAndNormalize(call, outputs.arrays()));
+            }
+        }
+
+        /** In float32. Rounds the sum and the norm where the kernel does. */
+        private static void addAndNormalize(Call call, NormedResidual outputs) {
+            NDArray sum = outputs.residual();
+            try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);
+                    NDArray addend = Torch.cast(sum, ScalarType.FLOAT32)) {
+                wide.addi(addend);
+                Torch.copy(sum, wide);
+            }
+            NDArray weight = call.inputs().array(2);
+            try (NDArray norm = BlockMath.rmsNorm(sum, weight, call.epsilon())) {
+                Torch.copy(outputs.norm(), norm);
+            }
+        }
+    }
+
+    /** No-op: the plan owns no resources. */
+    @Override
+    public void close() {}
+}

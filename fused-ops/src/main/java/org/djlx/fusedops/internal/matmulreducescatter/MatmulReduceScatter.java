@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal.matmulreducescatter;
+
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.fusedops.FallbackReason;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.path.Axes;
+import org.djlx.fusedops.internal.path.FusedMatmul;
+import org.djlx.fusedops.internal.path.GatheredExchange;
+import org.djlx.fusedops.internal.path.GroupPlans;
+import org.djlx.fusedops.internal.path.MatmulPath;
+import org.djlx.fusedops.internal.path.MatmulPlan;
+import org.djlx.fusedops.internal.path.OperandChecks;
+import org.djlx.fusedops.internal.path.Operands;
+import org.djlx.fusedops.internal.path.Pipeline;
+import org.djlx.fusedops.internal.path.PlanKey;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+
+/**
+ * The checked sizes of a matmul + reduce-scatter.
+ *
+ * <p>If the product's last dimension is scattered, a rank's part is A times a block of B's columns.
+ * Otherwise the scatter dimension is moved to the front, and the part is a block of A's rows times
+ * B.
+ *
+ * @param left the shape of A
+ * @param product the shape of A B
+ * @param op SUM or AVG
+ * @param scatterDim the scatter dimension, counted from the front
+ */
+public record MatmulReduceScatter(
+        ScalarType type, int worldSize, Shape left, Shape product, ReduceOp op, int scatterDim)
+        implements MatmulPlan.Operator<NDArray> {
+
+    public static final OpType TYPE = new OpType("matmulReduceScatter");
+    public static final OpType SCALED = new OpType("scaledMatmulReduceScatter");
+
+    /**
+     * Checks the operands of a call.
+     *
+     * @throws IllegalArgumentException if they do not fit together
+     */
+    static MatmulReduceScatter of(
+            OperandChecks checks,
+            ProcessGroup group,
+            Operands operands,
+            ReduceOp op,
+            int scatterDim) {
+        NDArray a = operands.array(0);
+        TensorInfo[] infos = operands.infos();
+        ScalarType type = checks.checkA("A", a, infos[0], group.device());
+        Shape left = new Shape(infos[0].sizes());
+        int last = left.dimension() - 1;
+        checks.checkB("B", operands.array(1), infos[1], a, type, left.get(last));
+        int dimension = checks.dimension("scatterDim", scatterDim, last + 1);
+        checks.checkScaledDimension("scatterDim", type, dimension);
+        Shape product = Axes.with(left, last, infos[1].sizes()[1]);
+        if (product.get(dimension) % group.worldSize() != 0) {
+            throw checks.wrong(
+                    "dimension %d of the product %s is not divisible by the world size %d",
+                    scatterDim, product, group.worldSize());
+        }
+        return new MatmulReduceScatter(type, group.worldSize(), left, product, op, dimension);
+    }
+
+    /** Checks and runs a call. Gradients are not recorded. */
+    public static NDArray run(
+            OperandChecks checks,
+            Operands operands,
+            ReduceOp op,
+            int scatterDim,
+            ProcessGroup group) {
+        boolean scaled = !operands.scales().isEmpty();
+        PlanKey key =
+                new PlanKey(
+                        scaled ? SCALED : TYPE, scatterDim, op == ReduceOp.AVG ? 1 : 0, operands);
+        GroupPlans plans = GroupPlans.of(group);
+        try {
+            if (plans.isMeasuring() && !scaled) {
+                var measured = of(checks, group, operands, op, scatterDim);
+                MatmulPlan.measure(measured, group, operands, NDArray::close);
+            }
+            MatmulPlan<NDArray> plan;
+            synchronized (plans) {
+                plan = plans.find(key);
+                if (plan == null) {
+                    var made = of(checks, group, operands, op, scatterDim);
+                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
+                }
+            }
+            return MatmulPlan.run(group, plans, plan, operands, null, NDArray::close);
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
+        }
+    }
+
+    int lastDim() {
+        return left.dimension() - 1;
+    }
+
+    /** The rows of A as a matrix. */
+    long rows() {
+        return Axes.rows(left);
+    }
+
+    long inner() {
+        return left.get(lastDim());
+    }
+
+    /** The rows of a rank's part of the product as a matrix. */
+    long partRows() {
+        return isByRows() ? rows() / worldSize : rows();
+    }
+
+    long partColumns() {
+        long columns = product.get(lastDim());
+        return isByRows() ? columns : columns / worldSize;
+    }
+
+    long partBytes() {
+        return partRows() * partColumns() * typeOfProduct().itemSize();
+    }
+
+    /** The dimension of A that is moved to the front. */
+    int frontDim() {
+        return isByRows() ? scatterDim : 0;
+    }
+
+    /** The shape of a rank's part of the product. */
+    Shape part() {
+        return Axes.with(product, scatterDim, product.get(scatterDim) / worldSize);
+    }
+
+    @Override
+    public Workload workload() {
+        return new Workload(
+                FusedOperator.MATMUL_REDUCE_SCATTER,
+                type,
+                worldSize,
+                partRows(),
+                List.of(partColumns()),
+                inner());
+    }
+
+    private boolean isScaled() {
+        return type == ScalarType.FLOAT8_E4M3FN;
+    }
+
+    @Override
+    public OpType opType() {
+        return isScaled() ? SCALED : TYPE;
+    }
+
+    @Override
+    public ScalarType typeOfProduct() {
+        return Workload.typeOfProduct(type);
+    }
+
+    @Override
+    public boolean isByRows() {
+        return scatterDim != lastDim();
+    }
+
+    @Override
+    public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
+        return kernels.scatters(buffers, work, op);
+    }
+
+    @Override
+    public MatmulPath<NDArray> prepare(ProcessGroup group, Operands operands, Choice choice) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        boolean tiny = // With them, the kernels of GATHERED run PIPELINED; the same on all ranks.
+                choice.path() == Path.PIPELINED
+                        && isByRows()
+                        && Pipeline.isTiny(buffers, partBytes())
+                        && GatheredExchange.isPossible(
+                                GroupPlans.of(group).compute(),
+                                buffers,
+                                typeOfProduct(),
+                                partBytes());
+        return switch (tiny ? Path.GATHERED : choice.path()) {
+            case FUSED -> new FusedScatter(this, group, operands, choice);
+            case PIPELINED -> new PipelinedScatter(this, group, operands, choice);
+            case GATHERED ->
+                    group.device().isGpu()
+                            ? new KernelScatter(this, group, operands, choice)
+                            : new CopyScatter(this, group, operands, choice);
+            case NCCL -> throw new IllegalArgumentException(choice.toString());
+        };
+    }
+
+    @Override
+    public MatmulPath<NDArray> prepareFallback(
+            GroupPlans plans, Choice choice, FallbackReason reason) {
+        return new NcclScatter(this, plans, choice, reason);
+    }
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * What operators share: arguments of calls, plans, the choice of a path, and what paths are made
+ * of. The paths of an operator stand in its own package.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.fusedops.internal.path.Axes} - moves and merges dimensions of arrays
+ *   <li>{@link org.djlx.fusedops.internal.path.Fallbacks} - the paths that are forced in this JVM,
+ *       and the reasons to fall back
+ *   <li>{@link org.djlx.fusedops.internal.path.FusedCopies} - copies operands to layouts that
+ *       FusedMatmul loads
+ *   <li>{@link org.djlx.fusedops.internal.path.FusedMatmul} - a matmul and its collective as one
+ *       kernel (FUSED), on Hopper GPUs
+ *   <li>{@link org.djlx.fusedops.internal.path.FusedPlan} - a plan: everything about a call that
+ *       depends on its PlanKey only
+ *   <li>{@link org.djlx.fusedops.internal.path.GatheredExchange} - all-gather and reduce-scatter by
+ *       one kernel (GATHERED)
+ *   <li>{@link org.djlx.fusedops.internal.path.GraphAwarePath} - a path for eager calls and another
+ *       for calls recorded into a CUDA graph
+ *   <li>{@link org.djlx.fusedops.internal.path.GroupPlans} - the state of a group: its plans, and
+ *       what they share
+ *   <li>{@link org.djlx.fusedops.internal.path.MatmulPath} - one path of a matmul fused with a
+ *       collective
+ *   <li>{@link org.djlx.fusedops.internal.path.MatmulPlan} - plan of a matmul fused with a
+ *       collective: chooses and holds its path
+ *   <li>{@link org.djlx.fusedops.internal.path.NcclPath} - path NCCL, the fallback: a collective of
+ *       the group, and one matmul
+ *   <li>{@link org.djlx.fusedops.internal.path.OperandChecks} - checks of arguments, with the
+ *       operator's name in messages
+ *   <li>{@link org.djlx.fusedops.internal.path.Operands} - the arrays of a call
+ *   <li>{@link org.djlx.fusedops.internal.path.OperationScope} - temporary arrays of an operation,
+ *       closed when it has ended
+ *   <li>{@link org.djlx.fusedops.internal.path.P2pPath} - a path over P2P buffers
+ *   <li>{@link org.djlx.fusedops.internal.path.PathChooser} - chooses a path: forced, measured, or
+ *       predicted by the cost model
+ *   <li>{@link org.djlx.fusedops.internal.path.PathMeasurement} - measures the paths of an
+ *       operator, for FusedOps.measurePaths
+ *   <li>{@link org.djlx.fusedops.internal.path.Pipeline} - orders matmuls of parts and copies
+ *       beside them (PIPELINED)
+ *   <li>{@link org.djlx.fusedops.internal.path.PlanKey} - operator, shapes, strides, type, device:
+ *       what a plan depends on
+ *   <li>{@link org.djlx.fusedops.internal.path.Slots} - layout of the P2P buffers of an operation
+ *   <li>{@link org.djlx.fusedops.internal.path.Usage} - tells listeners about the calls of
+ *       operators
+ * </ul>
+ */
+package org.djlx.fusedops.internal.path;
