@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives;
 
-import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.Optional;
 import org.djlx.collectives.spi.BackendOptions;
@@ -17,130 +16,15 @@ import org.djlx.nativeops.host.Required;
  * List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 8, options);
  * }</pre>
  *
- * <table>
- * <caption>Which operation runs where</caption>
- * <tr><th>operation</th><th>runs as</th><th>stream</th></tr>
- * <tr>
- *   <td>all-reduce up to {@link #oneShotBytes(int)}</td>
- *   <td>one-shot kernel</td>
- *   <td>the group's</td>
- * </tr>
- * <tr>
- *   <td>all-reduce up to {@link #twoShotBytes(int, boolean)}</td>
- *   <td>two-shot kernel</td>
- *   <td>the group's</td>
- * </tr>
- * <tr>
- *   <td>larger all-reduce, ranks in one process: up to 4, or in a CUDA graph</td>
- *   <td>direct kernel, see {@link Builder#optDirect}</td>
- *   <td>the group's</td>
- * </tr>
- * <tr>
- *   <td>{@linkplain ProcessGroup#allReduce(NDArray, ReduceOp, boolean) synchronous} all-reduce</td>
- *   <td>as above</td>
- *   <td>the caller's, where possible</td>
- * </tr>
- * <tr>
- *   <td>operator on P2P buffers ({@link ProcessGroup#execute})</td>
- *   <td>the operator's kernels</td>
- *   <td>the caller's</td>
- * </tr>
- * <tr>
- *   <td>all-gather, all-to-all, broadcast; reduce-scatter of SUM or AVG in float32, float16 or
- *       bfloat16</td>
- *   <td>exchange kernel, if every two GPUs are linked by NVLink</td>
- *   <td>the group's; the caller's with {@code asyncOp=false}</td>
- * </tr>
- * <tr>
- *   <td>the same above 1 MiB a rank (not all-to-all), and barrier, with {@link
- *       Builder#optCopyEngines}</td>
- *   <td>copies</td>
- *   <td>the group's</td>
- * </tr>
- * <tr><td>all else</td><td>NCCL</td><td>the group's</td></tr>
- * </table>
- *
- * <p>Exchange kernels move every bit as it is, and add in rank order, in float32, with one
- * rounding: the same bits in every run. On the group's stream a kernel of many bytes takes at most
- * 32 SMs, because other work may run beside it. With {@link NcclOptions.Builder#optVerify} NCCL
- * runs all-to-alls outside of graphs, because it compares the sizes of all parts first.
- *
- * <p>Operations of a group run in the order of the calls, whichever stream or library runs them.
- * For batches see {@link NcclBatch}.
- *
- * <h2>Host</h2>
- *
- * <p>A call returns when its work is enqueued; hosts do not wait for each other. GPUs wait, in
- * kernels that stop at the operation's timeout or when the group breaks or is destroyed.
- * Exceptions:
+ * <p>The pages in {@code docs} tell what runs where:
  *
  * <ul>
- *   <li>A host that is hundreds of calls ahead of another host waits for that host.
- *   <li>A call of an operator waits until the operations before it are enqueued.
- *   <li>The first NCCL operation of a kind waits for the other ranks.
- * </ul>
- *
- * <h2>Supported GPUs</h2>
- *
- * <ul>
- *   <li>P2P is used if every pair of GPUs has peer access.
- *   <li>In a hybrid cube mesh (DGX-1), P2P is used over NVLink only. Eight ranks then run
- *       all-reduces up to {@link #meshBytes()} over these links. They have no P2P buffers, so
- *       operators use their fallback.
- *   <li>Otherwise, and before sm_70, NCCL runs everything.
- *   <li>GPUs may have different architectures. If one rank's GPU has no kernel for an operation
- *       (bfloat16 before sm_80), NCCL runs the operation on all ranks.
- * </ul>
- *
- * <h2>Calls that do not match</h2>
- *
- * <p>The ranks compare their calls asynchronously, except messages and the sizes of an all-to-all.
- * A mismatch breaks the group on every rank: running and later operations fail with an error that
- * lists each rank's call, and the tensors of running operations hold arbitrary values.
- *
- * <p>To find such an error, set {@link NcclOptions.Builder#optVerify} in {@link
- * Builder#optNcclOptions}. Each call then blocks until all ranks have called, and compares the
- * calls before it enqueues anything. A mismatch leaves the group usable. Each rank needs its own
- * thread for that.
- *
- * <h2>Several groups on the same GPUs</h2>
- *
- * <ul>
- *   <li>Each group has its own stream, so its operations do not wait for other groups' operations.
- *   <li>While a caller's stream waits for a work or runs an operator, later work on that stream
- *       waits too, also of other groups. Ranks that share several groups must call operators in the
- *       same order, or use one stream per group. Otherwise the GPUs wait for each other until the
- *       timeout.
- *   <li>Single-kernel operators (fused operators on Hopper) fill a GPU while they wait for their
- *       peers. The groups of a process take turns: a call may block until the other ranks have made
- *       earlier calls of other groups, at most for the group's timeout. A thread that calls several
- *       groups must therefore call them in the same order on all ranks, as must processes.
- *   <li>A group is refused, on all ranks, if a process of another job has a group on one of its
- *       GPUs: kernels of two processes could block each other.
- *   <li>Three or more groups that run all-reduces of many MiB at once must call them in the same
- *       order: each leaves 32 SMs free while it waits for its peers.
- *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
- *       wait for each other. A group uses up to four streams: set {@code
- *       CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment if threads call three or more groups of
- *       a GPU in different orders.
- *   <li>Do not destroy a stream before the operations on it have ended.
- * </ul>
- *
- * <h2>CUDA graphs</h2>
- *
- * <ul>
- *   <li>{@link org.djlx.nativeops.cuda.CudaGraph#capture} records everything except NCCL
- *       operations, which throw. Messages are NCCL operations.
- *   <li>All ranks record an operation at the same position in their calls; this is compared.
- *   <li>All ranks launch their graphs equally often; this is not compared. A launch waits on the
- *       GPU for the launches of the other ranks.
- *   <li>Launches of graphs and operations outside of graphs run in the order of the calls, also on
- *       different streams: a stream waits for the group's last launch or operation. The order is
- *       the same on all ranks, as that of all operations; this is not compared.
- *   <li>Do not launch a graph after the group has been destroyed.
- *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
- *       the group. Its outputs hold arbitrary values, NaN included. The launch's stream is blocked
- *       until the group is broken, so your next call on the group throws the error.
+ *   <li>{@code design/all-reduce.md}, {@code design/collectives.md}: algorithms, streams, and what
+ *       NCCL runs
+ *   <li>{@code support.md}, Topologies: GPUs and links
+ *   <li>{@code process-groups.md}, cuda_p2p: when hosts wait, and CUDA graphs
+ *   <li>{@code operations.md}, Several groups on the same GPUs: the order of calls, and the
+ *       environment
  * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {
@@ -165,6 +49,25 @@ public final class CudaP2pOptions extends BackendOptions {
     private static final int MANY = 5; // ranks
     private static final String AUTOMATIC = "automatic";
     private static final long MAX_SIZE = 1L << 40; // beyond any GPU; sums do not overflow a long
+
+    /** The user's choice about an algorithm. */
+    private enum Choice {
+        AUTOMATIC,
+        YES,
+        NO;
+
+        static Choice of(boolean yes) {
+            return yes ? YES : NO;
+        }
+
+        boolean isYes(boolean automatic) {
+            return this == AUTOMATIC ? automatic : this == YES;
+        }
+
+        String text(String yes, String no) {
+            return this == AUTOMATIC ? "" : this == YES ? yes : no;
+        }
+    }
 
     private final Builder values; // never changed
     private final NcclOptions ncclOptions;
@@ -240,7 +143,7 @@ public final class CudaP2pOptions extends BackendOptions {
                 values.twoShotBytes == null ? AUTOMATIC : values.twoShotBytes,
                 values.topology == null ? "from NVML" : values.topology,
                 values.sharedGpus ? ", shared GPUs" : "",
-                values.direct == null ? "" : values.direct ? ", direct" : ", not direct",
+                values.direct.text(", direct", ", not direct"),
                 isCopyEngines() ? ", copy engines" : "",
                 ncclOptions.isVerify() ? ", verified" : "");
     }
@@ -252,12 +155,12 @@ public final class CudaP2pOptions extends BackendOptions {
 
     /** {@return whether copy engines run collectives, see {@link Builder#optCopyEngines}} */
     public boolean isCopyEngines() {
-        return values.copyEngines == null ? values.sharedGpus : values.copyEngines;
+        return values.copyEngines.isYes(values.sharedGpus);
     }
 
     /** {@return whether ranks of one process may read and write each other's tensors} */
     public boolean isDirect() {
-        return values.direct == null || values.direct;
+        return values.direct.isYes(true);
     }
 
     /**
@@ -268,7 +171,7 @@ public final class CudaP2pOptions extends BackendOptions {
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      */
     public boolean isDirect(int worldSize, boolean recorded) {
-        return values.direct != null ? values.direct : worldSize < MANY || recorded;
+        return values.direct.isYes(worldSize < MANY || recorded);
     }
 
     /** {@return the builder, with the defaults} */
@@ -286,8 +189,8 @@ public final class CudaP2pOptions extends BackendOptions {
         private Long twoShotBytes; // null: depends on the number of ranks, and on graphs
         private GpuTopology.Kind topology; // null: from NVML
         private boolean sharedGpus;
-        private Boolean direct; // null: depends on the number of ranks, and on graphs
-        private Boolean copyEngines; // null: only if ranks share GPUs
+        private Choice direct = Choice.AUTOMATIC; // by the number of ranks, and in graphs
+        private Choice copyEngines = Choice.AUTOMATIC; // only if ranks share GPUs
 
         private Builder() {}
 
@@ -339,12 +242,9 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Sets the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
-         * cube mesh.
-         *
-         * <p>While large all-reduce kernels wait for other ranks they occupy all SMs but 32. If
-         * other work should overlap, such as the backward pass during gradient reduction, set
-         * smaller limits here and in {@link #optTwoShotBytes}. Larger tensors then use algorithms
-         * with few SMs; see {@link #optDirect}.
+         * cube mesh. Large all-reduce kernels occupy all SMs but 32 while they wait for other
+         * ranks. With smaller limits here and in {@link #optTwoShotBytes}, other work can overlap:
+         * larger tensors use algorithms with few SMs, see {@link #optDirect}.
          *
          * @param bytes the size in bytes; unless set, 64 MiB for two ranks, 768 KiB divided by the
          *     number of other ranks for more, and 256 KiB in a hybrid cube mesh
@@ -377,42 +277,9 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
-         * NCCL does not support shared GPUs. All-reduces, all-gathers, reduce-scatters,
-         * all-to-alls, broadcasts and barriers run without NCCL, see {@link #optCopyEngines}; other
-         * collectives fail.
-         *
-         * <p>For ranks in one process:
-         *
-         * <ul>
-         *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
-         *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
-         *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
-         *       Where each rank of a process has a GPU of its own, do not set it: loading a library
-         *       would wait for running kernels of all GPUs of the process, and they for this rank.
-         *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
-         *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
-         *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,
-         *       those of all groups of the process, need more queues: four each.
-         *   <li>Neither setting helps if a rank loads a kernel while kernels of other ranks wait:
-         *       the load waits for these, and meanwhile no thread can launch on the GPU. cuBLAS
-         *       loads a kernel for a new matrix size. Before such a call let all ranks of all
-         *       groups on the GPU synchronise their streams and wait for each other on the host; if
-         *       several groups run on threads of their own, let one group after the other run every
-         *       size once. Otherwise an operation of any of these groups may time out. Kernels of
-         *       this project are loaded once for all ranks of a process.
-         *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
-         *       pinned, as {@code toFloatArray} and {@code getFloat} do. While the copy waits for
-         *       the stream, it holds a lock of the driver. Other ranks can then allocate no memory
-         *       and create no event on that GPU, not even the rank that the stream waits for: all
-         *       ranks wait until the timeout.
-         *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
-         *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
-         *       {@code cudaFree} waits for all kernels of the GPU, and during that time nothing can
-         *       be launched on the GPU.
-         * </ul>
-         *
-         * <p>Kernels that wait for peers use at most half of the SMs together. The other half is
-         * free for a matmul of the peer.
+         * NCCL does not support shared GPUs: collectives run without it (see {@link
+         * #optCopyEngines}), or fail. Ranks of one process need settings and care that {@code
+         * docs/operations.md}, Ranks that share a GPU, lists.
          *
          * @param shared true to share; false unless set
          * @return this builder
@@ -423,53 +290,35 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Allows the direct all-reduce for tensors that are too large for two-shot. Each rank reads
-         * and writes its part of all ranks' tensors, without a staging buffer, on a few SMs. NCCL
-         * is used instead if:
-         *
-         * <ul>
-         *   <li>ranks are separate processes, or not all GPUs are linked by NVLink;
-         *   <li>libtorch uses expandable segments ({@code expandable_segments}), which are not
-         *       peer-mapped;
-         *   <li>only NCCL supports the element type or the reduction.
-         * </ul>
+         * Allows the direct all-reduce for tensors that are too large for two-shot: each rank reads
+         * and writes its part of all ranks' tensors, without a staging buffer, on a few SMs. It
+         * needs ranks in one process, NVLink between all GPUs, and libtorch without {@code
+         * expandable_segments}.
          *
          * <p>After a failed direct all-reduce a late rank may still write to this rank's tensor. Do
-         * not use the tensor's values until all ranks have destroyed the group. Its memory is kept
-         * until then. Memory used in a graph is kept as long as the graph; if a replay has failed,
-         * until all ranks have destroyed the group.
+         * not use the tensor's values until all ranks have destroyed the group; its memory is kept
+         * until then.
          *
          * @param allowed true to allow it; unless set, it is allowed for up to four ranks and in
          *     graphs
          * @return this builder
          */
         public Builder optDirect(boolean allowed) {
-            this.direct = allowed;
+            this.direct = Choice.of(allowed);
             return this;
         }
 
         /**
          * Runs all-gathers, reduce-scatters and broadcasts of more than 1 MiB a rank, and barriers,
-         * as copies through the P2P buffers. Copy engines leave the SMs to concurrent computation,
-         * for example while a fully sharded trainer gathers parameters.
-         *
-         * <ul>
-         *   <li>Kernels run only to wait for the other ranks and, on at most 32 SMs, to reduce.
-         *   <li>Tensors larger than the buffers are copied in several rounds.
-         *   <li>Reductions run in rank order, as in {@link org.djlx.collectives.spi.Reductions}.
-         *   <li>Like fused operators, these collectives overwrite the P2P buffers.
-         *   <li>They can be captured in a CUDA graph, except reductions other than SUM and AVG of
-         *       float32, float16 and bfloat16.
-         *   <li>{@link ProcessGroup#withCopyEngines} does the same for some calls of a group.
-         *   <li>If ranks share GPUs, all-reduces without a kernel also run as copies.
-         *   <li>Without P2P buffers, NCCL runs all of them.
-         * </ul>
+         * as copies through the P2P buffers, which leave the SMs to concurrent computation. {@link
+         * ProcessGroup#withCopyEngines} does the same for some calls of a group. Without P2P
+         * buffers, NCCL runs all of them.
          *
          * @param used whether to use copy engines; by default, only if ranks share GPUs
          * @return this builder
          */
         public Builder optCopyEngines(boolean used) {
-            this.copyEngines = used;
+            this.copyEngines = Choice.of(used);
             return this;
         }
 

@@ -16,11 +16,27 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and
- * write, and signal words that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
+ * write, and signals that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
  *
  * <pre>
- *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
+ *   a rank's region:   | buffer: first half, second half | heap |
  * </pre>
+ *
+ * <ul>
+ *   <li><b>Region</b>: a rank's P2P memory. Offsets count from its start and are the same on all
+ *       ranks.
+ *   <li><b>Buffer</b>: the first {@link #bufferSize()} bytes, for data on its way. Its contents are
+ *       arbitrary when an operation starts.
+ *   <li><b>Half</b>: the part of the buffer that an operation writes, see {@link #half}. On CPUs,
+ *       operation n uses half n mod 2. On GPUs, operations use the second half; the first half is
+ *       that of FUSED operators.
+ *   <li><b>Heap</b>: the next {@link #heapSize()} bytes, for arrays of the {@link #allocator()}.
+ *   <li><b>Signal</b>: a word that one rank sets and one other rank waits for. A rank that sees a
+ *       signal also sees everything that the sender wrote before it (release and acquire).
+ *   <li><b>Channel</b>: tells the signals of two ranks apart; an operation sends one per channel.
+ *   <li><b>Epoch</b>: the value of an operation's signals, see {@link #epoch}. A signal is never
+ *       reset; its value only grows, modulo 2³².
+ * </ul>
  *
  * <p>Example: an operation that sends an array to the next rank.
  *
@@ -34,7 +50,7 @@ import org.djlx.nativeops.torch.Torch;
  *             operation -> {
  *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
  *                 int epoch = buffers.epoch(operation);
- *                 long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+ *                 long half = buffers.half(epoch);
  *                 int next = (group.rank() + 1) % ranks;
  *                 Torch.copy(view(buffers, manager, next, array, half), array);
  *                 for (int peer = 0; peer < ranks; peer++) {
@@ -53,17 +69,6 @@ import org.djlx.nativeops.torch.Torch;
  * }
  * }</pre>
  *
- * <h2>Signals</h2>
- *
- * <ul>
- *   <li>There is one signal word per channel, destination rank and source rank.
- *   <li>A word is an epoch counter: it only grows, is never reset, and is compared modulo 2³².
- *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote
- *       before it.
- *   <li>On GPUs, signals and waits run on the current stream, and methods return once they are
- *       enqueued. A timeout fails the operation's work, not the method that enqueued the wait.
- * </ul>
- *
  * <h2>Rules</h2>
  *
  * <ol>
@@ -72,13 +77,11 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
  *       rank counts them. Exception: {@linkplain #intraNodeBarrier(Operation, int...) barriers of
  *       some ranks}, which each pair of ranks counts.
- *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
- *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
- *       operation can start while a slower rank still reads the data of the previous operation.
- *   <li>On GPUs the epoch is always 1, so all operations use the second half; the first half is
- *       reserved. An operation must read all received data before it ends. {@linkplain
- *       P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to
- *       peer memory by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
+ *   <li>An operation writes only to its half of a peer's buffer. On CPUs it can then start while a
+ *       slower rank still reads the data of the previous operation.
+ *   <li>On GPUs, an operation reads all received data before it ends. {@linkplain P2pStream#put
+ *       Puts} wait until all ranks have reached the operation. Code that writes to peer memory by
+ *       other means (views, own kernels) calls {@link #intraNodeBarrier} first.
  *   <li>Copy to and from views of peers by {@link Torch#copy} or {@link P2pStream#put}. On GPUs
  *       these copies wait for this rank's stream only. {@code NDArray.copyTo} and other code of
  *       libtorch also waits for the current stream of the peer's GPU, which may wait for this rank.
@@ -86,6 +89,9 @@ import org.djlx.nativeops.torch.Torch;
  *       Before an operation writes to a peer's array, the peer must have finished with that array;
  *       a barrier ensures this.
  * </ol>
+ *
+ * <p>On GPUs, signals and waits run on the current stream, and methods return once they are
+ * enqueued. A timeout fails the operation's work, not the method that enqueued the wait.
  *
  * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException},
  * views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid.
@@ -132,6 +138,15 @@ public abstract class P2pBuffers {
     /** {@return the size of each rank's buffer in bytes; may be 0} */
     public final long bufferSize() {
         return bufferSize;
+    }
+
+    /**
+     * {@return the offset of the half of the buffer that an operation writes, in bytes}
+     *
+     * @param epoch the operation's {@linkplain #epoch epoch}
+     */
+    public final long half(int epoch) {
+        return epoch % 2 == 0 ? 0 : bufferSize / 2;
     }
 
     /** {@return the size in bytes of each rank's heap, which follows the buffer; may be 0} */

@@ -116,7 +116,7 @@ final class RandomOthers {
                             // Views do not wait for the ranks whose memory they are of.
                             buffers.intraNodeBarrier(operation);
                             int epoch = buffers.epoch(operation);
-                            long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+                            long half = buffers.half(epoch);
                             for (int peer = 0; peer < n; peer++) {
                                 long place = half + (long) group.rank() * Float.BYTES;
                                 Torch.copy(view(call, buffers, peer, 1, place), sent);

@@ -46,6 +46,20 @@ final class CudaP2pBuffers extends P2pBuffers {
     // The epoch of every operation, relative to the device's count.
     private static final int EPOCH = 1;
 
+    /** How the running operation is launched. */
+    private enum Launch {
+        SMALL, // it leaves room on the GPU for kernels of other groups
+        FILLS_GPU, // it has taken its turn
+        CAPTURED // into a graph, whose launches take the turns
+    }
+
+    /** How far a stream has come in the running operation. */
+    private enum Progress {
+        OUTSIDE, // the current stream has not entered, or nobody has asked for the side stream
+        ENTERED, // peers may write to this rank's memory
+        REACHED // all peers have entered: the stream may write to their memory
+    }
+
     private final P2pRegion region;
     private final CudaStream side;
     private CudaEvent entry; // created on first use
@@ -62,14 +76,11 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final IntSupplier turnBlocks;
     private Operation underWay; // being enqueued, or null
     private CudaStream running; // the current stream of that operation
-    private boolean captured; // whether that operation is captured into a graph
+    private Launch launch = Launch.SMALL;
     private long number; // of that operation's turn
-    private boolean fillsGpu; // the operation has taken its turn
-    private boolean entered;
+    private Progress progress = Progress.OUTSIDE; // of the current stream
+    private Progress sideProgress = Progress.OUTSIDE;
     private boolean entryMarked; // the event is recorded after the entry
-    private boolean sideUsed; // the operation has asked for the side stream
-    private boolean reached; // the current stream has waited for all peers to enter
-    private boolean sideReached; // the side stream has waited for all peers to enter
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
@@ -162,10 +173,10 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         Required.argument("takeTurn: operation", operation);
         requireUnderWay();
-        if (captured) {
+        if (launch == Launch.CAPTURED) {
             graphTurn().fill(running, operation.timeout());
-        } else if (!fillsGpu) {
-            fillsGpu = true;
+        } else if (launch == Launch.SMALL) {
+            launch = Launch.FILLS_GPU;
             for (GpuTurns.Launched earlier : turn.await(number, operation, operation.timeout())) {
                 earlier.order(running);
             }
@@ -195,7 +206,9 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         Required.argument("sideStream: operation", operation);
         enter();
-        sideUsed = true;
+        if (sideProgress == Progress.OUTSIDE) {
+            sideProgress = Progress.ENTERED;
+        }
         return sideStream.on(side, operation, false);
     }
 
@@ -213,15 +226,14 @@ final class CudaP2pBuffers extends P2pBuffers {
         Required.argument("exchange: operation", operation);
         requireUnderWay();
         checkRange(rank, offset, byteSize);
-        entered = true;
-        reached = true;
+        progress = Progress.REACHED;
         signals.exchange(running, offset, part, byteSize, operation.timeout());
         return true;
     }
 
     /** Returns whether the current stream has entered the operation. */
     boolean hasEntered() {
-        return entered;
+        return progress != Progress.OUTSIDE;
     }
 
     private CudaStream stream() {
@@ -231,8 +243,8 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
         requireUnderWay();
-        if (!entered) {
-            entered = true;
+        if (progress == Progress.OUTSIDE) {
+            progress = Progress.ENTERED;
             signals.enter(running);
         }
     }
@@ -264,21 +276,23 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Lets a stream wait until all peers have entered, before it first writes to them. */
     private void reach(CudaStream stream) {
         enter();
-        boolean isSide = stream == side;
-        if (isSide ? sideReached : reached) {
-            return;
+        if ((stream == side ? sideProgress : progress) != Progress.REACHED) {
+            setReached(stream);
+            signals.awaitEntered(stream, underWay.timeout());
         }
-        if (isSide) {
-            sideReached = true;
+    }
+
+    private void setReached(CudaStream stream) {
+        if (stream == side) {
+            sideProgress = Progress.REACHED;
         } else {
-            reached = true;
+            progress = Progress.REACHED;
         }
-        signals.awaitEntered(stream, underWay.timeout());
     }
 
     /** Returns whether the running operation is captured into a CUDA graph. */
     boolean isCapturing() {
-        return captured;
+        return launch == Launch.CAPTURED;
     }
 
     /** Enqueues an operation, or captures it into a graph if the stream is being captured. */
@@ -286,13 +300,10 @@ final class CudaP2pBuffers extends P2pBuffers {
             Operation operation, CudaStream stream, boolean captured, Consumer<Operation> body) {
         underWay = operation;
         running = stream;
-        this.captured = captured;
-        entered = false;
+        launch = captured ? Launch.CAPTURED : Launch.SMALL;
+        progress = Progress.OUTSIDE;
+        sideProgress = Progress.OUTSIDE;
         entryMarked = false;
-        sideUsed = false;
-        reached = false;
-        sideReached = false;
-        fillsGpu = false;
         try {
             if (captured) {
                 graphTurn(); // Counts each launch of the graph as a call.
@@ -306,13 +317,15 @@ final class CudaP2pBuffers extends P2pBuffers {
         } finally {
             underWay = null;
             running = null;
-            this.captured = false;
+            if (captured) {
+                launch = Launch.SMALL;
+            }
         }
     }
 
     /** Passes the operation's turn; the work is on the stream, with its end. */
     void enqueued(StreamWork work) {
-        if (fillsGpu) {
+        if (launch == Launch.FILLS_GPU) {
             turn.launched(number, work);
         } else {
             turn.passed(number);
@@ -375,7 +388,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         checkEpoch(value);
         if (peers != 0) {
             enter();
-            if (stream != side && sideUsed && !sideStream.isOrdered()) {
+            if (stream != side && sideProgress != Progress.OUTSIDE && !sideStream.isOrdered()) {
                 markEntry(); // Now: peers may wait for work that the side stream has yet to do.
             }
             signals.await(stream, channel, peers, operation.timeout());
@@ -433,11 +446,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         // awaitEntered() would not do: a peer may have worked since it entered.
         enter();
         signals.meet(stream, operation.timeout());
-        if (stream == side) {
-            sideReached = true;
-        } else {
-            reached = true;
-        }
+        setReached(stream);
     }
 
     /** Frees all but the region. */

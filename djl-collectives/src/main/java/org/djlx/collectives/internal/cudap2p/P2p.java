@@ -415,45 +415,47 @@ final class P2p {
             boolean inPlace =
                     info.isContiguous()
                             && (!direct || AllReduceKernels.isReachable(device, info.address()));
-            Reduction reduction = new Reduction(operation, tensor, algorithm, divisor, inPlace);
+            LongFunction<GpuCall.Body> reduction =
+                    address -> new Reduction(operation, algorithm, divisor, address);
             // Only works of the group's stream hold tensors that late peers may write to, make
             // copies before the call is published, and wait for the helper.
-            boolean here =
+            boolean onCurrent =
                     operation.isInOrder() && !direct && inPlace && group.collectives().isLaunched();
-            if (!here && !current.isCapturing()) {
+            if (!onCurrent && !current.isCapturing()) {
                 return group.run(operation, tensor, inPlace, current, reduction);
             }
-            Work work = queue.run(operation, current, reduction, List.of(tensor));
-            if (operation.isInOrder() && work instanceof StreamWork onCurrent) {
-                onCurrent.setOrdered();
+            Work work =
+                    queue.run(
+                            operation,
+                            current,
+                            (stream, captured) ->
+                                    reduceOnCurrent(
+                                            stream, tensor, info, inPlace, algorithm, reduction),
+                            List.of(tensor));
+            if (operation.isInOrder() && work instanceof StreamWork streamWork) {
+                streamWork.setOrdered();
             }
             return work;
         }
     }
 
-    /** An all-reduce by a kernel: on the caller's stream, or on the group's. */
-    private final class Reduction implements P2pQueue.Body, LongFunction<GpuCall.Body> {
+    /** A kernel that reduces the elements at an address, on a stream that was chosen before. */
+    private final class Reduction implements GpuCall.Body {
 
         private final Operation operation;
-        private final NDArray tensor;
         private final Algorithm algorithm;
         private final float divisor;
-        private final boolean inPlace; // the kernel needs no copy of the tensor
+        private final long address;
 
-        Reduction(
-                Operation operation,
-                NDArray tensor,
-                Algorithm algorithm,
-                float divisor,
-                boolean inPlace) {
+        Reduction(Operation operation, Algorithm algorithm, float divisor, long address) {
             this.operation = operation;
-            this.tensor = tensor;
             this.algorithm = algorithm;
             this.divisor = divisor;
-            this.inPlace = inPlace;
+            this.address = address;
         }
 
-        private void enqueue(CudaStream stream, long address) {
+        @Override
+        public void enqueue(CudaStream stream) {
             TensorInfo info = operation.tensor();
             kernels.enqueue(
                     stream,
@@ -466,39 +468,40 @@ final class P2p {
         }
 
         @Override
-        public void enqueue(CudaStream stream, boolean captured) {
-            TensorInfo info = operation.tensor();
-            if (inPlace) {
-                keepInGraph(tensor, algorithm);
-                enqueue(stream, info.address());
-                return;
-            }
-            try (NDArray copy =
-                    Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
-                stream.keepAlive(copy);
-                keepInGraph(copy, algorithm);
-                NoGradient.run(
-                        () -> {
-                            Torch.copy(copy, tensor);
-                            enqueue(stream, Torch.dataPointer(copy));
-                            Torch.copy(tensor, copy);
-                        });
-            }
+        public void releaseFailed(Runnable release) {
+            lateWriters.release(release, algorithm == Algorithm.DIRECT);
         }
+    }
 
-        @Override
-        public GpuCall.Body apply(long address) {
-            return new GpuCall.Body() {
-                @Override
-                public void enqueue(CudaStream stream) {
-                    Reduction.this.enqueue(stream, address);
-                }
-
-                @Override
-                public void releaseFailed(Runnable release) {
-                    lateWriters.release(release, algorithm == Algorithm.DIRECT);
-                }
-            };
+    /**
+     * Reduces a tensor on the caller's current stream.
+     *
+     * @param info the tensor's type, shape and address
+     * @param inPlace whether the kernel can use the tensor's memory, and needs no copy
+     * @param reduction creates the kernel launch, given the address of contiguous elements
+     */
+    private void reduceOnCurrent(
+            CudaStream current,
+            NDArray tensor,
+            TensorInfo info,
+            boolean inPlace,
+            Algorithm algorithm,
+            LongFunction<GpuCall.Body> reduction) {
+        if (inPlace) {
+            keepInGraph(tensor, algorithm);
+            reduction.apply(info.address()).enqueue(current);
+            return;
+        }
+        try (NDArray copy =
+                Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
+            current.keepAlive(copy);
+            keepInGraph(copy, algorithm);
+            NoGradient.run(
+                    () -> {
+                        Torch.copy(copy, tensor);
+                        reduction.apply(Torch.dataPointer(copy)).enqueue(current);
+                        Torch.copy(tensor, copy);
+                    });
         }
     }
 
