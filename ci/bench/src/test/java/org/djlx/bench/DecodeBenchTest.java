@@ -18,7 +18,7 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Quantization;
@@ -133,7 +133,7 @@ class DecodeBenchTest {
                         1,
                         0,
                         false,
-                        KvCache.Dtype.AUTO);
+                        KvCacheDtype.AUTO);
         assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization));
     }
 

@@ -9,7 +9,7 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Rope;
@@ -44,7 +44,7 @@ class DecodePeerTest {
                         1,
                         0,
                         false,
-                        KvCache.Dtype.AUTO);
+                        KvCacheDtype.AUTO);
         return DecodePeer.run(
                 "sh", script, DecodePeer.arguments(config, 2, 5, new int[] {1, 8}, 7));
     }

@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm;
 
 import java.util.List;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 
 /**
  * A generated token and the text that it completes. The concatenated texts of all pieces of a

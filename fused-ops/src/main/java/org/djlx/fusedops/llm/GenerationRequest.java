@@ -6,13 +6,14 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
 import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.sampling.SamplingOptions;
 
 /**
  * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
  * to the logits in this order, as in vLLM: grammar, bias, repetition penalty, frequency penalty,
  * presence penalty, temperature, min-p, top-k, top-p. Immutable.
  */
-public final class GenerationRequest {
+public final class GenerationRequest implements SamplingOptions {
 
     /** The largest number of {@linkplain Builder#optTopLogProbabilities most probable tokens}. */
     public static final int MAX_TOP_LOG_PROBABILITIES = 20;
@@ -43,29 +44,27 @@ public final class GenerationRequest {
         return values.maxNewTokens;
     }
 
-    /** {@return the temperature; 0 for greedy sampling} */
+    @Override
     public double temperature() {
         return values.temperature;
     }
 
-    /** {@return top-k: the number of most probable tokens to sample from; 0 for all} */
+    @Override
     public int topK() {
         return values.topK;
     }
 
-    /**
-     * {@return top-p: the cumulative probability of the tokens to sample from; 1 for all tokens}
-     */
+    @Override
     public double topP() {
         return values.topP;
     }
 
-    /** {@return the repetition penalty; 1 for none} */
+    @Override
     public double repetitionPenalty() {
         return values.repetitionPenalty;
     }
 
-    /** {@return the seed, if one was set} */
+    @Override
     public OptionalLong seed() {
         return values.seed == null ? OptionalLong.empty() : OptionalLong.of(values.seed);
     }
@@ -88,30 +87,27 @@ public final class GenerationRequest {
         return values.ignoreEndOfText;
     }
 
-    /**
-     * {@return min-p: the least probability of the tokens to sample from, relative to the most
-     * probable token; 0 for all tokens}
-     */
+    @Override
     public double minP() {
         return values.minP;
     }
 
-    /** {@return what is subtracted from a logit for each time its token was generated} */
+    @Override
     public double frequencyPenalty() {
         return values.frequencyPenalty;
     }
 
-    /** {@return what is subtracted from the logits of generated tokens} */
+    @Override
     public double presencePenalty() {
         return values.presencePenalty;
     }
 
-    /** {@return what is added to the logits of some tokens} */
+    @Override
     public Map<Integer, Double> logitBias() {
         return values.logitBias;
     }
 
-    /** {@return the number of tokens to generate before a stop token or stop string counts} */
+    @Override
     public int minNewTokens() {
         return values.minNewTokens;
     }
@@ -121,7 +117,7 @@ public final class GenerationRequest {
         return Optional.ofNullable(values.grammar);
     }
 
-    /** {@return how many of the most probable tokens each piece lists} */
+    @Override
     public int topLogProbabilities() {
         return values.topLogProbabilities;
     }

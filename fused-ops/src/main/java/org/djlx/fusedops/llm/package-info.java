@@ -13,7 +13,6 @@
  *       conditions
  *   <li>{@link org.djlx.fusedops.llm.GeneratorStatistics} - counters of a generator
  *   <li>{@link org.djlx.fusedops.llm.TextGenerator} - generates text for many requests at a time
- *   <li>{@link org.djlx.fusedops.llm.TokenLogProbability} - a token that could have been generated
  * </ul>
  */
 package org.djlx.fusedops.llm;

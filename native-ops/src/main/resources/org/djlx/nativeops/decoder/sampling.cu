@@ -143,7 +143,7 @@ struct Most {
   float logit;
 };
 
-const int MAX_MOST = 20;
+const int MAX_TOP_LOGPROBS = 20;
 
 struct Sampling {
   Top* top;           // of each row; pinned host memory
@@ -157,7 +157,7 @@ struct Sampling {
   u64 ranks;
   u64 rows;
   const int* tokens;  // input token of each row. SAMPLED: `edits` does not count it yet
-  Most* most;         // (rows, MAX_MOST), in no order; pinned host memory
+  Most* most;         // (rows, MAX_TOP_LOGPROBS), in no order; pinned host memory
   u32* edited;        // (rows, width) in float32, rows `edited_stride` elements apart; needed only for rows with edits
   u64 edited_stride;
 };
@@ -518,7 +518,7 @@ __device__ __forceinline__ void sample_row(const Sampling& args, SamplingShared&
   }
   // Step 2: what is reported of the unedited logits.
   if (parameters.most > 0 || (!edits && parameters.given < 0)) row.find_group_keys();
-  if (parameters.most > 0) row.list(parameters.most, args.most + index * MAX_MOST);
+  if (parameters.most > 0) row.list(parameters.most, args.most + index * MAX_TOP_LOGPROBS);
   if (parameters.given >= 0 || (!edits && parameters.scale == 0)) {
     if (is_first) store_sampled(parameters.given >= 0 ? parameters.given : (u64)top.token);
     return;

@@ -21,11 +21,11 @@ import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.host.FileWrites;
 import org.djlx.nativeops.torch.ScalarType;
 
@@ -79,7 +79,7 @@ final class LlamaDirectory {
                 1,
                 0,
                 false,
-                KvCache.Dtype.AUTO);
+                KvCacheDtype.AUTO);
     }
 
     /**
@@ -89,7 +89,7 @@ final class LlamaDirectory {
      */
     static List<TensorSpec> tensors(ModelConfig config) {
         List<TensorSpec> specs = new ArrayList<>();
-        ModelWeights.shapes(config)
+        WeightMap.shapes(config)
                 .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         return specs;
     }

@@ -17,7 +17,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.djl.LoadingProgress;
 import org.djlx.fusedops.llm.engine.TextEngine;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
@@ -98,7 +98,7 @@ public final class ModelOptions {
             description =
                     "How the KV cache stores keys and values, one of ${COMPLETION-CANDIDATES}; fp8"
                             + " is for GPUs; auto, in the model's type, if not given.")
-    private KvCache.Dtype kvCacheDtype = KvCache.Dtype.AUTO;
+    private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
 
     @Option(
             names = "--no-prefix-caching",

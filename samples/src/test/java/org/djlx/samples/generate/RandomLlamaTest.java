@@ -18,7 +18,7 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Rope;
@@ -49,7 +49,7 @@ class RandomLlamaTest {
                     1,
                     0,
                     false,
-                    KvCache.Dtype.AUTO);
+                    KvCacheDtype.AUTO);
 
     @TempDir private Path folder;
 

@@ -13,7 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**

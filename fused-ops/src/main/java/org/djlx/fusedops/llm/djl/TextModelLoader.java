@@ -24,7 +24,7 @@ import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
@@ -213,7 +213,7 @@ public final class TextModelLoader implements ParallelModelLoader {
                 left,
                 "kv_cache_dtype",
                 "auto or fp8",
-                value -> KvCache.Dtype.valueOf(value.toUpperCase(Locale.ROOT)),
+                value -> KvCacheDtype.valueOf(value.toUpperCase(Locale.ROOT)),
                 builder::optKvCacheDtype);
         set(
                 left,

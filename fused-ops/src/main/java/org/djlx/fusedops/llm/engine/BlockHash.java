@@ -4,7 +4,7 @@ package org.djlx.fusedops.llm.engine;
 import java.nio.ByteBuffer;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.ops.KvCache;
 
 /**
  * Identifies the tokens of a full block and all tokens before them: the SHA-256 of the previous

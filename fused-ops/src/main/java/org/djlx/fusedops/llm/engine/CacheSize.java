@@ -12,9 +12,9 @@ import java.util.Collections;
 import java.util.List;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.TransformerModel;
+import org.djlx.fusedops.llm.ops.KvCache;
+import org.djlx.fusedops.llm.ops.TransformerModel;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /** Chooses the size of the KV cache from the memory that the devices have left. */

@@ -13,7 +13,7 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.ops.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;

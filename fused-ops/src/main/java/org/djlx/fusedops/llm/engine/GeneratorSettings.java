@@ -10,10 +10,10 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelKernels;
 import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.ops.KvCache;
+import org.djlx.fusedops.llm.ops.ModelKernels;
 
 /**
  * The checked options of a {@link TextEngine}; its builder describes them.

@@ -3,7 +3,7 @@ package org.djlx.fusedops.llm.engine;
 
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.ops.KvCache;
 
 /**
  * Gives sequences the blocks of the KV cache as they grow. With prefix caching, a sequence starts

@@ -5,7 +5,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.pool.RankWorker;
-import org.djlx.fusedops.llm.model.TransformerModel;
+import org.djlx.fusedops.llm.ops.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;

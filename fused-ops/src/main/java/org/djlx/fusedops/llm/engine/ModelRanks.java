@@ -14,12 +14,13 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
-import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelKernels;
-import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.fusedops.llm.model.Quantization;
-import org.djlx.fusedops.llm.model.TransformerModel;
+import org.djlx.fusedops.llm.model.WeightMap;
+import org.djlx.fusedops.llm.ops.KvCache;
+import org.djlx.fusedops.llm.ops.ModelKernels;
+import org.djlx.fusedops.llm.ops.ModelWeights;
+import org.djlx.fusedops.llm.ops.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -50,11 +51,11 @@ record ModelRanks(
         int ranks = settings.ranks();
         try (Safetensors files = Safetensors.open(directory)) {
             try {
-                ModelWeights.check(config, files);
+                WeightMap.check(config, files);
             } catch (IllegalArgumentException e) {
                 throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
             }
-            long weightBytes = ModelWeights.byteSize(config, ranks);
+            long weightBytes = WeightMap.byteSize(config, ranks);
             String memory =
                     String.format(
                             "%.1f MB of weights on each of %s%s",
@@ -123,7 +124,7 @@ record ModelRanks(
             return false;
         }
         return settings.quantization() != Quantization.NONE
-                || ModelWeights.shapes(config).keySet().stream()
+                || WeightMap.shapes(config).keySet().stream()
                         .allMatch(name -> files.spec(name).type() == config.type());
     }
 
@@ -158,7 +159,7 @@ record ModelRanks(
         KvCache cache = null;
         try {
             boolean maps = inPlace && settings.quantization() == Quantization.NONE;
-            long mappedBytes = maps ? ModelWeights.byteSize(config, 1) : 0;
+            long mappedBytes = maps ? WeightMap.byteSize(config, 1) : 0;
             int slots =
                     CacheSize.blocks(config, settings, group, mappedBytes) * KvCache.BLOCK_TOKENS;
             if (group.rank() == 0) {

@@ -10,9 +10,9 @@ import java.util.concurrent.RejectedExecutionException;
 import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratorStatistics;
-import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.ops.KvCache;
+import org.djlx.fusedops.llm.ops.TokenBatch;
 
 /**
  * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the

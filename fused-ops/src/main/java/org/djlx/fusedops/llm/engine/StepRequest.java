@@ -10,7 +10,7 @@ import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.pool.RequestCodec;
-import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.ops.TokenBatch;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;

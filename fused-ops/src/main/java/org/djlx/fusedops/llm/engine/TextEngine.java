@@ -20,11 +20,11 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelKernels;
 import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.model.SamplingDefaults;
+import org.djlx.fusedops.llm.ops.ModelKernels;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.TextTokenizer;
@@ -220,7 +220,7 @@ public final class TextEngine implements TextGenerator {
         // Package-private fields are read by GeneratorSettings.
         private Path directory;
         private DataType type; // null for that of config.json
-        private KvCache.Dtype kvCacheDtype = KvCache.Dtype.AUTO;
+        private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
         Quantization quantization = Quantization.NONE;
         List<Device> devices = List.of();
         Integer ranks;
@@ -432,10 +432,10 @@ public final class TextEngine implements TextGenerator {
          * needs GPUs and a model that has {@linkplain ModelKernels kernels}; otherwise {@link
          * #build} throws an {@link IllegalArgumentException}.
          *
-         * @param dtype how to store them, the same on all ranks; default {@link KvCache.Dtype#AUTO}
+         * @param dtype how to store them, the same on all ranks; default {@link KvCacheDtype#AUTO}
          * @return this builder
          */
-        public Builder optKvCacheDtype(KvCache.Dtype dtype) {
+        public Builder optKvCacheDtype(KvCacheDtype dtype) {
             kvCacheDtype = dtype;
             return this;
         }

@@ -13,9 +13,9 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * What is particular to an architecture: how its {@code config.json} is read, where its weights
- * are, and what its layers compute. A subclass describes its layers as data; {@link
- * TransformerModel} computes them. To add one, write a subclass and add it to {@link #ALL}; see
- * {@code docs/design/models.md}.
+ * are, and what its layers compute. A subclass describes its layers as data; one forward pass
+ * computes them. To add one, write a subclass and add it to {@link #ALL}; see {@code
+ * docs/design/models.md}.
  */
 abstract class Architecture {
 
@@ -34,7 +34,7 @@ abstract class Architecture {
                             Map.entry("qwen3_moe", new Qwen3Moe())));
 
     /** Reads a {@code config.json}. */
-    static ModelConfig read(ConfigEntries json, KvCache.Dtype kvCacheDtype) {
+    static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
         String type = json.text("model_type", "");
         Architecture architecture = ALL.get(type);
         check(
@@ -71,7 +71,7 @@ abstract class Architecture {
         return 0;
     }
 
-    private ModelConfig config(String type, ConfigEntries json, KvCache.Dtype kvCacheDtype) {
+    private ModelConfig config(String type, ConfigEntries json, KvCacheDtype kvCacheDtype) {
         int hidden = json.integer("hidden_size", null);
         int heads = json.integer("num_attention_heads", null);
         int count = json.integer("num_hidden_layers", null);

@@ -24,8 +24,13 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
         return new LayerConfig(Attention.of(rope, headSize, false), mlp, false);
     }
 
-    /** Returns this layer with experts in place of its MLP. */
-    LayerConfig withExperts(int intermediateSize, Experts experts) {
+    /**
+     * {@return this layer with experts in place of its MLP}
+     *
+     * @param intermediateSize the intermediate size of an expert
+     * @param experts the experts
+     */
+    public LayerConfig withExperts(int intermediateSize, Experts experts) {
         Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
         return new LayerConfig(attention, mixture, postNorms);
     }
@@ -63,7 +68,12 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, 0, 1 / Math.sqrt(headSize), 0, bias, bias, false);
         }
 
-        Attention withWindow(int tokens) {
+        /**
+         * {@return this attention with another window}
+         *
+         * @param tokens the number of tokens that a token attends to, itself included; 0 for all
+         */
+        public Attention withWindow(int tokens) {
             check(tokens >= 0, "sliding_window must be 1 or more, not %d", tokens);
             return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
         }
@@ -72,8 +82,13 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, window, scale, cap, inputBias, outputBias, true);
         }
 
-        /** Returns whether all tokens of a sequence are attended to, by softmax of the scores. */
-        boolean isPlain(int headSize, int length) {
+        /**
+         * {@return whether all tokens of a sequence are attended to, by softmax of the scores}
+         *
+         * @param headSize the head size
+         * @param length the length of the sequence
+         */
+        public boolean isPlain(int headSize, int length) {
             boolean all = window == 0 || length <= window;
             return all && cap == 0 && scale == 1 / Math.sqrt(headSize);
         }

@@ -54,7 +54,7 @@ public record ModelConfig(
         double embeddingScale,
         double logitCap,
         boolean addsOneToNorms,
-        KvCache.Dtype kvCacheDtype) {
+        KvCacheDtype kvCacheDtype) {
 
     static final int MAX_LAYERS = 10_000; // bounds the list of tensor names
     static final int MAX_SIZE = 1 << 24; // so that the product of two sizes fits a long
@@ -81,7 +81,7 @@ public record ModelConfig(
      * @throws IllegalArgumentException if a value is out of range
      */
     public ModelConfig {
-        check(kvCacheDtype != null, "the KV cache dtype is null; use KvCache.Dtype.AUTO");
+        check(kvCacheDtype != null, "the KV cache dtype is null; use KvCacheDtype.AUTO");
         size("vocab_size", vocabularySize);
         size("hidden_size", hiddenSize);
         checkLayers(layerConfigs.size());
@@ -135,7 +135,7 @@ public record ModelConfig(
      *     message names the file and the entry
      */
     public static ModelConfig read(Path directory) throws IOException {
-        return read(directory, null, KvCache.Dtype.AUTO);
+        return read(directory, null, KvCacheDtype.AUTO);
     }
 
     /**
@@ -149,7 +149,7 @@ public record ModelConfig(
      * @throws IOException if a file cannot be read
      * @throws IllegalArgumentException if the architecture, an entry or the type is not supported
      */
-    public static ModelConfig read(Path directory, DataType type, KvCache.Dtype kvCacheDtype)
+    public static ModelConfig read(Path directory, DataType type, KvCacheDtype kvCacheDtype)
             throws IOException {
         Path file = directory.resolve("config.json");
         JsonObject json = object(file);

@@ -2,11 +2,10 @@
 package org.djlx.fusedops.llm.model;
 
 import java.util.Locale;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
 
 /**
  * How the weights of projections are stored. Loading a model rounds them to the nearest number. The
- * embedding, routers, norms and biases keep the model's type, and {@link KvCache.Dtype} says how
+ * embedding, routers, norms and biases keep the model's type, and {@link KvCacheDtype} says how
  * keys and values are stored; an embedding that is also the output matrix is stored twice.
  * Activations are rounded, too:
  *
@@ -17,7 +16,7 @@ import org.djlx.fusedops.llm.ops.DecoderKernels;
  *   <li>on GPUs, with INT4: not
  * </ul>
  *
- * <p>On GPUs, quantization needs one rank and a model that has {@linkplain ModelKernels kernels}.
+ * <p>On GPUs, quantization needs one rank and a model that has kernels.
  */
 public enum Quantization {
     /** In the model's type. */
@@ -35,23 +34,8 @@ public enum Quantization {
     INT4;
 
     /** {@return the bits of a weight on GPUs, without scales} */
-    int gpuBits() {
+    public int gpuBits() {
         return this == NONE ? 16 : this == FP8 ? 8 : 4;
-    }
-
-    /**
-     * {@return the largest number of rows that {@link DecoderKernels#matmul} multiplies at a time}
-     *
-     * <p>Steps of more rows use a {@code WideMatmul} or cuBLASLt, unless the engine is
-     * batch-invariant; their bits depend on the number of rows. With INT4 the kernel runs again for
-     * each further 32 rows.
-     */
-    int gpuRows(boolean batchInvariant) {
-        return switch (this) {
-            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
-            case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
-            default -> DecoderKernels.QUANTIZED_ROWS;
-        };
     }
 
     @Override

@@ -264,13 +264,20 @@ public record Rope(
         return frequencies;
     }
 
-    /** Returns the number of rotated pairs of a head. */
-    int pairs() {
+    /** {@return the number of rotated pairs of a head} */
+    public int pairs() {
         return divisors.size();
     }
 
-    /** Computes cosines and sines, (positions, headSize / 2) each. */
-    void fillTables(int headSize, int positions, float[] cosines, float[] sines) {
+    /**
+     * Computes cosines and sines, (positions, headSize / 2) each.
+     *
+     * @param headSize the head size
+     * @param positions the number of positions
+     * @param cosines receives the cosines
+     * @param sines receives the sines
+     */
+    public void fillTables(int headSize, int positions, float[] cosines, float[] sines) {
         int half = headSize / 2;
         double[] frequencies = frequencies(headSize, 0, positions);
         for (int position = 0; position < positions; position++) {

@@ -7,7 +7,7 @@ import java.util.List;
  * The parts of a layer's weights, by the names of most architectures. Parts that an architecture
  * gives the same name are rows of one tensor, in the order of this list.
  */
-enum TensorPart {
+public enum TensorPart {
     ATTENTION_NORM("input_layernorm", Division.NONE),
     QUERIES("self_attn.q_proj", Division.ROWS),
     KEYS("self_attn.k_proj", Division.KV_HEADS),
@@ -32,7 +32,7 @@ enum TensorPart {
     static final List<TensorPart> EXPERT = List.of(EXPERT_GATE, EXPERT_UP, EXPERT_DOWN);
 
     /** How ranks divide a part. */
-    enum Division {
+    public enum Division {
         /** Each rank has all. */
         NONE,
         /** By outputs: column parallel. */

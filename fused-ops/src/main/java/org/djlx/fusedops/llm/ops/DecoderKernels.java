@@ -49,14 +49,8 @@ public final class DecoderKernels implements AutoCloseable {
     /** The bytes of the sampling parameters of a row for {@link #sample}, a multiple of 8. */
     public static final int SAMPLING_BYTES = 80;
 
-    /** The bytes of an edit of a logit: an int and two more of 4 bytes; see {@link Sampling}. */
-    public static final int EDIT_BYTES = 12;
-
-    /** Marks, in the count of an edit, a token of the prompt. */
-    public static final int IN_PROMPT = 1 << 30;
-
     /** The most logits that {@link #sample} lists for a row. */
-    public static final int MAX_MOST = 20;
+    public static final int MAX_TOP_LOGPROBS = 20;
 
     /** The bytes of a listed logit: its token as an int, and a float. */
     public static final int MOST_BYTES = 8;
@@ -611,8 +605,8 @@ public final class DecoderKernels implements AutoCloseable {
      *       <li>a long, top-k; 0 for all tokens
      *       <li>a double, min-p; 0 for all tokens
      *       <li>the address of edits, in pinned memory: for each of distinct tokens an int, the
-     *           token; an int, how often it was generated, plus {@value #IN_PROMPT} if the prompt
-     *           has it; a float, its bias. 0 if the logits are not edited
+     *           token; an int, how often it was generated, plus 2^30 if the prompt has it; a float,
+     *           its bias. 0 if the logits are not edited
      *       <li>the address of a bit for each token, in pinned memory: 1 if it is allowed. 0 if all
      *           are
      *       <li>an int, the number of edits
@@ -625,7 +619,7 @@ public final class DecoderKernels implements AutoCloseable {
      *     {@code width}, {@code stride} apart
      * @param stride the distance between rows, in elements
      * @param tokens the tokens of {@link #embed}: edits do not count the {@link #LAST_SAMPLED} yet
-     * @param most receives the listed logits of each row, {@value #MAX_MOST} times {@value
+     * @param most receives the listed logits of each row, {@value #MAX_TOP_LOGPROBS} times {@value
      *     #MOST_BYTES} bytes a row; may be pinned memory
      * @param edited temporary memory for {@code width} floats of each row; used by rows with edits
      * @param editedStride the distance between its rows, in floats

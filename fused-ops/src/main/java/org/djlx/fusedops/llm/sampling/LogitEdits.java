@@ -2,7 +2,6 @@
 package org.djlx.fusedops.llm.sampling;
 
 import java.util.function.Supplier;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
 
 /**
  * Changes to the logits of one token of a sequence, computed in float32 before the temperature, in
@@ -29,10 +28,10 @@ public record LogitEdits(
         Supplier<int[]> allowed) {
 
     /** Marks a token of the prompt in a count of {@link #entries}. */
-    public static final int IN_PROMPT = DecoderKernels.IN_PROMPT;
+    public static final int IN_PROMPT = 1 << 30;
 
     /** The ints of an entry. */
-    public static final int ENTRY = DecoderKernels.EDIT_BYTES / Integer.BYTES;
+    public static final int ENTRY = 3;
 
     /** Changes the logits of all tokens. */
     void apply(float[] logits) {

@@ -7,7 +7,6 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.ScalarType;

@@ -9,8 +9,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.SplittableRandom;
 import java.util.function.Supplier;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.TokenLogProbability;
 
 /**
  * Samples the next tokens of one sequence. A sampler gives the {@linkplain #next parameters} of
@@ -39,7 +37,7 @@ public final class Sampler {
         }
     }
 
-    private final GenerationRequest request;
+    private final SamplingOptions options;
     private final SplittableRandom random;
     private final Set<Integer> stopTokens;
     private final float repetitionPenalty;
@@ -54,29 +52,29 @@ public final class Sampler {
     /**
      * Creates the sampler of a sequence.
      *
-     * @param request has the sampling parameters
+     * @param options how tokens are sampled
      * @param prompt the tokens of the prompt, to which the repetition penalty applies
      * @param stopTokens the tokens that end the sequence
      */
-    public Sampler(GenerationRequest request, int[] prompt, Set<Integer> stopTokens) {
-        this.request = request;
+    public Sampler(SamplingOptions options, int[] prompt, Set<Integer> stopTokens) {
+        this.options = options;
         this.stopTokens = stopTokens;
         // Clamped, because a float of 0 or infinity would make logits NaN.
-        double requested = request.repetitionPenalty();
+        double requested = options.repetitionPenalty();
         repetitionPenalty =
                 (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
         random =
-                request.seed().isPresent()
-                        ? new SplittableRandom(request.seed().getAsLong())
+                options.seed().isPresent()
+                        ? new SplittableRandom(options.seed().getAsLong())
                         : new SplittableRandom();
         penalizes =
                 repetitionPenalty != 1
-                        || request.frequencyPenalty() != 0
-                        || request.presencePenalty() != 0;
-        request.logitBias()
+                        || options.frequencyPenalty() != 0
+                        || options.presencePenalty() != 0;
+        options.logitBias()
                 .forEach(
                         (token, bias) -> set(token, 2, Float.floatToRawIntBits(bias.floatValue())));
-        if (request.minNewTokens() > 0) {
+        if (options.minNewTokens() > 0) {
             stopTokens.forEach(this::place);
         }
         if (repetitionPenalty != 1) {
@@ -139,24 +137,24 @@ public final class Sampler {
 
     /** {@return the parameters of the next token} Uses up a random number. */
     public SamplingParameters next() {
-        boolean mayStop = sampled++ >= request.minNewTokens();
-        double temperature = request.temperature();
+        boolean mayStop = sampled++ >= options.minNewTokens();
+        double temperature = options.temperature();
         boolean greedy = temperature == 0;
         return new SamplingParameters(
                 temperature,
-                greedy ? 0 : request.topK(),
-                greedy ? 1 : request.topP(),
-                greedy ? 0 : request.minP(),
+                greedy ? 0 : options.topK(),
+                greedy ? 1 : options.topP(),
+                greedy ? 0 : options.minP(),
                 greedy ? 0 : random.nextLong(),
                 -1,
-                request.topLogProbabilities(),
+                options.topLogProbabilities(),
                 edits(mayStop));
     }
 
     private LogitEdits edits(boolean mayStop) {
         boolean forbids = !mayStop && !stopTokens.isEmpty();
         Supplier<int[]> bits = constraint == null ? null : constraint.prepare();
-        if (!penalizes && !forbids && bits == null && request.logitBias().isEmpty()) {
+        if (!penalizes && !forbids && bits == null && options.logitBias().isEmpty()) {
             return null;
         }
         int[] now = Arrays.copyOf(entries, places.size() * LogitEdits.ENTRY);
@@ -166,8 +164,8 @@ public final class Sampler {
         }
         return new LogitEdits(
                 repetitionPenalty,
-                (float) request.frequencyPenalty(),
-                (float) request.presencePenalty(),
+                (float) options.frequencyPenalty(),
+                (float) options.presencePenalty(),
                 now,
                 bits);
     }

@@ -17,7 +17,11 @@
  *   <li>{@link org.djlx.fusedops.llm.sampling.Logits} - the logits of several sequences, on the
  *       device
  *   <li>{@link org.djlx.fusedops.llm.sampling.Sampler} - samples the next token of a sequence
+ *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingOptions} - how the tokens of a sequence are
+ *       sampled
  *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingParameters} - how one token is sampled
+ *   <li>{@link org.djlx.fusedops.llm.sampling.TokenLogProbability} - a token that could have been
+ *       generated
  *   <li>{@link org.djlx.fusedops.llm.sampling.Vocabulary} - the bytes of a model's tokens, and the
  *       tokens that a grammar allows next
  * </ul>

@@ -25,8 +25,8 @@ import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.fusedops.nn.ColumnParallelLinear;
 import org.djlx.fusedops.nn.Lora;
 import org.djlx.fusedops.nn.ParallelEmbedding;
@@ -266,13 +266,13 @@ public final class TrainableModel {
         }
         check(manager != null, "the manager is null");
         try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(config, files);
+            WeightMap.check(config, files);
             block.setInitializer(Initializer.ZEROS, each -> !isOfAdapter(each.getName()));
             block.initialize(
                     manager,
                     DataType.FLOAT32,
                     sequenceLength > 0 ? new Shape(sequenceLength) : new Shape(1, 1));
-            for (String name : ModelWeights.shapes(config).keySet()) {
+            for (String name : WeightMap.shapes(config).keySet()) {
                 read(files, name, name, manager);
             }
         }
@@ -343,7 +343,7 @@ public final class TrainableModel {
     public void save(Path out) throws IOException {
         check(out != null, "the directory to write is null");
         List<TensorSpec> specs = new ArrayList<>();
-        ModelWeights.shapes(config)
+        WeightMap.shapes(config)
                 .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         write(
                 specs,
@@ -398,7 +398,7 @@ public final class TrainableModel {
     }
 
     private List<TensorSpec> adapterSpecs() {
-        Map<String, Shape> shapes = ModelWeights.shapes(config);
+        Map<String, Shape> shapes = WeightMap.shapes(config);
         List<TensorSpec> specs = new ArrayList<>();
         for (String name : slots.keySet()) {
             if (isOfAdapter(name)) {

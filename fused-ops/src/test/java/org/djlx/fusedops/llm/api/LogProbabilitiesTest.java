@@ -7,7 +7,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
 import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;
 

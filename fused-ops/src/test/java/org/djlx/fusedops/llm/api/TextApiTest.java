@@ -29,7 +29,7 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;

@@ -8,7 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.Set;
 import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.ops.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.junit.jupiter.api.Test;
 

@@ -10,7 +10,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
-import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.ops.TokenBatch;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.junit.jupiter.api.Test;

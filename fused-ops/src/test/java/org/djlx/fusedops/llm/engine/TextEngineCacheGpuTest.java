@@ -18,11 +18,12 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.ops.KvCache;
 import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -60,7 +61,7 @@ class TextEngineCacheGpuTest {
     /** Steps overlap: a sequence is preempted while its next token is computed. */
     @ParameterizedTest
     @CsvSource({"1, AUTO", "2, AUTO", "1, FP8", "2, FP8"})
-    void preemptionDoesNotChangeABit(int ranks, KvCache.Dtype dtype) throws Exception {
+    void preemptionDoesNotChangeABit(int ranks, KvCacheDtype dtype) throws Exception {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 40; i++) {
             int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
@@ -132,7 +133,7 @@ class TextEngineCacheGpuTest {
      */
     @ParameterizedTest
     @CsvSource({"1, AUTO, 0.05", "2, AUTO, 0.05", "1, FP8, 0.15", "2, FP8, 0.15"})
-    void findsPrefixes(int ranks, KvCache.Dtype dtype, double most) throws Exception {
+    void findsPrefixes(int ranks, KvCacheDtype dtype, double most) throws Exception {
         try (TextGenerator generator =
                 build(ranks, 8 * MAX_LENGTH_BLOCKS, builder -> builder.optKvCacheDtype(dtype))) {
             int[] prompt = new Random(1).ints(300, 0, VOCABULARY).toArray();
@@ -155,7 +156,7 @@ class TextEngineCacheGpuTest {
      */
     @ParameterizedTest
     @CsvSource({"1, AUTO, 0.05", "2, AUTO, 0.05", "1, FP8, 0.15", "2, FP8, 0.15"})
-    void laterChunksOfSeveralPromptsAreOnePrefill(int ranks, KvCache.Dtype dtype, double most)
+    void laterChunksOfSeveralPromptsAreOnePrefill(int ranks, KvCacheDtype dtype, double most)
             throws Exception {
         int[] prefix = new Random(1).ints(128, 0, VOCABULARY).toArray();
         GenerationRequest first = TextEngineTest.request(prefix).optMaxNewTokens(1).build();
@@ -209,7 +210,7 @@ class TextEngineCacheGpuTest {
         "1, 256, true, FP8, 0"
     })
     void runsManySequences(
-            int ranks, int count, boolean batchInvariant, KvCache.Dtype dtype, double most)
+            int ranks, int count, boolean batchInvariant, KvCacheDtype dtype, double most)
             throws Exception {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < count; i++) {

@@ -47,18 +47,19 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
-import org.djlx.fusedops.llm.model.LlamaModelTest;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.Quantization;
-import org.djlx.fusedops.llm.model.TokenBatch;
-import org.djlx.fusedops.llm.model.TransformerModel;
+import org.djlx.fusedops.llm.ops.KvCache;
+import org.djlx.fusedops.llm.ops.LlamaModelTest;
+import org.djlx.fusedops.llm.ops.TokenBatch;
+import org.djlx.fusedops.llm.ops.TransformerModel;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.ScalarType;
@@ -897,6 +898,6 @@ class TextEngineGpuTest {
                 1,
                 0,
                 false,
-                KvCache.Dtype.AUTO);
+                KvCacheDtype.AUTO);
     }
 }

@@ -22,11 +22,11 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.ModelWeights;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -60,10 +60,10 @@ class TextEngineMemoryTest {
                         1,
                         0,
                         false,
-                        KvCache.Dtype.AUTO);
+                        KvCacheDtype.AUTO);
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), LlamaFiles.json(config).toString());
-        Map<String, Shape> shapes = ModelWeights.shapes(config);
+        Map<String, Shape> shapes = WeightMap.shapes(config);
         List<TensorSpec> specs = new ArrayList<>();
         shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, FLOAT32, shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
@@ -114,11 +114,11 @@ class TextEngineMemoryTest {
     }
 
     private static void check(ModelConfig config, long taken) {
-        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
+        long weights = RANKS * WeightMap.byteSize(config, RANKS);
         // The pages of the files that both ranks read: halves of the embedding, or two tensors of
         // half its size.
         long read =
-                ModelWeights.shapes(config).values().stream()
+                WeightMap.shapes(config).values().stream()
                         .mapToLong(shape -> shape.size() * Float.BYTES)
                         .max()
                         .orElseThrow();
@@ -132,7 +132,7 @@ class TextEngineMemoryTest {
         Path directory = folder.resolve("model");
         ModelConfig config = write(directory, FLOAT32);
         load(directory).close(); // What the first one loads for good is not counted.
-        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
+        long weights = RANKS * WeightMap.byteSize(config, RANKS);
         long before = hugePageBytes();
         try (TextEngine generator = load(directory)) {
             generator

@@ -14,9 +14,7 @@ import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.List;
 import java.util.Map;
-import java.util.Set;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -203,10 +201,10 @@ class ArchitectureTest {
             json.addProperty("moe_intermediate_size", expertSize);
         }
         ModelConfig config = read(json);
-        Map<String, Shape> shapes = ModelWeights.shapes(config);
+        Map<String, Shape> shapes = WeightMap.shapes(config);
         assertEquals(parameters, shapes.values().stream().mapToLong(Shape::size).sum());
         long normBytes = type.startsWith("gemma") ? 2 * norms(shapes) : 0; // in float32
-        assertEquals(2 * parameters + normBytes, ModelWeights.byteSize(config, 1));
+        assertEquals(2 * parameters + normBytes, WeightMap.byteSize(config, 1));
     }
 
     private static long norms(Map<String, Shape> shapes) {
@@ -228,30 +226,6 @@ class ArchitectureTest {
         LayerConfig layer = new SeedOss().layer(new ConfigEntries(json), 0);
         assertTrue(layer.attention().inputBias() && layer.mlp().bias());
         assertFalse(layer.attention().outputBias());
-    }
-
-    @Test
-    void chooseExpertsByScore() {
-        float[] scores = {1, 3, 2, 0, 5, 5, 5, -1};
-        LayerConfig.Experts experts = new LayerConfig.Experts(4, 2, true);
-        Map<Integer, ExpertRouter> routes = ExpertRouter.route(experts, scores);
-        assertEquals(Set.of(0, 1, 2), routes.keySet());
-        check(routes.get(0), List.of(1), 0.5); // of equal scores the first ones
-        double first = Math.exp(3) / (Math.exp(3) + Math.exp(2));
-        check(routes.get(1), List.of(0, 1), first, 0.5);
-        check(routes.get(2), List.of(0), 1 - first);
-        routes = ExpertRouter.route(new LayerConfig.Experts(4, 2, false), scores);
-        double sum = Math.exp(1) + Math.exp(3) + Math.exp(2) + 1;
-        double equal = Math.exp(5) / (3 * Math.exp(5) + Math.exp(-1));
-        check(routes.get(1), List.of(0, 1), Math.exp(3) / sum, equal);
-    }
-
-    private static void check(ExpertRouter route, List<Integer> tokens, double... weights) {
-        assertEquals(tokens.size(), route.tokens().length);
-        for (int i = 0; i < weights.length; i++) {
-            assertEquals(tokens.get(i), (int) route.tokens()[i]);
-            assertEquals(weights[i], route.weights()[i], 1e-6);
-        }
     }
 
     @Test

@@ -41,7 +41,8 @@ public final class LlamaFiles {
     }
 
     /** Such a model; all of its projections have biases or none has. */
-    static ModelConfig decodable(ScalarType type, boolean tied, int headSize, boolean biased) {
+    public static ModelConfig decodable(
+            ScalarType type, boolean tied, int headSize, boolean biased) {
         LayerConfig.Mlp mlp = new LayerConfig.Mlp(128, LayerConfig.Activation.SILU, biased, null);
         LayerConfig.Attention attention =
                 LayerConfig.Attention.of(rope(headSize), headSize, biased);
@@ -61,7 +62,7 @@ public final class LlamaFiles {
                 1,
                 0,
                 false,
-                KvCache.Dtype.AUTO);
+                KvCacheDtype.AUTO);
     }
 
     public static ModelConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
@@ -81,13 +82,13 @@ public final class LlamaFiles {
                 1,
                 0,
                 false,
-                KvCache.Dtype.AUTO);
+                KvCacheDtype.AUTO);
     }
 
     public static Path write(Path directory, ModelConfig config, long seed) throws IOException {
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), json(config).toString());
-        Map<String, Shape> shapes = ModelWeights.shapes(config);
+        Map<String, Shape> shapes = WeightMap.shapes(config);
         List<TensorSpec> specs = new ArrayList<>();
         shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
@@ -99,7 +100,7 @@ public final class LlamaFiles {
     }
 
     /** Values that depend on the tensor's name and the seed alone. */
-    static NDArray values(NDManager manager, TensorSpec spec, long seed) {
+    public static NDArray values(NDManager manager, TensorSpec spec, long seed) {
         Random random = new Random(seed * 31 + spec.name().hashCode());
         boolean isVector = spec.shape().dimension() == 1;
         boolean norm = isVector && !spec.name().endsWith(".bias");

@@ -35,7 +35,7 @@ public final class LlamaReference {
      *
      * @param cached changes the heads of keys, or of values, of a token
      */
-    LlamaReference(
+    public LlamaReference(
             Path directory,
             BiFunction<TensorSpec, double[], double[]> change,
             UnaryOperator<double[]> cached)

@@ -82,7 +82,7 @@ class ModelConfigTest {
                         1,
                         0,
                         false,
-                        KvCache.Dtype.AUTO),
+                        KvCacheDtype.AUTO),
                 config);
         for (int ranks : new int[] {1, 2, 4, 8, 16, 32}) {
             config.checkDivisible(ranks);
@@ -93,7 +93,7 @@ class ModelConfigTest {
     @Test
     void summariesDifferIfKeysAndValuesAreStoredInAnotherWay() throws IOException {
         String own = read(LLAMA_3_1).toString();
-        ModelConfig fp8 = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        ModelConfig fp8 = ModelConfig.read(directory, null, KvCacheDtype.FP8);
         assertTrue(own.contains("type BFLOAT16, KV cache auto"), own);
         assertEquals(own.replace("KV cache auto", "KV cache fp8"), fp8.toString());
     }

@@ -28,10 +28,10 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * @param tokens the text
  */
-record TrainedLlama(int[] tokens) {
+public record TrainedLlama(int[] tokens) {
 
     /** The least mean loss in nats. */
-    static final double ENTROPY = 1.2080;
+    public static final double ENTROPY = 1.2080;
 
     private static final double[] PROBABILITIES = {0.5, 0.25, 0.15, 0.1};
     private static final int WORDS = 203;
@@ -41,7 +41,7 @@ record TrainedLlama(int[] tokens) {
     private static final int TEXT = 200;
 
     /** Trains on the CPU, and writes the model. */
-    static TrainedLlama write(Path directory) throws Exception {
+    public static TrainedLlama write(Path directory) throws Exception {
         Path random = directory.resolve("random");
         LlamaFiles.write(random, LlamaFiles.decodable(ScalarType.FLOAT32, false, 16), 1);
         List<ProcessGroup> groups = ProcessGroups.local(1);
@@ -120,14 +120,14 @@ record TrainedLlama(int[] tokens) {
     }
 
     /** Returns chunks of one token. */
-    int[] chunks() {
+    public int[] chunks() {
         int[] chunks = new int[tokens.length];
         Arrays.fill(chunks, 1);
         return chunks;
     }
 
     /** Returns the mean loss in nats, given the logits after each token. */
-    double loss(float[][] logits) {
+    public double loss(float[][] logits) {
         double sum = 0;
         for (int i = 0; i + 1 < tokens.length; i++) {
             double all = 0;

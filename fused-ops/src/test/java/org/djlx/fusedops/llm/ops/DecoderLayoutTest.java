@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.ops;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.util.List;
+import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
@@ -27,10 +28,10 @@ class DecoderLayoutTest {
         assertEquals(llama.value("TOP_BLOCKS"), DecoderKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), DecoderKernels.LAST_SAMPLED);
         assertEquals(llama.struct("SamplingParameters").byteSize(), DecoderKernels.SAMPLING_BYTES);
-        assertEquals(llama.struct("Edit").byteSize(), DecoderKernels.EDIT_BYTES);
-        assertEquals(llama.value("IN_PROMPT"), DecoderKernels.IN_PROMPT);
+        assertEquals(llama.struct("Edit").byteSize(), LogitEdits.ENTRY * Integer.BYTES);
+        assertEquals(llama.value("IN_PROMPT"), LogitEdits.IN_PROMPT);
         assertEquals(llama.struct("Most").byteSize(), DecoderKernels.MOST_BYTES);
-        assertEquals(llama.value("MAX_MOST"), DecoderKernels.MAX_MOST);
+        assertEquals(llama.value("MAX_TOP_LOGPROBS"), DecoderKernels.MAX_TOP_LOGPROBS);
         assertEquals(llama.struct("Top").byteSize(), DecoderKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
                 DecoderKernels.MATMUL_ROWS,

@@ -11,7 +11,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.function.UnaryOperator;
 import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.TokenLogProbability;
 import org.junit.jupiter.api.Test;
 
 class SamplerTest {

@@ -50,7 +50,7 @@ import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.ModelFixture;
-import org.djlx.fusedops.llm.model.ModelWeights;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.fusedops.nn.Lora;
 import org.djlx.fusedops.nn.ShardedBlock;
 import org.djlx.nativeops.torch.NoGradient;
@@ -448,7 +448,7 @@ class TrainableModelTest {
         try (Safetensors before = Safetensors.open(directory);
                 Safetensors after = Safetensors.open(out)) {
             assertEquals(before.specs().size(), after.specs().size());
-            ModelWeights.check(ModelConfig.read(out), after);
+            WeightMap.check(ModelConfig.read(out), after);
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -8,8 +8,9 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Locale;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.host.NativeMemory;
@@ -19,8 +20,8 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
  * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
- * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent. With {@link Dtype#FP8}
- * only kernels read and write it.
+ * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent. With {@link
+ * KvCacheDtype#FP8} only kernels read and write it.
  *
  * <p>The cache is not memory of libtorch's allocator, which keeps GPU memory when arrays are
  * closed. On the CPU, pages take memory when they are first written.
@@ -29,23 +30,6 @@ public final class KvCache implements AutoCloseable {
 
     /** The number of slots in a block. */
     public static final int BLOCK_TOKENS = 16;
-
-    /** How keys and values are stored; vLLM's names. */
-    public enum Dtype {
-        /** In the model's type. */
-        AUTO,
-        /**
-         * Float8 (e4m3), with a scale in float32 for each token and KV head: the largest magnitude
-         * of the head divided by 448. For GPUs, and models that have {@linkplain ModelKernels
-         * kernels}.
-         */
-        FP8;
-
-        @Override
-        public String toString() {
-            return name().toLowerCase(Locale.ROOT);
-        }
-    }
 
     private final int slots;
     private final NDManager manager;
@@ -75,8 +59,8 @@ public final class KvCache implements AutoCloseable {
             } else {
                 memory = NativeMemory.allocateZeros(bytes, false);
             }
-            boolean fp8 = config.kvCacheDtype() == Dtype.FP8;
-            Shape shape = new Shape(slots, ModelWeights.kvHeads(config, ranks), config.headSize());
+            boolean fp8 = config.kvCacheDtype() == KvCacheDtype.FP8;
+            Shape shape = new Shape(slots, WeightMap.kvHeads(config, ranks), config.headSize());
             ScalarType type = fp8 ? ScalarType.UINT8 : config.type();
             for (int layer = 0; layer < config.layers(); layer++) {
                 keys.add(zeros(shape, type));
@@ -116,10 +100,10 @@ public final class KvCache implements AutoCloseable {
      */
     public static long byteSize(ModelConfig config, int ranks, long slots) {
         int headBytes =
-                config.kvCacheDtype() == Dtype.FP8
+                config.kvCacheDtype() == KvCacheDtype.FP8
                         ? config.headSize() + Float.BYTES
                         : config.headSize() * config.type().itemSize();
-        return 2L * config.layers() * slots * ModelWeights.kvHeads(config, ranks) * headBytes;
+        return 2L * config.layers() * slots * WeightMap.kvHeads(config, ranks) * headBytes;
     }
 
     /** Writes keys and values, of shape (tokens, KV heads, head size), to one slot per token. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -18,8 +18,11 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.kernel.Compute;
 import org.djlx.fusedops.kernel.Product;
 import org.djlx.fusedops.kernel.RmsNormKernels;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
-import org.djlx.fusedops.llm.ops.QuantizeKernels;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -64,7 +67,7 @@ public final class ModelKernels implements AutoCloseable {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
-        kvHeads = ModelWeights.kvHeads(config, ranks);
+        kvHeads = WeightMap.kvHeads(config, ranks);
         device = CudaDevice.open(group.device());
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
@@ -87,11 +90,26 @@ public final class ModelKernels implements AutoCloseable {
         return new DecoderKernels.Model(
                 config.type(),
                 quantization.gpuBits(),
-                quantization.gpuRows(batchInvariant),
+                matmulRows(quantization, batchInvariant),
                 config.headSize(),
-                config.heads() / ranks / ModelWeights.kvHeads(config, ranks),
+                config.heads() / ranks / WeightMap.kvHeads(config, ranks),
                 KvCache.BLOCK_TOKENS,
-                config.kvCacheDtype() == KvCache.Dtype.FP8 ? 8 : 16);
+                config.kvCacheDtype() == KvCacheDtype.FP8 ? 8 : 16);
+    }
+
+    /**
+     * Returns the largest number of rows that {@link DecoderKernels#matmul} multiplies at a time.
+     *
+     * <p>Steps of more rows use a {@code WideMatmul} or cuBLASLt, unless the engine is
+     * batch-invariant; their bits depend on the number of rows. With INT4 the kernel runs again for
+     * each further 32 rows.
+     */
+    static int matmulRows(Quantization quantization, boolean batchInvariant) {
+        return switch (quantization) {
+            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
+            case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
+            default -> DecoderKernels.QUANTIZED_ROWS;
+        };
     }
 
     /**
@@ -198,7 +216,7 @@ public final class ModelKernels implements AutoCloseable {
      */
     public static void check(
             ModelConfig config, Device device, int ranks, Quantization quantization) {
-        boolean fp8Cache = config.kvCacheDtype() == KvCache.Dtype.FP8;
+        boolean fp8Cache = config.kvCacheDtype() == KvCacheDtype.FP8;
         if (quantization == Quantization.NONE && !fp8Cache) {
             return;
         }
@@ -254,7 +272,7 @@ public final class ModelKernels implements AutoCloseable {
     private static void requireKernels(
             ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
         require(
-                forCache || config.kvCacheDtype() != KvCache.Dtype.FP8,
+                forCache || config.kvCacheDtype() != KvCacheDtype.FP8,
                 NO_KERNELS,
                 "fp8 keys and values",
                 "the KV cache dtype auto");
@@ -480,7 +498,7 @@ public final class ModelKernels implements AutoCloseable {
     NDArray embed(PrefillInputs prompts, ModelWeights weights) {
         Shape shape = new Shape(prompts.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompts.inputs.getManager(), shape, config.type());
-        int tokens = ModelWeights.vocabularyPart(config, group.worldSize());
+        int tokens = WeightMap.vocabularyPart(config, group.worldSize());
         kernels.embed(
                 currentStreams.get(),
                 prompts.rows,

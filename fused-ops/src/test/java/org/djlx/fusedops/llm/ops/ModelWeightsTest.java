@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -20,6 +20,11 @@ import java.util.function.Consumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelFixture;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
@@ -48,7 +53,7 @@ class ModelWeightsTest {
     private void checkMemory(int maxRanks) throws IOException {
         ModelConfig read = ModelConfig.read(directory);
         try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(read, files);
+            WeightMap.check(read, files);
             for (int ranks = 1; ranks <= maxRanks; ranks *= 2) {
                 boolean inPlace = ranks != 2;
                 AtomicLong filled = new AtomicLong();
@@ -64,10 +69,9 @@ class ModelWeightsTest {
                                     filled::addAndGet)
                             .close();
                 }
-                int missing =
-                        ModelWeights.vocabularyPart(read, ranks) * ranks - read.vocabularySize();
+                int missing = WeightMap.vocabularyPart(read, ranks) * ranks - read.vocabularySize();
                 long zeros = (read.tied() ? 2L : 4L) * missing * read.hiddenSize();
-                long stated = ranks * ModelWeights.byteSize(read, ranks);
+                long stated = ranks * WeightMap.byteSize(read, ranks);
                 assertEquals(stated, filled.get() + zeros);
             }
         }
@@ -114,7 +118,7 @@ class ModelWeightsTest {
         String unused = "model.layers.0.self_attn.rotary_emb.inv_freq";
         write(shapes -> shapes.put(unused, TensorSpec.of(unused, config.type(), new Shape(4))));
         try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(config, files);
+            WeightMap.check(config, files);
         }
         refuse(
                 "has type int32",
@@ -126,7 +130,7 @@ class ModelWeightsTest {
 
     private void write(Consumer<Map<String, TensorSpec>> change) throws IOException {
         Map<String, TensorSpec> specs = new LinkedHashMap<>();
-        ModelWeights.shapes(config)
+        WeightMap.shapes(config)
                 .forEach(
                         (name, shape) ->
                                 specs.put(name, TensorSpec.of(name, config.type(), shape)));
@@ -145,7 +149,7 @@ class ModelWeightsTest {
             String message =
                     assertThrows(
                                     IllegalArgumentException.class,
-                                    () -> ModelWeights.check(config, files))
+                                    () -> WeightMap.check(config, files))
                             .getMessage();
             assertTrue(message.toLowerCase().contains(problem.toLowerCase()), message);
         }

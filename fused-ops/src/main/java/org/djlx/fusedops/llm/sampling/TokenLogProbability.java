@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm;
+package org.djlx.fusedops.llm.sampling;
 
 /**
  * A token that could have been generated.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -22,6 +22,10 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelFixture;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
@@ -96,7 +100,7 @@ public class ModelFixturesTest {
             throws Exception {
         ModelConfig config = ModelConfig.read(directory);
         try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(config, files);
+            WeightMap.check(config, files);
             List<Double> all = new ArrayList<>();
             ProcessGroups.run(groups, group -> differences(config, of, group, files, greedy))
                     .forEach(all::addAll);

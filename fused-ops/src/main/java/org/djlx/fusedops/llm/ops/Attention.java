@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
@@ -13,6 +13,10 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.nativeops.torch.BlockMath;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.torch.PackedSequences;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -66,7 +70,7 @@ final class Attention {
         this.gpu = gpu;
         this.maxLength = maxLength;
         queryHeads = config.heads() / ranks;
-        kvHeads = ModelWeights.kvHeads(config, ranks);
+        kvHeads = WeightMap.kvHeads(config, ranks);
         for (LayerConfig layer : config.layerConfigs()) {
             tables.computeIfAbsent(
                     layer.attention().rope(), rope -> tables(rope, manager, maxLength));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import org.djlx.fusedops.llm.model.LayerConfig;
 
 /**
  * The tokens of one expert, and the weight of the expert's result for each. The host chooses them

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
@@ -15,6 +15,10 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.engine.TextEngineTest;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -82,6 +86,6 @@ class LlamaTypesTest {
                 1,
                 0,
                 false,
-                KvCache.Dtype.AUTO);
+                KvCacheDtype.AUTO);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -21,11 +21,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.fusedops.llm.sampling.TokenLogProbability;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaGraph;
@@ -71,7 +72,8 @@ final class Decoder implements AutoCloseable {
 
     // The results of a step: the sampled tokens of all rows, then their lists of highest logits.
     private static final int LISTS_OFFSET = DecoderKernels.MAX_ROWS * TOP_BYTES;
-    private static final int LIST_BYTES = DecoderKernels.MAX_MOST * DecoderKernels.MOST_BYTES;
+    private static final int LIST_BYTES =
+            DecoderKernels.MAX_TOP_LOGPROBS * DecoderKernels.MOST_BYTES;
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -240,8 +242,8 @@ final class Decoder implements AutoCloseable {
                 ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
         maxRows = fitsMost && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
         queryHeads = config.heads() / ranks;
-        kvHeads = ModelWeights.kvHeads(config, ranks);
-        vocabularyPart = ModelWeights.vocabularyPart(config, ranks);
+        kvHeads = WeightMap.kvHeads(config, ranks);
+        vocabularyPart = WeightMap.vocabularyPart(config, ranks);
         int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
         try {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import ai.djl.Device;
 import java.io.IOException;
 import java.nio.file.Path;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -30,7 +32,7 @@ class KvCacheTest {
         "FLOAT16, FP8, 2, 16, 4"
     })
     void arraysFillTheMemory(
-            ScalarType type, KvCache.Dtype dtype, int ranks, int headBytes, int scaleBytes)
+            ScalarType type, KvCacheDtype dtype, int ranks, int headBytes, int scaleBytes)
             throws IOException {
         LlamaFiles.write(directory, LlamaFiles.decodable(type, true, 16), 1);
         ModelConfig config = ModelConfig.read(directory, null, dtype);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -18,6 +18,13 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.TrainedLlama;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
@@ -79,9 +86,9 @@ class QuantizationTest {
                         1,
                         0,
                         false,
-                        KvCache.Dtype.AUTO);
+                        KvCacheDtype.AUTO);
         List<TensorSpec> specs = new ArrayList<>();
-        ModelWeights.shapes(config)
+        WeightMap.shapes(config)
                 .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
             SafetensorsWriter.writeModel(
@@ -217,7 +224,7 @@ class QuantizationTest {
     @Test
     void aModelWithoutKernelsRefusesFp8KeysAndValues() throws Exception {
         LlamaFiles.write(directory, LlamaFiles.config(ScalarType.BFLOAT16, true), 1);
-        ModelConfig config = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        ModelConfig config = ModelConfig.read(directory, null, KvCacheDtype.FP8);
         Exception e =
                 assertThrows(Exception.class, () -> logits(config, Quantization.NONE, 1, TOKENS));
         assertTrue(e.toString().contains("fp8 keys and values need kernels"), e::toString);
@@ -244,12 +251,12 @@ class QuantizationTest {
         "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
         "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
         "NONE, FP8, FLOAT32, 1, fp8 keys and values need kernels",
-        "NONE, , BFLOAT16, 1, the KV cache dtype is null; use KvCache.Dtype.AUTO",
+        "NONE, , BFLOAT16, 1, the KV cache dtype is null; use KvCacheDtype.AUTO",
         ", AUTO, BFLOAT16, 1, the quantization is null; use Quantization.NONE"
     })
     void devicesRefuseWhatTheyCannotCompute(
             Quantization quantization,
-            KvCache.Dtype dtype,
+            KvCacheDtype dtype,
             ScalarType type,
             int gpus,
             String message)

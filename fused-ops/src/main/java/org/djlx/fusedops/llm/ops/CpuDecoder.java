@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -12,6 +12,9 @@ import java.util.Map;
 import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.WeightMap;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.HostCopier;
@@ -109,7 +112,7 @@ final class CpuDecoder implements AutoCloseable {
         constants = manager.newSubManager();
         hidden = config.hiddenSize();
         queryHeads = config.heads() / group.worldSize();
-        kvHeads = ModelWeights.kvHeads(config, group.worldSize());
+        kvHeads = WeightMap.kvHeads(config, group.worldSize());
         threads = JniUtils.getNumThreads();
         epsilon = (float) config.epsilon();
         embedding = weights.embedding();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -13,10 +13,8 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.kernel.Product;
 import org.djlx.fusedops.kernel.RmsNormKernels;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
-import org.djlx.fusedops.llm.ops.MatmulChain;
-import org.djlx.fusedops.llm.ops.QuantizeKernels;
-import org.djlx.fusedops.llm.ops.WideMatmul;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -121,14 +119,15 @@ final class DecoderMatmuls {
     }
 
     /**
-     * Returns whether a step is large: whether it has more rows than {@link Quantization#gpuRows}.
-     * No step is large if the decoder is batch-invariant or the weights are INT4.
+     * Returns whether a step is large: whether it has more rows than {@link
+     * ModelKernels#matmulRows}. No step is large if the decoder is batch-invariant or the weights
+     * are INT4.
      */
     boolean isLarge(int rows) {
         // With INT4, reading the weights again for each 32 rows is faster than converting them.
         Quantization quantization = weights.quantization();
         boolean neverLarge = batchInvariant || quantization == Quantization.INT4;
-        return !neverLarge && rows > quantization.gpuRows(false);
+        return !neverLarge && rows > ModelKernels.matmulRows(quantization, false);
     }
 
     /** Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run. */

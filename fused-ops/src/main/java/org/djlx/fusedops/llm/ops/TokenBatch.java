@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import java.util.Comparator;
 import java.util.List;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
@@ -19,9 +19,11 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
-import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.BlockMath;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.WeightMap;
+import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -138,7 +140,7 @@ public final class TransformerModel implements AutoCloseable {
      * @param maxLength the maximum number of tokens of a sequence
      */
     public static long activationBytes(ModelConfig config, int ranks, int tokens, int maxLength) {
-        long kvWidth = (long) ModelWeights.kvHeads(config, ranks) * config.headSize();
+        long kvWidth = (long) WeightMap.kvHeads(config, ranks) * config.headSize();
         long qkvWidth = (long) config.heads() / ranks * config.headSize() + 2 * kvWidth;
         long inner = config.intermediateSize() / ranks;
         // Residuals, norms and gathered rows; queries, keys and values before and after attention;
@@ -455,7 +457,7 @@ public final class TransformerModel implements AutoCloseable {
     private NDArray embed(NDManager step, TokenBatch batch, boolean divided) {
         int ranks = group.worldSize();
         int rows = divided ? roundUp(batch.tokens(), ranks) : batch.tokens();
-        int own = ModelWeights.vocabularyPart(config, ranks);
+        int own = WeightMap.vocabularyPart(config, ranks);
         int first = own * group.rank();
         long[] ids = new long[rows];
         float[] factors = new float[rows];

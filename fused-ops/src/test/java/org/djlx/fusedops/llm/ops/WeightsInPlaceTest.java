@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -25,6 +25,10 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelFixture;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;

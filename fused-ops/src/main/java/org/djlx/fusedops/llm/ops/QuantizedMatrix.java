@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
-import org.djlx.fusedops.llm.ops.QuantizeKernels;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -30,6 +30,10 @@ import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.LlamaReference;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.cuda.CudaDevice;

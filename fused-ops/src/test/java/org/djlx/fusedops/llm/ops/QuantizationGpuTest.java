@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.llm.model;
+package org.djlx.fusedops.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -19,6 +19,12 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.QuantizedReference;
+import org.djlx.fusedops.llm.model.KvCacheDtype;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.LlamaReference;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Quantization;
+import org.djlx.fusedops.llm.model.TrainedLlama;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -44,7 +50,7 @@ class QuantizationGpuTest {
     })
     void stepsHaveTheLogitsOfRoundedWeights(
             Quantization quantization, ScalarType type, boolean tied) throws Exception {
-        int most = quantization.gpuRows(false);
+        int most = ModelKernels.matmulRows(quantization, false);
         Case of = new Case(quantization, type, tied, most - 2, 1, 1, most, 7, 1);
         double tolerance = LlamaModelTest.tolerance(of.config);
         double[][] expected = of.expected(quantization);
@@ -106,7 +112,7 @@ class QuantizationGpuTest {
         }
         TokenBatch batch = new TokenBatch(prompts);
         assertEquals(List.of(prompts), batch.prefills(true));
-        assertTrue(prompts.size() > of.quantization.gpuRows(false));
+        assertTrue(prompts.size() > ModelKernels.matmulRows(of.quantization, false));
         float[][] logits = logits(of.config, 1, of.quantization, List.of(batch));
         assertEquals(chunks.length, logits.length);
         double[][] rounded = of.expected(of.quantization);
@@ -140,8 +146,8 @@ class QuantizationGpuTest {
         chunks[1] = second;
         Case of = new Case(Quantization.NONE, type, true, chunks);
         double[][] exact = of.expected(Quantization.NONE);
-        double[][] rounded = of.expected(Quantization.NONE, KvCache.Dtype.FP8);
-        ModelConfig config = ModelConfig.read(directory, null, KvCache.Dtype.FP8);
+        double[][] rounded = of.expected(Quantization.NONE, KvCacheDtype.FP8);
+        ModelConfig config = ModelConfig.read(directory, null, KvCacheDtype.FP8);
         float[][] logits = logits(config, ranks, Quantization.NONE, of.tokens, chunks);
         double own = 0;
         double all = 0;
@@ -164,7 +170,7 @@ class QuantizationGpuTest {
         P2pRanks.require(1);
         TrainedLlama trained = TrainedLlama.write(directory);
         Map<String, Double> losses = new LinkedHashMap<>();
-        for (KvCache.Dtype dtype : KvCache.Dtype.values()) {
+        for (KvCacheDtype dtype : KvCacheDtype.values()) {
             ModelConfig config = ModelConfig.read(directory, DataType.BFLOAT16, dtype);
             for (Quantization quantization :
                     List.of(Quantization.NONE, Quantization.FP8, Quantization.INT4)) {
@@ -215,11 +221,11 @@ class QuantizationGpuTest {
 
         /** Returns the logits after each chunk, of weights as they are stored. */
         double[][] expected(Quantization of) throws IOException {
-            return expected(of, KvCache.Dtype.AUTO);
+            return expected(of, KvCacheDtype.AUTO);
         }
 
         /** Returns the logits after each chunk, also of keys and values as they are stored. */
-        double[][] expected(Quantization of, KvCache.Dtype cache) throws IOException {
+        double[][] expected(Quantization of, KvCacheDtype cache) throws IOException {
             int size = config.headSize();
             LlamaReference reference =
                     new LlamaReference(
@@ -235,7 +241,7 @@ class QuantizationGpuTest {
                                 return QuantizedReference.rounded(values, depth, of);
                             },
                             heads ->
-                                    cache == KvCache.Dtype.AUTO
+                                    cache == KvCacheDtype.AUTO
                                             ? heads
                                             : QuantizedReference.fp8(heads, size));
             double[][] all = reference.logits(tokens);
