@@ -225,6 +225,12 @@ public final class TextApi {
         boolean generation = json.flag("add_generation_prompt", true);
         Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
         if (tools != null) {
+            if (!template.takesTools()) {
+                throw ApiException.badRequest(
+                        "tools",
+                        "the model's chat template does not read tools: leave them out, or describe"
+                                + " them in a message");
+            }
             options.put("tools", tools.declarations());
         }
         try {

@@ -151,9 +151,9 @@ public final class ChatTemplate {
     /**
      * Reads the templates of a model: {@code chat_template.jinja} and, by name, {@code
      * additional_chat_templates/NAME.jinja}; without these files, {@code chat_template} in {@code
-     * tokenizer_config.json}, a template or an array of templates with names. A chat with tools
-     * takes the template named {@code tool_use} if there is one, any other chat the one named
-     * {@code default}, as in transformers.
+     * tokenizer_config.json}, a template, or several in an object by name or in an array with
+     * names. A chat with tools, even an empty list, takes the template named {@code tool_use} if
+     * there is one, any other chat the one named {@code default}, as in transformers.
      *
      * @param directory the model directory
      * @return the templates; {@link #PLAIN} if the model has none
@@ -215,13 +215,14 @@ public final class ChatTemplate {
                     templates.put(
                             named.get("name").getAsString(), named.get("template").getAsString());
                 }
+            } else if (template instanceof JsonObject object && object.size() > 0) {
+                object.asMap().forEach((name, each) -> templates.put(name, each.getAsString()));
             } else if (template != null && !template.isJsonNull()) {
                 templates.put(DEFAULT, template.getAsString());
             }
             return templates;
         } catch (RuntimeException e) { // A value is missing or has another type.
-            throw new IOException(
-                    file + ": chat_template must be a text or an array of names and templates", e);
+            throw new IOException(file + ": chat_template must be a text, or texts with names", e);
         }
     }
 
@@ -314,9 +315,13 @@ public final class ChatTemplate {
         return sources.values().stream().anyMatch(source -> source.jinja.contains(text));
     }
 
-    /** Returns whether a chat with tools can be written. */
-    boolean takesTools() {
-        return source(true).jinja.contains(TOOLS);
+    /** {@return whether a chat with tools can be written: a template reads {@code tools}} */
+    public boolean takesTools() {
+        try {
+            return source(true).template().names().contains(TOOLS);
+        } catch (IllegalArgumentException e) { // encode says so
+            return false;
+        }
     }
 
     /** Returns the template for chats with tools, or without. */
@@ -335,7 +340,7 @@ public final class ChatTemplate {
     /** Writes a chat. Control tokens stay as they are. */
     String write(List<Message> messages, boolean addGenerationPrompt, Map<String, Object> options) {
         boolean hasTools = options.get(TOOLS) instanceof List<?> tools && !tools.isEmpty();
-        Template template = source(hasTools).template();
+        Template template = source(options.get(TOOLS) != null).template(); // also for an empty list
         if (hasTools && !template.names().contains(TOOLS)) {
             throw new IllegalArgumentException(
                     "the request has tools, but the model's chat template does not read them: leave"

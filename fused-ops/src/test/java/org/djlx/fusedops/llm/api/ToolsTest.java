@@ -435,6 +435,17 @@ class ToolsTest {
         assertTrue(e.getMessage().contains("'tools'"), e.getMessage());
     }
 
+    @Test
+    void aTemplateThatDoesNotReadToolsRefusesThem() {
+        ChatTemplate blind = new ChatTemplate("{{ messages[0].content }}", Map.of());
+        TextApi api = new TextApi("tiny", generator, blind, ToolFormat.HERMES);
+        byte[] json =
+                ("{" + CHAT + TOOLS + "}").replace('\'', '"').getBytes(StandardCharsets.UTF_8);
+        ApiException e = assertThrows(ApiException.class, () -> api.chat(json));
+        assertTrue(e.toJson().contains("\"param\":\"tools\""), e.toJson());
+        assertTrue(e.getMessage().contains("does not read tools"), e.getMessage());
+    }
+
     @ParameterizedTest
     @CsvSource(
             delimiter = '~',

@@ -118,6 +118,15 @@ class ChatTemplateTest {
         Files.writeString(file, config.formatted(other));
         assertEquals("default None", write(ChatTemplate.of(folder)));
         assertEquals("use 1", writeTools(ChatTemplate.of(folder)));
+        assertEquals(
+                "use 0",
+                ChatTemplate.of(folder)
+                        .write(
+                                List.of(new Message("user", "x")),
+                                true,
+                                Map.of("tools", List.of())));
+        Files.writeString(file, "{\"chat_template\": {\"default\": \"by name\"}}");
+        assertEquals("by name", write(ChatTemplate.of(folder)));
         Files.writeString(file, config.formatted(""));
         assertEquals("use 1", writeTools(ChatTemplate.of(folder)));
         ChatTemplate without = ChatTemplate.of(folder);
@@ -129,6 +138,8 @@ class ChatTemplateTest {
         Files.writeString(folder.resolve("chat_template.jinja"), "file");
         assertEquals("file", write(ChatTemplate.of(folder)));
         assertEquals("use of a file True", writeTools(ChatTemplate.of(folder)));
+        Files.writeString(others.resolve("default.jinja"), "another");
+        assertEquals("another", write(ChatTemplate.of(folder)));
     }
 
     @Test
