@@ -5,26 +5,27 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.HexFormat;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.UnaryOperator;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.Stream;
+import java.util.stream.StreamSupport;
 
-/** Jinja2's filters, by name. */
+/** Jinja2's filters and tests, by name. */
 final class Filters {
 
-    static final Table ALL = new Table("the filter");
-
-    /** What can be done with an escaped text. */
-    private static final Set<String> OF_MARKUP =
-            Set.of("count d default e escape length lower safe string trim upper".split(" "));
-
-    private static final Pattern WORD_BEGIN =
-            Pattern.compile("[-\\s({\\[<]+", Pattern.UNICODE_CHARACTER_CLASS);
+    private static final Table FILTERS = new Table("filter");
+    private static final Table TESTS = new Table("test");
+    private static final Set<String> OF_MARKUP = Set.of("default", "safe", "string", "trim");
+    private static final Pattern TITLE_WORD =
+            Pattern.compile("[^-\\s({\\[<]+", Pattern.UNICODE_CHARACTER_CLASS);
     private static final Pattern WORD = Pattern.compile("\\w+", Pattern.UNICODE_CHARACTER_CLASS);
 
     /** A filter of a text. */
@@ -37,267 +38,245 @@ final class Filters {
         Object apply(Run run, List<Object> elements, Args args);
     }
 
-    private static void text(String names, int required, String parameters, OfText body) {
-        ALL.add(
-                names,
-                required,
-                parameters,
-                (run, value, args) -> {
-                    String text = run.counted(Values.text(run, value));
-                    run.step(text.length() >> 3);
-                    return body.apply(run, text, args);
-                });
+    private static void add(String signature, Table.Body body) {
+        FILTERS.add(signature, body);
     }
 
-    private static void list(String names, int required, String parameters, OfElements body) {
-        ALL.add(
-                names,
-                required,
-                parameters,
-                (run, value, args) -> body.apply(run, Values.elements(run, value), args));
+    private static void text(String signature, OfText body) {
+        add(signature, (run, v, a) -> body.apply(run, run.read(Values.text(run, v)), a));
+    }
+
+    private static void list(String signature, OfElements body) {
+        add(signature, (run, v, a) -> body.apply(run, Values.elements(run, v), a));
     }
 
     static {
-        ALL.add("default d", 0, "default_value boolean", (run, v, a) -> otherwise(v, a))
-                .add("tojson", 0, "ensure_ascii indent separators sort_keys", Json::write)
-                .add("length count", 0, "", (run, v, a) -> length(run, v))
-                .add("items", 0, "", (run, v, a) -> once(items(run, v)))
-                .add("string", 0, "", (run, v, a) -> Values.text(run, v))
-                .add("safe", 0, "", (run, v, a) -> new Values.Markup(Values.text(run, v)))
-                .add("e escape forceescape", 0, "", (run, v, a) -> escape(run, v))
-                .add("abs", 0, "", (run, v, a) -> absolute(run, v))
-                .add("int", 0, "default", (run, v, a) -> integer(run, v, a))
-                .add("float", 0, "default", (run, v, a) -> real(run, v, a))
-                .add("round", 0, "precision method", (run, v, a) -> round(run, v, a))
-                .add("attr", 1, "name", (run, v, a) -> attribute(run, v, a.requiredText(0)))
-                .add("format", 0, "*", Filters::format)
-                .add("first", 0, "", (run, v, a) -> first(Values.iterator(run, v)))
-                .add("last", 0, "", (run, v, a) -> last(run, v))
-                .add("random", 0, "", (run, v, a) -> random(run, v))
-                .add("reverse", 0, "", (run, v, a) -> reverse(run, v))
-                .add("dictsort", 0, "case_sensitive by reverse", Filters::sortDict)
-                .add("truncate", 0, "length killwords end leeway", Filters::truncate)
-                .add("indent", 0, "width first blank", Filters::indent)
-                .add("map", 0, "*", Filters::map)
-                .add("select", 0, "*", (run, v, a) -> select(run, v, a, false, true))
-                .add("reject", 0, "*", (run, v, a) -> select(run, v, a, false, false))
-                .add("selectattr", 0, "*", (run, v, a) -> select(run, v, a, true, true))
-                .add("rejectattr", 0, "*", (run, v, a) -> select(run, v, a, true, false));
-        text("lower", 0, "", (run, s, a) -> Strings.lower(s));
-        text("upper", 0, "", (run, s, a) -> Strings.upper(s));
-        text("capitalize", 0, "", (run, s, a) -> Strings.capitalize(s));
-        text("title", 0, "", (run, s, a) -> title(s));
-        text("trim", 0, "chars", (run, s, a) -> Strings.strip(s, a.text(0), true, true));
-        text("center", 0, "width", (run, s, a) -> Strings.pad(run, s, a.integer(0, 80), " ", 2));
-        text("wordcount", 0, "", (run, s, a) -> WORD.matcher(s).results().count());
-        text("striptags", 0, "", Filters::stripTags);
-        ALL.add("urlencode", 0, "", (run, v, a) -> urlEncode(run, v));
-        text("replace", 2, "old new count", Filters::replace);
-        list("list", 0, "", (run, l, a) -> l);
-        list("join", 0, "d attribute", Filters::join);
-        list("sort", 0, "reverse case_sensitive attribute", Filters::sort);
-        list("max", 0, "case_sensitive attribute", (run, l, a) -> best(run, l, a, ">"));
-        list("min", 0, "case_sensitive attribute", (run, l, a) -> best(run, l, a, "<"));
-        list("unique", 0, "case_sensitive attribute", Filters::unique);
-        list("sum", 0, "attribute start", Filters::sum);
-        list("groupby", 1, "attribute", (run, l, a) -> groups(run, l, path(run, a.get(0), null)));
-        list("batch", 1, "linecount", (run, l, a) -> batches(l, Numbers.toInt(a.get(0))));
-        list("slice", 1, "slices", (run, l, a) -> slices(run, l, Numbers.toInt(a.get(0))));
+        add("default|d ?default_value ?boolean", (run, v, a) -> otherwise(v, a));
+        add("tojson ?ensure_ascii ?indent ?separators ?sort_keys", Json::of);
+        add("length|count", (run, v, a) -> Values.length(v instanceof String s ? run.read(s) : v));
+        add("items", (run, v, a) -> items(run, v));
+        add("string", (run, v, a) -> Values.text(run, v));
+        add("safe", (run, v, a) -> new Values.Markup(Values.text(run, v)));
+        add("abs", (run, v, a) -> absolute(v));
+        add("int ?default", (run, v, a) -> integer(run, v, a.get(0, 0L)));
+        add("float ?default", (run, v, a) -> real(run, v, a.get(0, 0.0)));
+        add("round ?precision", (run, v, a) -> round(v, a.integer(0, 0)));
+        add("format *", (run, v, a) -> Strings.percent(run, Values.text(run, v), values(a)));
+        add("first", (run, v, a) -> first(Values.iterator(run, v)));
+        add("last", (run, v, a) -> at(run, v, 1));
+        add("random", (run, v, a) -> at(run, v, ThreadLocalRandom.current().nextDouble()));
+        add("reverse", (run, v, a) -> reverse(run, v));
+        add("dictsort", (run, v, a) -> sortDict(run, v));
+        add("truncate ?length ?killwords ?end", Filters::truncate);
+        add("indent ?width ?first ?blank", Filters::indent);
+        add("urlencode", (run, v, a) -> urlEncode(run, v));
+        add("map *", Filters::map);
+        add("select *", (run, v, a) -> select(run, v, a, false, true));
+        add("reject *", (run, v, a) -> select(run, v, a, false, false));
+        add("selectattr *", (run, v, a) -> select(run, v, a, true, true));
+        add("rejectattr *", (run, v, a) -> select(run, v, a, true, false));
+        text("e|escape|forceescape", (run, s, a) -> escape(run, s));
+        text("lower", (run, s, a) -> Strings.lower(s));
+        text("upper", (run, s, a) -> Strings.upper(s));
+        text("capitalize", (run, s, a) -> Strings.capitalize(s));
+        text("title", (run, s, a) -> title(s));
+        text("trim ?chars", (run, s, a) -> Strings.strip(s, a.text(0, null), true, true));
+        text("center ?width", (run, s, a) -> Strings.pad(run, s, a.integer(0, 80), " ", true));
+        text("wordcount", (run, s, a) -> WORD.matcher(s).results().count());
+        text("striptags", (run, s, a) -> stripTags(run, s));
+        text(
+                "replace old new ?count",
+                (r, s, a) -> Strings.replace(r, s, a.text(0), a.text(1), a.integer(2, -1)));
+        list("list", (run, l, a) -> l);
+        list("join ?d ?attribute", Filters::join);
+        list("sort ?reverse ?case_sensitive ?attribute", Filters::sort);
+        list("max", (run, l, a) -> best(run, l, ">"));
+        list("min", (run, l, a) -> best(run, l, "<"));
+        list("unique", (run, l, a) -> unique(run, l));
+        list("sum ?attribute ?start", Filters::sum);
+        list("groupby attribute", (run, l, a) -> groups(run, l, path(run, a.text(0), null)));
+        list("batch linecount", (run, l, a) -> batches(l, Math.max(1, a.integer(0, 1))));
+        list("slice slices", (run, l, a) -> slices(run, l, a.integer(0, 1)));
+        for (String names :
+                List.of(
+                        "==|eq|equalto",
+                        "!=|ne",
+                        ">|gt|greaterthan",
+                        ">=|ge",
+                        "<|lt|lessthan",
+                        "<=|le",
+                        "in")) {
+            Values.Comparison comparison = Values.COMPARISONS.get(names.split("\\|")[0]);
+            TESTS.add(names + " other", (run, v, a) -> comparison.holds(run, v, a.get(0)));
+        }
+        TESTS.add("divisibleby num", (run, v, a) -> hasRest(run, v, a.get(0), 0L))
+                .add("even", (run, v, a) -> hasRest(run, v, 2L, 0L))
+                .add("odd", (run, v, a) -> hasRest(run, v, 2L, 1L))
+                .add("sameas other", (run, v, a) -> v == constant(a.get(0)))
+                .add("boolean", (run, v, a) -> v instanceof Boolean)
+                .add("true", (run, v, a) -> Boolean.TRUE.equals(v))
+                .add("false", (run, v, a) -> Boolean.FALSE.equals(v))
+                .add("none", (run, v, a) -> v == null)
+                .add("defined", (run, v, a) -> !(v instanceof Values.Undefined))
+                .add("undefined", (run, v, a) -> v instanceof Values.Undefined)
+                .add("float", (run, v, a) -> v instanceof Double)
+                .add("integer", (r, v, a) -> Numbers.isInteger(v) && !(v instanceof Boolean))
+                .add("number", (run, v, a) -> Numbers.isNumber(v))
+                .add("string", (r, v, a) -> v instanceof String || v instanceof Values.Markup)
+                .add("mapping", (run, v, a) -> v instanceof Map)
+                .add("iterable", (run, v, a) -> Values.isIterable(v))
+                .add("sequence", (run, v, a) -> Values.isSequence(v))
+                .add("callable", (run, v, a) -> isCallable(v));
     }
 
     private Filters() {}
 
     /** Returns {@code value|name(args)}. */
-    static Object call(Run run, String name, Object value, Args args) {
-        if (value instanceof Values.Markup markup && !name.equals("forceescape")) {
-            if (!OF_MARKUP.contains(name) && ALL.has(name)) {
-                throw new TemplateError("the filter %s of an escaped text is not supported", name);
-            }
-            if (name.equals("e") || name.equals("escape")) {
-                return value;
-            }
-            Object result = ALL.call(run, name, markup.text(), args);
-            return result instanceof String text ? new Values.Markup(text) : result;
+    static Object filter(Run run, String name, Object value, Args args) {
+        if (!(value instanceof Values.Markup markup)) {
+            return FILTERS.call(run, name, value, args);
         }
-        return ALL.call(run, name, value, args);
+        if (!OF_MARKUP.contains(name)) {
+            throw new TemplateError("the filter %s of an escaped text is not supported", name);
+        }
+        return new Values.Markup((String) FILTERS.call(run, name, markup.text(), args));
+    }
+
+    /** Returns {@code value is name(args)}. */
+    static boolean test(Run run, String name, Object value, Args args) {
+        return (Boolean) TESTS.call(run, name, value, args);
+    }
+
+    private static boolean isCallable(Object value) {
+        return value instanceof Values.Callable || value instanceof Values.Undefined;
+    }
+
+    private static Object constant(Object value) {
+        if (value != null && !(value instanceof Boolean)) {
+            throw new TemplateError(
+                    "the test sameas of a %s is not supported", Values.typeName(value));
+        }
+        return value;
+    }
+
+    private static boolean hasRest(Run run, Object value, Object divisor, Object rest) {
+        Object own = Values.binary(run, "%", value, divisor);
+        return Values.COMPARISONS.get("==").holds(run, own, rest);
     }
 
     private static Values.Once once(List<Object> elements) {
         return new Values.Once(elements.iterator());
     }
 
-    private static long length(Run run, Object value) {
-        Values.countText(run, value);
-        return Values.length(value);
-    }
-
     private static Object otherwise(Object value, Args args) {
-        boolean isFalse = Values.isTrue(args.get(1, false)) && !Values.isTrue(value);
+        boolean isFalse = args.isTrue(1) && !Values.isTrue(value);
         return value instanceof Values.Undefined || isFalse ? args.get(0, "") : value;
     }
 
-    private static List<Object> items(Run run, Object value) {
-        if (!(value instanceof Values.Dict) && !(value instanceof Values.Undefined)) {
+    private static Object items(Run run, Object value) {
+        if (!(value instanceof Map) && !(value instanceof Values.Undefined)) {
             throw new TemplateError("items needs a dictionary, not %s", Values.typeName(value));
         }
-        return value instanceof Values.Dict dict ? run.counted(dict.items()) : List.of();
+        return once(value instanceof Map ? Values.items(run, value) : List.of());
     }
 
-    private static Values.Markup escape(Run run, Object value) {
-        String text = run.counted(Values.text(run, value));
-        text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;");
-        return new Values.Markup(text.replace("\"", "&#34;").replace("'", "&#39;"));
+    private static Values.Markup escape(Run run, String text) {
+        String escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;");
+        escaped = escaped.replace("\"", "&#34;").replace("'", "&#39;");
+        return new Values.Markup(run.created(escaped));
     }
 
-    private static Object absolute(Run run, Object value) {
+    private static Object absolute(Object value) {
         Object negated = Values.negate(value);
-        boolean negative = !(value instanceof Double) && Values.isOrdered(run, "<", value, 0L);
-        return value instanceof Double real
-                ? (Object) Math.abs(real)
-                : negative ? negated : Values.negate(negated);
+        return Numbers.compare(negated, 0L) < 0 ? Values.negate(negated) : negated;
     }
 
-    private static void requireDefined(Run run, Object value) {
-        run.step(value instanceof String text ? text.length() >> 3 : 0);
+    /** Returns a number, or the number in a text: an integer if it is one; null if it is none. */
+    private static Object number(Run run, Object value) {
         if (value instanceof Values.Undefined undefined) {
-            throw undefined.error();
+            throw new TemplateError("%s", undefined.reason());
         }
+        if (!(value instanceof String text)) {
+            return Numbers.isNumber(value) ? value : null;
+        }
+        Object integer = Numbers.parseInteger(run.read(text));
+        return integer == null ? Numbers.parseReal(text) : integer;
     }
 
-    private static Object integer(Run run, Object value, Args args) {
-        requireDefined(run, value);
-        Object integer =
-                value instanceof String text
-                        ? Numbers.parseInteger(text)
-                        : Numbers.isInteger(value) ? Numbers.round(value, 0) : null;
-        Double real =
-                value instanceof String text && integer == null
-                        ? Numbers.parseReal(text)
-                        : value instanceof Double number ? number : null;
-        if (real != null && !real.isNaN()) {
-            return Numbers.truncate(real);
-        }
-        return integer == null ? args.get(0, 0L) : integer;
+    private static Object integer(Run run, Object value, Object otherwise) {
+        Object number = number(run, value);
+        return number == null || Numbers.isNan(number) ? otherwise : Numbers.truncate(number);
     }
 
-    private static Object real(Run run, Object value, Args args) {
-        requireDefined(run, value);
-        Double parsed = value instanceof String text ? Numbers.parseReal(text) : null;
-        return Numbers.isNumber(value)
-                ? (Object) Numbers.real(value)
-                : parsed == null ? args.get(0, 0.0) : parsed;
+    private static Object real(Run run, Object value, Object otherwise) {
+        Object number = number(run, value);
+        Object parsed = value instanceof String text ? Numbers.parseReal(text) : number;
+        return parsed == null ? otherwise : (Object) Numbers.real(parsed);
     }
 
-    private static Object round(Run run, Object value, Args args) {
-        requireDefined(run, value);
-        int digits = args.integer(0, 0);
-        String method = args.has(1) ? args.requiredText(1) : "common";
-        if (!List.of("common", "ceil", "floor").contains(method)) {
-            throw new TemplateError("round by common, ceil or floor, not %s", method);
-        }
+    private static Object round(Object value, int digits) {
         if (!Numbers.isNumber(value)) {
             throw new TemplateError("a value of type %s cannot be rounded", Values.typeName(value));
         }
-        if (method.equals("common")) {
-            return Numbers.round(value, digits);
-        }
-        Object unit = Numbers.binary("**", 10L, (long) digits);
-        double scaled = Numbers.real(Numbers.binary("*", value, unit));
-        double whole = method.equals("ceil") ? Math.ceil(scaled) : Math.floor(scaled);
-        return Numbers.binary("/", Numbers.truncate(whole), unit);
+        return Numbers.round(value, digits);
     }
 
-    private static Object attribute(Run run, Object value, String name) {
-        if (value instanceof Values.Dict dict && dict.has(name)) { // Elements are no attributes.
-            Object method = Values.attribute(run, new Values.Dict(), name);
-            return method instanceof Values.Undefined ? method : Values.attribute(run, value, name);
+    private static Object values(Args args) {
+        if (!args.named().isEmpty()) {
+            throw new TemplateError("names of values in the filter format are not supported");
         }
-        return Values.attribute(run, value, name);
-    }
-
-    private static Object format(Run run, Object value, Args args) {
-        if (!args.positional().isEmpty() && !args.named().isEmpty()) {
-            throw new TemplateError("format takes values or names, not both");
-        }
-        Values.Dict dict = new Values.Dict();
-        args.named().forEach(dict::put);
-        Object values = dict.size() > 0 ? dict : new Values.Tuple(args.positional());
-        return Strings.percent(run, Values.text(run, value), values);
+        return Values.tuple(args.positional().toArray());
     }
 
     private static Object first(Iterator<Object> elements) {
         return elements.hasNext()
                 ? elements.next()
-                : new Values.Undefined("first", "there is no first item");
+                : new Values.Undefined("", "there is no first item");
     }
 
-    private static Object last(Run run, Object value) {
-        if (value instanceof Values.Once) {
-            throw new TemplateError("last needs a list, not %s", Values.typeName(value));
+    /** Returns the element at a place between 0, the first, and 1, the last. */
+    private static Object at(Run run, Object value, double place) {
+        if (!Values.isSequence(value) || value instanceof Map) {
+            throw new TemplateError("last and random need a list, not %s", Values.typeName(value));
         }
         List<Object> all = Values.elements(run, value);
         return all.isEmpty()
-                ? new Values.Undefined("last", "there is no last item")
-                : all.get(all.size() - 1);
-    }
-
-    private static Object random(Run run, Object value) {
-        if (value instanceof Values.Once || value instanceof Values.Dict) {
-            throw new TemplateError("random needs a list, not %s", Values.typeName(value));
-        }
-        List<Object> all = Values.elements(run, value);
-        return all.isEmpty()
-                ? new Values.Undefined("random", "there is no random item")
-                : all.get(ThreadLocalRandom.current().nextInt(all.size()));
+                ? new Values.Undefined("", "there is no item")
+                : all.get((int) Math.min(all.size() - 1, place * all.size()));
     }
 
     private static Object reverse(Run run, Object value) {
         if (value instanceof String text) {
-            return run.counted(Strings.reverse(text));
+            return Strings.reverse(run.read(text));
         }
         List<Object> reversed = Values.elements(run, value);
         Collections.reverse(reversed);
         return value instanceof Values.Once ? reversed : once(reversed);
     }
 
-    private static Object replace(Run run, String text, Args args) {
-        int count = args.get(2, null) == null ? -1 : args.integer(2, -1);
-        String old = Values.text(run, args.get(0));
-        return Strings.replace(run, text, old, Values.text(run, args.get(1)), count);
-    }
-
     private static String title(String text) {
-        StringBuilder title = new StringBuilder();
-        Matcher begin = WORD_BEGIN.matcher(text);
-        int end = 0;
-        while (end < text.length()) {
-            boolean found = begin.find(end);
-            int next = found ? begin.start() : text.length();
-            if (next > end) {
-                int first = text.offsetByCodePoints(end, 1);
-                title.append(Strings.upper(text.substring(end, first)));
-                title.append(Strings.lower(text.substring(first, next)));
-            }
-            title.append(found ? begin.group() : "");
-            end = found ? begin.end() : next;
-        }
-        return title.toString();
+        return TITLE_WORD
+                .matcher(text)
+                .replaceAll(
+                        found -> {
+                            String word = found.group();
+                            int rest = word.offsetByCodePoints(0, 1);
+                            return Matcher.quoteReplacement(
+                                    Strings.upper(word.substring(0, rest))
+                                            + Strings.lower(word.substring(rest)));
+                        });
     }
 
     private static String indent(Run run, Object value, Args args) {
         if (!(value instanceof String lines)) {
             throw new TemplateError("indent needs a text, not %s", Values.typeName(value));
         }
-        Object width = args.get(0, 4L);
-        int spaces = width instanceof String ? 0 : Math.max(0, Numbers.toInt(width));
-        run.requireLength(spaces);
-        String indent = width instanceof String prefix ? prefix : " ".repeat(spaces);
-        List<Object> all = Strings.lines(run, lines + "\n", false);
+        String indent = Strings.indent(run, args.get(0, 4L));
+        List<Object> all = Strings.lines(run, run.read(lines) + "\n");
         StringBuilder text = new StringBuilder();
         for (int i = 0; i < all.size(); i++) {
             String line = (String) all.get(i);
-            boolean indents =
-                    Values.isTrue(args.get(i == 0 ? 1 : 2, false)) || i > 0 && !line.isEmpty();
+            boolean indents = args.isTrue(i == 0 ? 1 : 2) || i > 0 && !line.isEmpty();
             run.append(text, (i == 0 ? "" : "\n") + (indents ? indent : ""));
             run.append(text, line);
         }
@@ -306,24 +285,23 @@ final class Filters {
 
     private static Object truncate(Run run, Object value, Args args) {
         int length = args.integer(0, 255);
-        String end = args.has(2) ? args.requiredText(2) : "...";
-        int leeway = args.get(3, null) == null ? 5 : args.integer(3, 5);
+        String end = args.text(2, "...");
         long kept = (long) length - Strings.length(end);
-        if (kept < 0 || leeway < 0) {
-            throw new TemplateError("truncate to %d, with %s and leeway %d", length, end, leeway);
+        if (kept < 0) {
+            throw new TemplateError("truncate to %d, which is less than %s", length, end);
         }
-        if (Values.length(value) <= (long) length + leeway) {
+        if (Values.length(value) <= length + 5L) {
             return value;
         }
         if (!(value instanceof String text)) {
             throw new TemplateError("truncate needs a text, not %s", Values.typeName(value));
         }
-        String cut = Strings.part(text, 0, (int) kept);
-        int space = Values.isTrue(args.get(1, false)) ? -1 : cut.lastIndexOf(' ');
+        String cut = Strings.part(run.read(text), 0, (int) kept);
+        int space = args.isTrue(1) ? -1 : cut.lastIndexOf(' ');
         return (space < 0 ? cut : cut.substring(0, space)) + end;
     }
 
-    private static String stripTags(Run run, String html, Args args) {
+    private static String stripTags(Run run, String html) {
         String text = without(run, without(run, html, "<!--", "-->"), "<", ">");
         if (text.indexOf('&') >= 0) {
             throw new TemplateError("the filter striptags of a text with & is not supported");
@@ -340,7 +318,7 @@ final class Filters {
             int from = text.indexOf(begin, position);
             int to = from < 0 ? -1 : text.indexOf(end, from);
             if (to < 0) {
-                return rest.append(text, position, text.length()).toString();
+                return run.created(rest.append(text, position, text.length()).toString());
             }
             rest.append(text, position, from);
             position = to + end.length();
@@ -348,13 +326,10 @@ final class Filters {
     }
 
     private static String urlEncode(Run run, Object value) {
-        if (!(value instanceof String)
-                && Values.isIterable(value)
-                && !(value instanceof Values.Undefined)) {
+        if (!(value instanceof String text)) {
             throw new TemplateError(
                     "urlencode of a %s is not supported, only of a text", Values.typeName(value));
         }
-        String text = Values.text(run, value);
         run.requireLength(text.length() * 3L);
         StringBuilder quoted = new StringBuilder();
         for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
@@ -390,75 +365,51 @@ final class Filters {
     }
 
     private static Object ignoreCase(Run run, Object value) {
-        return value instanceof String text ? run.counted(Strings.lower(text)) : value;
-    }
-
-    private static UnaryOperator<Object> key(Run run, Object path, Object caseSensitive) {
-        UnaryOperator<Object> value = path(run, path, null);
-        return Values.isTrue(caseSensitive) ? value : each -> ignoreCase(run, value.apply(each));
+        return value instanceof String text ? run.created(Strings.lower(text)) : value;
     }
 
     private static List<Object> all(List<Object> elements, UnaryOperator<Object> function) {
-        List<Object> all = new ArrayList<>();
-        elements.forEach(each -> all.add(function.apply(each)));
-        return all;
+        return new ArrayList<>(elements.stream().map(function).toList());
+    }
+
+    /** Returns the elements of a value, which are computed when the iteration reaches them. */
+    private static Stream<Object> stream(Run run, Object value) {
+        Iterator<Object> elements =
+                Values.isTrue(value) ? Values.iterator(run, value) : Collections.emptyIterator();
+        Iterable<Object> iterable = () -> elements;
+        return StreamSupport.stream(iterable.spliterator(), false);
     }
 
     private static Object map(Run run, Object value, Args args) {
-        if (!Values.isTrue(value)) {
-            return once(List.of());
-        }
-        UnaryOperator<Object> function;
-        if (args.positional().isEmpty() && args.named().containsKey("attribute")) {
-            Args bound = args.bind("map", 0, "attribute", "default");
-            function = path(run, bound.get(0), bound.get(1, null));
-        } else if (args.positional().isEmpty()) {
-            throw new TemplateError("map needs the name of a filter, or attribute");
-        } else {
-            String filter = args.requiredText(0);
-            function = each -> call(run, filter, each, args.from(1));
-        }
-        Iterator<Object> all = Values.iterator(run, value);
-        return new Values.Once(
-                new Iterator<>() {
-                    @Override
-                    public boolean hasNext() {
-                        return all.hasNext();
-                    }
-
-                    @Override
-                    public Object next() {
-                        return function.apply(all.next());
-                    }
-                });
+        boolean hasFilter = !args.positional().isEmpty();
+        Args of = hasFilter ? args.from(1) : args.bind("map", 1, List.of("attribute", "default"));
+        String filter = hasFilter ? args.text(0) : null;
+        UnaryOperator<Object> function =
+                hasFilter
+                        ? each -> filter(run, filter, each, of)
+                        : path(run, of.get(0), of.get(1, null));
+        return new Values.Once(stream(run, value).map(function).iterator());
     }
 
     private static Object select(
             Run run, Object value, Args args, boolean ofAttribute, boolean selects) {
-        if (!Values.isTrue(value)) {
-            return once(List.of());
-        }
         if (ofAttribute && args.positional().isEmpty()) {
             throw new TemplateError("the name of an attribute to select by is missing");
         }
         UnaryOperator<Object> of = path(run, ofAttribute ? args.get(0) : null, null);
         Args rest = args.from(ofAttribute ? 1 : 0);
+        boolean hasTest = !rest.positional().isEmpty();
         return new Values.Once(
-                new Parser.Selected(
-                        Values.iterator(run, value),
-                        each -> {
-                            Object tested = of.apply(each);
-                            boolean holds =
-                                    rest.positional().isEmpty()
-                                            ? Values.isTrue(tested)
-                                            : (Boolean)
-                                                    Tests.ALL.call(
-                                                            run,
-                                                            rest.requiredText(0),
-                                                            tested,
-                                                            rest.from(1));
-                            return holds == selects;
-                        }));
+                stream(run, value)
+                        .filter(
+                                each -> {
+                                    Object tested = of.apply(each);
+                                    return selects
+                                            == (hasTest
+                                                    ? test(run, rest.text(0), tested, rest.from(1))
+                                                    : Values.isTrue(tested));
+                                })
+                        .iterator());
     }
 
     private static Object join(Run run, List<Object> elements, Args args) {
@@ -472,48 +423,42 @@ final class Filters {
         if (args.get(2, null) instanceof String path && path.indexOf(',') >= 0) {
             throw new TemplateError("sort by several attributes is not supported: %s", path);
         }
-        UnaryOperator<Object> key = key(run, args.get(2, null), args.get(1, false));
+        UnaryOperator<Object> path = path(run, args.get(2, null), null);
+        boolean ignoresCase = !args.isTrue(1);
         // As in Jinja2, keys are lists, in which undefined elements are equal.
-        List<Object> keys = all(elements, each -> new ArrayList<>(Arrays.asList(key.apply(each))));
-        return Values.sorted(run, elements, keys, Values.isTrue(args.get(0, false)));
-    }
-
-    private static Object sortDict(Run run, Object value, Args args) {
-        String by = args.has(1) ? args.requiredText(1) : "key";
-        if (!(value instanceof Values.Dict dict) || !Set.of("key", "value").contains(by)) {
-            throw new TemplateError("dictsort sorts a dictionary by key or value");
-        }
         List<Object> keys =
                 all(
-                        by.equals("key") ? dict.keys() : dict.values(),
-                        key(run, null, args.get(0, false)));
-        return Values.sorted(
-                run, run.counted(dict.items()), keys, Values.isTrue(args.get(2, false)));
+                        elements,
+                        each -> {
+                            Object key = path.apply(each);
+                            return Arrays.asList(ignoresCase ? ignoreCase(run, key) : key);
+                        });
+        return Values.sorted(run, elements, keys, args.isTrue(0));
     }
 
-    private static Object best(Run run, List<Object> elements, Args args, String operator) {
-        UnaryOperator<Object> key = key(run, args.get(1, null), args.get(0, false));
-        Object best = new Values.Undefined("best", "there is no item");
-        for (int i = 0; i < elements.size(); i++) {
-            Object each = elements.get(i);
-            boolean better =
-                    i == 0 || Values.isOrdered(run, operator, key.apply(each), key.apply(best));
-            best = better ? each : best;
+    private static Object sortDict(Run run, Object value) {
+        if (!(value instanceof Map<?, ?> dict)) {
+            throw new TemplateError("dictsort needs a dictionary, not %s", Values.typeName(value));
         }
-        return best;
+        List<Object> keys = all(new ArrayList<>(dict.keySet()), each -> ignoreCase(run, each));
+        return Values.sorted(run, Values.items(run, value), keys, false);
     }
 
-    private static Object unique(Run run, List<Object> elements, Args args) {
-        UnaryOperator<Object> key = key(run, args.get(1, null), args.get(0, false));
-        Values.Dict seen = new Values.Dict();
-        List<Object> unique = new ArrayList<>();
-        for (Object each : elements) {
-            Object of = key.apply(each);
-            if (!seen.has(of)) {
-                seen.put(of, null);
-                unique.add(each);
-            }
-        }
+    private static Object best(Run run, List<Object> elements, String operator) {
+        Values.Comparison better = Values.COMPARISONS.get(operator);
+        return elements.stream()
+                .reduce(
+                        (best, each) ->
+                                better.holds(run, ignoreCase(run, each), ignoreCase(run, best))
+                                        ? each
+                                        : best)
+                .orElseGet(() -> new Values.Undefined("", "there is no item"));
+    }
+
+    private static Object unique(Run run, List<Object> elements) {
+        Set<Object> seen = new HashSet<>();
+        List<Object> unique = new ArrayList<>(elements);
+        unique.removeIf(each -> !seen.add(Values.key(run, ignoreCase(run, each))));
         return once(unique);
     }
 
@@ -529,6 +474,7 @@ final class Filters {
         return sum;
     }
 
+    /** Returns pairs of a key and the elements that have it, by key. */
     private static Object groups(Run run, List<Object> elements, UnaryOperator<Object> path) {
         List<Object> keys = all(elements, each -> ignoreCase(run, path.apply(each)));
         List<Object> groups = new ArrayList<>();
@@ -538,11 +484,7 @@ final class Filters {
             Object own = ignoreCase(run, path.apply(each));
             if (group == null || !Values.areEqual(run, own, last)) {
                 group = new ArrayList<>();
-                groups.add(
-                        new Values.Tuple(
-                                new ArrayList<>(Arrays.asList(path.apply(each), group)),
-                                "grouper",
-                                "list"));
+                groups.add(Values.tuple(path.apply(each), group));
             }
             group.add(each);
             last = own;
@@ -552,16 +494,9 @@ final class Filters {
 
     private static Object batches(List<Object> elements, int size) {
         List<Object> batches = new ArrayList<>();
-        List<Object> batch = new ArrayList<>();
-        for (Object each : elements) {
-            if (batch.size() == size) {
-                batches.add(batch);
-                batch = new ArrayList<>();
-            }
-            batch.add(each);
-        }
-        if (!batch.isEmpty()) {
-            batches.add(batch);
+        for (int begin = 0; begin < elements.size(); begin += size) {
+            int end = (int) Math.min(elements.size(), begin + (long) size);
+            batches.add(new ArrayList<>(elements.subList(begin, end)));
         }
         return once(batches);
     }

@@ -2,10 +2,8 @@
 package org.djlx.fusedops.llm.text.template;
 
 import java.time.LocalDateTime;
-import java.time.format.DateTimeFormatter;
 import java.util.List;
 import java.util.Locale;
-import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -13,76 +11,56 @@ import java.util.regex.Pattern;
 final class Globals {
 
     private static final int MAX_RANGE = 100_000; // as in Jinja2's sandbox
-
-    /** Patterns of Java's DateTimeFormatter, by letter of Python's strftime. */
-    private static final Map<String, String> PATTERNS =
-            Map.ofEntries(
-                    Map.entry("Y", "yyyy"),
-                    Map.entry("m", "MM"),
-                    Map.entry("d", "dd"),
-                    Map.entry("H", "HH"),
-                    Map.entry("M", "mm"),
-                    Map.entry("S", "ss"),
-                    Map.entry("y", "yy"),
-                    Map.entry("j", "DDD"),
-                    Map.entry("b", "MMM"),
-                    Map.entry("h", "MMM"),
-                    Map.entry("B", "MMMM"),
-                    Map.entry("a", "EEE"),
-                    Map.entry("A", "EEEE"),
-                    Map.entry("p", "a"),
-                    Map.entry("I", "hh"),
-                    Map.entry("f", "SSSSSS"),
-                    Map.entry("F", "yyyy-MM-dd"),
-                    Map.entry("T", "HH:mm:ss"),
-                    Map.entry("R", "HH:mm"),
-                    Map.entry("D", "MM/dd/yy"),
-                    Map.entry("e", "ppd"),
-                    Map.entry("u", "e"));
-
     private static final Pattern DIRECTIVE = Pattern.compile("%(-?)(.?)", Pattern.DOTALL);
 
     private Globals() {}
 
-    /** Defines the functions. */
     static void define(Scope scope) {
         define(scope, "range", (run, args) -> range(args));
         define(scope, "dict", Values::dict);
-        define(scope, "namespace", (run, args) -> Values.namespace(Values.dict(run, args)));
-        define(scope, "cycler", (run, args) -> cycler(args));
-        define(scope, "joiner", (run, args) -> joiner(args));
-        define(scope, "raise_exception", Globals::raise);
+        define(scope, "namespace", Globals::namespace);
+        define(
+                scope,
+                "raise_exception",
+                (run, args) -> {
+                    Object message = args.bind("raise_exception", 1, List.of("message")).get(0);
+                    throw new TemplateError.Raised(Values.text(run, message));
+                });
         define(
                 scope,
                 "strftime_now",
                 (run, args) -> {
-                    String format = args.bind("strftime_now", 1, "format").requiredText(0);
+                    String format = args.bind("strftime_now", 1, List.of("format")).text(0);
                     run.step(format.length() * 10L);
-                    return run.counted(strftime(format, LocalDateTime.now()));
+                    return run.created(strftime(format, LocalDateTime.now()));
                 });
-        define(
-                scope,
-                "lipsum",
-                (run, args) -> {
-                    throw new TemplateError("the function lipsum is not supported");
-                });
+        for (String name : List.of("cycler", "joiner", "lipsum")) {
+            define(
+                    scope,
+                    name,
+                    (run, args) -> {
+                        throw new TemplateError("the function %s is not supported", name);
+                    });
+        }
     }
 
     private static void define(Scope scope, String name, Values.Callable function) {
-        scope.set(name, new Values.Function(name, function));
+        scope.set(name, function);
     }
 
-    private static Object raise(Run run, Args args) {
-        throw new TemplateError.Raised(
-                Values.text(run, args.bind("raise_exception", 1, "message").get(0)));
+    private static Object namespace(Run run, Args args) {
+        Values.Namespace namespace = new Values.Namespace();
+        Values.dict(run, args)
+                .forEach((name, value) -> namespace.attributes.put(Args.of(name).text(0), value));
+        return namespace;
     }
 
     private static Object range(Args args) {
-        Args bound = args.bind("range", 1, "_", "_", "_");
-        long first = Numbers.integer(bound.get(0));
-        long start = bound.has(1) ? first : 0;
-        long stop = bound.has(1) ? Numbers.integer(bound.get(1)) : first;
-        long step = bound.has(2) ? Numbers.integer(bound.get(2)) : 1;
+        Args bound = args.bind("range", 1, List.of("start", "stop", "step"));
+        boolean hasStart = bound.get(1) != Args.ABSENT;
+        long start = hasStart ? Numbers.integer(bound.get(0)) : 0;
+        long stop = Numbers.integer(bound.get(hasStart ? 1 : 0));
+        long step = Numbers.integer(bound.get(2, 1L));
         if (step == 0) {
             throw new TemplateError("the step of a range is 0");
         }
@@ -94,82 +72,29 @@ final class Globals {
             throw new TemplateError(
                     "a range has %d elements; at most %d are allowed", size, MAX_RANGE);
         }
-        return new Values.Range(start, step, (int) size);
+        return Values.range(start, step, (int) size);
     }
 
-    private static Object cycler(Args args) {
-        List<Object> values = args.positional();
-        if (values.isEmpty() || !args.named().isEmpty()) {
-            throw new TemplateError("cycler needs values");
-        }
-        Values.Dict none = new Values.Dict();
-        Values.Namespace cycler = Values.namespace(none);
-        int[] position = new int[1];
-        Map<String, Object> attributes = cycler.attributes();
-        attributes.put("current", values.get(0));
-        attributes.put(
-                "next",
-                new Values.Function(
-                        "next",
-                        (run, empty) -> {
-                            Object value = values.get(position[0]);
-                            position[0] = (position[0] + 1) % values.size();
-                            attributes.put("current", values.get(position[0]));
-                            return value;
-                        }));
-        attributes.put(
-                "reset",
-                new Values.Function(
-                        "reset",
-                        (run, empty) -> {
-                            position[0] = 0;
-                            attributes.put("current", values.get(0));
-                            return null;
-                        }));
-        return cycler;
-    }
-
-    private static Object joiner(Args args) {
-        String separator =
-                args.bind("joiner", 0, "sep").has(0)
-                        ? args.bind("joiner", 0, "sep").requiredText(0)
-                        : ", ";
-        boolean[] used = new boolean[1];
-        return new Values.Function(
-                "joiner",
-                (run, empty) -> {
-                    String text = used[0] ? separator : "";
-                    used[0] = true;
-                    return text;
-                });
-    }
-
-    /** Formats a time as Python's strftime. */
+    /** Formats a time as Python's strftime, most of whose letters are Java's. */
     static String strftime(String format, LocalDateTime time) {
         return DIRECTIVE
                 .matcher(format)
                 .replaceAll(
                         found -> {
                             String letter = found.group(2);
-                            String pattern = PATTERNS.get(letter);
-                            if (pattern == null) {
-                                int index = "%nt".indexOf(letter);
-                                if (index < 0 || letter.isEmpty()) {
-                                    throw new TemplateError(
-                                            "strftime_now has no %s", found.group());
-                                }
-                                return "%\n\t".substring(index, index + 1);
+                            if (letter.isEmpty() || !"aAbBdDeFhHIjmMpRSTyY%".contains(letter)) {
+                                throw new TemplateError(
+                                        "%s of strftime_now is not supported", found.group());
                             }
-                            String text =
-                                    DateTimeFormatter.ofPattern(pattern, Locale.US).format(time);
-                            text =
-                                    letter.equals("u")
-                                            ? String.valueOf(time.getDayOfWeek().getValue())
-                                            : text;
+                            String directive =
+                                    letter.equals("%")
+                                            ? "%%"
+                                            : (letter.equals("p") ? "%T" : "%t") + letter;
+                            String text = String.format(Locale.US, directive, time);
+                            text = letter.equals("e") ? "%2s".formatted(text) : text;
+                            boolean isShort = !found.group(1).isEmpty();
                             return Matcher.quoteReplacement(
-                                    found.group(1).isEmpty()
-                                            ? text
-                                            : text.replaceFirst("^[0 ]+(?=.)", ""));
+                                    isShort ? text.replaceFirst("^[0 ]+(?=.)", "") : text);
                         });
     }
 }

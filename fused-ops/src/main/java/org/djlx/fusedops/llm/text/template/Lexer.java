@@ -2,11 +2,9 @@
 package org.djlx.fusedops.llm.text.template;
 
 import java.math.BigInteger;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Deque;
 import java.util.List;
-import java.util.Locale;
+import java.util.regex.MatchResult;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -40,31 +38,25 @@ final class Lexer {
         }
     }
 
+    private static final int MAX_DIGITS = 100;
     private static final Pattern TAG =
             Pattern.compile(
-                    "(?<raw>\\{%[-+]?[\\s\\x1c-\\x1f]*raw[\\s\\x1c-\\x1f]*-?%\\})|(?<tag>\\{[{%#][-+]?)",
+                    "\\{%[-+]?[\\s\\x1c-\\x1f]*raw[\\s\\x1c-\\x1f]*(?<raw>-?)%\\}|\\{[{%#][-+]?",
                     Pattern.UNICODE_CHARACTER_CLASS);
     private static final Pattern END_RAW =
             Pattern.compile(
                     "\\{%([-+]?)\\s*endraw\\s*([-+]?)%\\}", Pattern.UNICODE_CHARACTER_CLASS);
-    private static final Pattern FLOAT =
+    private static final String DIGITS = "\\d(?:_?\\d)*+";
+    private static final Pattern TOKEN =
             Pattern.compile(
-                    "(?<!\\.)(?:\\d++_)*+\\d++(?:(?:\\.(?:\\d++_)*+\\d++)?[eE][+-]?(?:\\d++_)*+\\d++"
-                        + "|\\.(?:\\d++_)*+\\d++)");
-    private static final Pattern INTEGER =
-            Pattern.compile(
-                    "0[bB](?:_?[01])++|0[oO](?:_?[0-7])++|0[xX](?:_?[0-9a-fA-F])++"
-                            + "|[1-9](?:_?\\d)*+|0(?:_?0)*+");
-    private static final Pattern NAME =
-            Pattern.compile("[\\p{L}\\p{Nl}_][\\p{L}\\p{Nl}\\p{Mn}\\p{Mc}\\p{Nd}\\p{Pc}]*+");
-    private static final Pattern STRING =
-            Pattern.compile("'(?:[^'\\\\]|\\\\.)*+'|\"(?:[^\"\\\\]|\\\\.)*+\"", Pattern.DOTALL);
-    private static final Pattern OPERATOR =
-            Pattern.compile("//|\\*\\*|==|!=|>=|<=|[-+/*%~\\[\\](){}<>=.:|,;]");
-    private static final Pattern ESCAPE =
-            Pattern.compile(
-                    "\\\\(?:([0-7]{1,3})|x(\\p{XDigit}{2})|u(\\p{XDigit}{4})|U(\\p{XDigit}{8})|(.))",
+                    ("(?<real>(?<!\\.)D(?:\\.D(?:[eE][-+]?D)?|[eE][-+]?D))".replace("D", DIGITS)
+                            + "|(?<integer>0[bBoOxX]\\w*+|D)".replace("D", DIGITS)
+                            + "|(?<name>[\\p{L}\\p{Nl}_][\\p{L}\\p{Nl}\\p{M}\\p{Nd}\\p{Pc}]*+)"
+                            + "|(?<string>'(?:[^'\\\\]|\\\\.)*+'|\"(?:[^\"\\\\]|\\\\.)*+\")"
+                            + "|//|\\*\\*|==|!=|>=|<=|[-+/*%~\\[\\](){}<>=.:|,;]"),
                     Pattern.DOTALL);
+    private static final Pattern ESCAPE =
+            Pattern.compile("\\\\(?:[xuU]((?<=x).{2}|(?<=u).{4}|(?<=U).{8})|(.))", Pattern.DOTALL);
 
     private final String source;
     private final List<Token> tokens = new ArrayList<>();
@@ -92,69 +84,57 @@ final class Lexer {
 
     private void read() {
         Matcher tag = TAG.matcher(source);
-        while (position < source.length()) {
-            if (!tag.find(position)) {
-                add(Type.TEXT, source.substring(position), source.length());
-                break;
-            }
+        while (tag.find(position)) {
             String begin = tag.group();
-            char kind = begin.charAt(1);
-            char sign = begin.length() > 2 ? begin.charAt(2) : ' ';
-            text(tag.start(), sign, kind != '{');
+            String sign = begin.length() > 2 ? begin.substring(2, 3) : "";
+            text(tag.start(), sign, begin.charAt(1) != '{');
             position = tag.end();
             if (tag.group("raw") != null) {
-                if (begin.charAt(begin.length() - 3) == '-') {
-                    skipSpace();
+                afterTag(tag.group("raw").isEmpty() ? "+" : "-");
+                Matcher end = END_RAW.matcher(source);
+                if (!end.find(position)) {
+                    throw new TemplateError("a raw block has no {%% endraw %%}");
                 }
-                raw();
-            } else if (kind == '#') {
+                text(end.start(), end.group(1), true);
+                position = end.end();
+                afterTag(end.group(2));
+            } else if (begin.charAt(1) == '#') {
                 int end = source.indexOf("#}", position);
                 if (end < 0) {
                     throw new TemplateError("a comment has no #}");
                 }
-                char last = end > position ? source.charAt(end - 1) : ' ';
+                String last = source.substring(Math.max(position, end - 1), end);
                 position = end + 2;
                 afterTag(last);
             } else {
                 add(Type.BEGIN, begin.substring(0, 2), position);
-                tag(kind == '{' ? "}}" : "%}");
+                tag(begin.charAt(1) == '{' ? "}}" : "%}");
             }
         }
+        text(source.length(), "+", false);
         add(Type.EOF, "", source.length());
     }
 
     /** Adds the text up to a tag, without the whitespace that the tag removes. */
-    private void text(int end, char sign, boolean stripsIndent) {
+    private void text(int end, String sign, boolean stripsIndent) {
         String text = source.substring(position, end);
-        if (sign == '-') {
+        if (sign.equals("-")) {
             text = Strings.strip(text, null, false, true);
-        } else if (sign != '+' && stripsIndent) {
+        } else if (!sign.equals("+") && stripsIndent) {
             int begin = text.lastIndexOf('\n') + 1;
-            if ((begin > 0 || beginsLine) && Strings.isSpace(text.substring(begin))) {
-                text = text.substring(0, begin);
-            }
+            boolean isIndent = Strings.strip(text.substring(begin), null, true, false).isEmpty();
+            text = isIndent && (begin > 0 || beginsLine) ? text.substring(0, begin) : text;
         }
         if (!text.isEmpty()) {
             add(Type.TEXT, text, end);
         }
     }
 
-    private void raw() {
-        beginsLine = source.charAt(position - 1) == '\n';
-        Matcher end = END_RAW.matcher(source);
-        if (!end.find(position)) {
-            throw new TemplateError("a raw block has no {%% endraw %%}");
-        }
-        text(end.start(), end.group(1).isEmpty() ? ' ' : end.group(1).charAt(0), true);
-        position = end.end();
-        afterTag(end.group(2).isEmpty() ? ' ' : end.group(2).charAt(0));
-    }
-
     /** Skips the whitespace that the end of a block tag or comment removes. */
-    private void afterTag(char sign) {
-        if (sign == '-') {
+    private void afterTag(String sign) {
+        if (sign.equals("-")) {
             skipSpace();
-        } else if (sign != '+' && source.startsWith("\n", position)) {
+        } else if (!sign.equals("+") && source.startsWith("\n", position)) {
             position++;
         }
         beginsLine = source.charAt(position - 1) == '\n';
@@ -167,130 +147,101 @@ final class Lexer {
     }
 
     private void tag(String end) {
-        Deque<Character> open = new ArrayDeque<>();
-        Matcher matcher = FLOAT.matcher(source);
-        matcher.useTransparentBounds(true);
+        int open = 0; // brackets
+        Matcher matcher = TOKEN.matcher(source).useTransparentBounds(true);
         while (true) {
             skipSpace();
-            char sign = position < source.length() ? source.charAt(position) : ' ';
-            boolean signed = sign == '-' || sign == '+' && end.equals("%}");
-            int at = signed ? position + 1 : position;
-            if (open.isEmpty() && source.startsWith(end, at)) {
-                add(Type.END, end, at);
-                position = at + 2;
-                if (sign == '-' || end.equals("%}")) {
+            boolean isBlock = end.equals("%}");
+            boolean isSigned =
+                    source.startsWith("-", position) || isBlock && source.startsWith("+", position);
+            int at = isSigned ? position + 1 : position;
+            if (open == 0 && source.startsWith(end, at)) {
+                String sign = source.substring(position, at);
+                add(Type.END, end, at + 2);
+                beginsLine = false;
+                if (isBlock || isSigned) {
                     afterTag(sign);
-                } else {
-                    beginsLine = false;
                 }
                 return;
             }
             if (position == source.length()) {
                 throw new TemplateError("a tag has no %s", end);
             }
-            matcher.region(position, source.length());
-            if (matcher.usePattern(FLOAT).lookingAt()) {
-                String digits = matcher.group().replace("_", "");
-                number(matcher, Double.parseDouble(digits));
-            } else if (matcher.usePattern(INTEGER).lookingAt()) {
-                number(matcher, integer(matcher.group().replace("_", "")));
-            } else if (matcher.usePattern(NAME).lookingAt()) {
-                add(Type.NAME, matcher.group(), matcher.end());
-            } else if (matcher.usePattern(STRING).lookingAt()) {
-                String quoted = matcher.group();
-                add(Type.STRING, unescape(quoted.substring(1, quoted.length() - 1)), matcher.end());
-            } else if (matcher.usePattern(OPERATOR).lookingAt()) {
-                String operator = matcher.group();
-                balance(operator.charAt(0), open);
-                add(Type.OPERATOR, operator, matcher.end());
-            } else {
+            if (!matcher.region(position, source.length()).lookingAt()) {
                 String found = source.substring(position, source.offsetByCodePoints(position, 1));
                 throw new TemplateError("unexpected character %s", found);
             }
-        }
-    }
-
-    private static void balance(char bracket, Deque<Character> open) {
-        switch (bracket) {
-            case '(' -> open.push(')');
-            case '[' -> open.push(']');
-            case '{' -> open.push('}');
-            case ')', ']', '}' -> {
-                if (open.isEmpty() || open.pop() != bracket) {
-                    throw new TemplateError("unexpected %s", bracket);
+            String token = matcher.group();
+            if (matcher.group("real") != null) {
+                number(token, Double.valueOf(token.replace("_", "")));
+            } else if (matcher.group("integer") != null) {
+                number(token, integer(token.replace("_", "")));
+            } else if (matcher.group("name") != null) {
+                add(Type.NAME, token, matcher.end());
+            } else if (matcher.group("string") != null) {
+                String text = unescape(token.substring(1, token.length() - 1));
+                add(Type.STRING, text, matcher.end());
+            } else {
+                open += "([{".contains(token) ? 1 : ")]}".contains(token) ? -1 : 0;
+                if (open < 0) {
+                    throw new TemplateError("unexpected %s", token);
                 }
+                add(Type.OPERATOR, token, matcher.end());
             }
-            default -> {} // not a bracket
         }
     }
 
-    private static Object integer(String digits) {
-        int radix =
-                switch (digits.length() > 1 ? digits.toLowerCase(Locale.ROOT).charAt(1) : ' ') {
-                    case 'b' -> 2;
-                    case 'o' -> 8;
-                    case 'x' -> 16;
-                    default -> 10;
-                };
-        if (digits.length() > 100) {
-            throw new TemplateError("a number has more than 100 digits, which is not supported");
+    private static Object integer(String token) {
+        boolean isHex = token.matches("0[xX]\\p{XDigit}+");
+        String digits = isHex ? token.substring(2) : token;
+        if (!isHex && !token.matches("0+|[1-9]\\d*") || digits.length() > MAX_DIGITS) {
+            throw new TemplateError(
+                    "the number %s is not supported: it may be decimal or begin with 0x, and have"
+                            + " %d digits",
+                    token, MAX_DIGITS);
         }
-        return Numbers.narrow(new BigInteger(radix == 10 ? digits : digits.substring(2), radix));
+        return Numbers.narrow(new BigInteger(digits, isHex ? 16 : 10));
     }
 
     private static String unescape(String text) {
-        if (text.indexOf('\\') < 0) {
-            return text;
-        }
-        Matcher escape = ESCAPE.matcher(text);
-        StringBuilder unescaped = new StringBuilder();
-        while (escape.find()) {
-            escape.appendReplacement(unescaped, "");
-            String other = escape.group(5);
-            if (other == null) {
-                int radix = escape.group(1) == null ? 16 : 8;
-                int group =
-                        radix == 8
-                                ? 1
-                                : escape.group(2) != null ? 2 : escape.group(3) != null ? 3 : 4;
-                long character = Long.parseLong(escape.group(group), radix);
-                if (character > Character.MAX_CODE_POINT) {
-                    throw new TemplateError("%s is no character", escape.group());
-                }
-                unescaped.appendCodePoint((int) character);
-                continue;
-            }
-            int index = "\\'\"abfnrtv\n".indexOf(other);
-            if (index >= 0) {
-                unescaped.append("\\'\"\u0007\b\f\n\r\t\u000b", index, Math.min(index + 1, 10));
-            } else if (other.matches("[xuUN]")) {
-                throw new TemplateError("the escape \\%s in a string is not complete", other);
-            } else {
-                unescaped.append(escape.group());
-            }
-        }
-        return escape.appendTail(unescaped).toString();
+        return ESCAPE.matcher(text).replaceAll(found -> Matcher.quoteReplacement(unescape(found)));
     }
 
-    private void number(Matcher matcher, Object value) {
-        add(Type.NUMBER, matcher.group(), value, matcher.end());
+    private static String unescape(MatchResult escape) {
+        try {
+            if (escape.group(1) != null) {
+                return Character.toString(Integer.parseInt(escape.group(1), 16));
+            }
+        } catch (IllegalArgumentException e) { // These are no hexadecimal digits of a character.
+            throw new TemplateError("%s is no character", escape.group());
+        }
+        return switch (escape.group(2)) {
+            case "\\", "'", "\"" -> escape.group(2);
+            case "\n" -> "";
+            case "n" -> "\n";
+            case "r" -> "\r";
+            case "t" -> "\t";
+            case "0", "1", "2", "3", "4", "5", "6", "7", "a", "b", "f", "v", "x", "u", "U", "N" ->
+                    throw new TemplateError(
+                            "the escape %s in a string is not supported", escape.group());
+            default -> escape.group();
+        };
+    }
+
+    private void number(String text, Object value) {
+        countTo(position);
+        tokens.add(new Token(Type.NUMBER, text, value, line));
+        position += text.length();
     }
 
     private void add(Type type, String text, int end) {
-        add(type, text, null, end);
-    }
-
-    private void add(Type type, String text, Object number, int end) {
         countTo(position);
-        tokens.add(new Token(type, text, number, line));
+        tokens.add(new Token(type, text, null, line));
         position = end;
     }
 
     private void countTo(int end) {
-        for (; counted < end; counted++) {
-            if (source.charAt(counted) == '\n') {
-                line++;
-            }
-        }
+        line += (int) source.substring(counted, end).chars().filter(c -> c == '\n').count();
+        counted = end;
     }
 }

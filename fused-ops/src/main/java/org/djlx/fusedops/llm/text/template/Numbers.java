@@ -5,7 +5,9 @@ import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.math.MathContext;
 import java.math.RoundingMode;
-import java.util.Locale;
+import java.util.Map;
+import java.util.function.DoubleBinaryOperator;
+import java.util.function.LongBinaryOperator;
 
 /**
  * Python's arithmetic. An integer is a Long or a boolean; one of more than 64 bits is a BigInteger,
@@ -14,15 +16,26 @@ import java.util.Locale;
 final class Numbers {
 
     private static final int MAX_DIGITS = 4300; // of an integer, as in Python
+    private static final int EXACT_DIGITS = 15; // at most one text of them parses to a double
+
+    private record Operator(LongBinaryOperator integers, DoubleBinaryOperator reals) {}
+
+    private static final Map<String, Operator> OPERATORS =
+            Map.of(
+                    "+", new Operator(Math::addExact, Double::sum),
+                    "-", new Operator(Math::subtractExact, (x, y) -> x - y),
+                    "*", new Operator(Math::multiplyExact, (x, y) -> x * y),
+                    "%", new Operator(Math::floorMod, Numbers::floorMod),
+                    "//", new Operator(Numbers::floorDiv, Numbers::floorDiv));
 
     private Numbers() {}
 
-    static boolean isInteger(Object value) {
-        return value instanceof Long || value instanceof Boolean || value instanceof BigInteger;
+    static boolean isNumber(Object value) {
+        return value instanceof Number || value instanceof Boolean;
     }
 
-    static boolean isNumber(Object value) {
-        return isInteger(value) || value instanceof Double;
+    static boolean isInteger(Object value) {
+        return isNumber(value) && !(value instanceof Double);
     }
 
     static Object narrow(BigInteger value) {
@@ -56,175 +69,132 @@ final class Numbers {
     }
 
     static Object negate(Object value) {
-        return value instanceof Double number
-                ? (Object) (-number)
-                : binary("*", integer(value), -1L);
+        return value instanceof Double number ? (Object) (-number) : binary("*", value, -1L);
     }
 
     /** Returns the result of an arithmetic operator for two numbers. */
     static Object binary(String operator, Object a, Object b) {
-        if (a instanceof Double || b instanceof Double) {
-            return real(operator, real(a), real(b));
+        if ("/ // %".contains(operator) && real(b) == 0) {
+            throw new TemplateError("division by zero");
         }
-        long x = integer(a);
-        long y = integer(b);
-        requireDivisor(!"/ // %".contains(operator) || y != 0);
+        boolean areReal = a instanceof Double || b instanceof Double;
         try {
             return switch (operator) {
-                case "+" -> Math.addExact(x, y);
-                case "-" -> Math.subtractExact(x, y);
-                case "*" -> Math.multiplyExact(x, y);
-                case "/" -> {
-                    MathContext precise = new MathContext(60);
-                    BigDecimal quotient = new BigDecimal(x).divide(new BigDecimal(y), precise);
-                    yield x == 0 && y < 0 ? -0.0 : quotient.doubleValue();
+                case "/" -> areReal ? real(a) / real(b) : quotient(integer(a), integer(b));
+                case "**" ->
+                        areReal || integer(b) < 0
+                                ? power(real(a), real(b))
+                                : (Object) power(integer(a), integer(b));
+                default -> {
+                    Operator table = OPERATORS.get(operator);
+                    yield areReal
+                            ? table.reals.applyAsDouble(real(a), real(b))
+                            : (Object) table.integers.applyAsLong(integer(a), integer(b));
                 }
-                case "//" -> y == -1 ? Math.negateExact(x) : Math.floorDiv(x, y);
-                case "%" -> Math.floorMod(x, y);
-                default -> power(x, y);
             };
         } catch (ArithmeticException e) {
             throw overflow();
         }
     }
 
-    private static void requireDivisor(boolean isNotZero) {
-        if (!isNotZero) {
-            throw new TemplateError("division by zero");
-        }
+    private static double quotient(long x, long y) {
+        BigDecimal quotient = new BigDecimal(x).divide(new BigDecimal(y), new MathContext(60));
+        return x == 0 ? (double) x / y : quotient.doubleValue();
     }
 
-    private static Object power(long x, long y) {
-        if (y < 0) {
-            return real("**", x, y);
-        }
-        if (x >= -1 && x <= 1) {
-            return y == 0 ? 1L : x < 0 && y % 2 == 0 ? 1L : x;
-        }
-        return BigInteger.valueOf(x).pow((int) Math.min(y, Long.SIZE)).longValueExact();
+    private static long floorDiv(long x, long y) {
+        return y == -1 ? Math.negateExact(x) : Math.floorDiv(x, y);
     }
 
-    private static Object real(String operator, double x, double y) {
-        requireDivisor(!"/ // %".contains(operator) || y != 0);
-        switch (operator) {
-            case "+":
-                return x + y;
-            case "-":
-                return x - y;
-            case "*":
-                return x * y;
-            case "/":
-                return x / y;
-            case "**":
-                double power = Math.pow(x, y);
-                requireDivisor(x != 0 || y >= 0);
-                if (x == 1 || x == -1 && Double.isInfinite(y)) {
-                    return 1.0; // Java returns NaN.
-                }
-                if (Double.isFinite(x) && Double.isFinite(y) && !Double.isFinite(power)) {
-                    throw new TemplateError("a power is too large, or not real");
-                }
-                return power;
-            default: // // and %
-                double rest = x % y;
-                double quotient = (x - rest) / y;
-                if (rest == 0) {
-                    rest = Math.copySign(0, y);
-                } else if (y < 0 != rest < 0) {
-                    rest += y;
-                    quotient--;
-                }
-                if (operator.equals("%")) {
-                    return rest;
-                }
-                double floor = Math.floor(quotient);
-                return quotient == 0
-                        ? Math.copySign(0, x / y)
-                        : quotient - floor > 0.5 ? floor + 1 : floor;
+    private static double floorMod(double x, double y) {
+        double rest = x % y;
+        return rest == 0 ? Math.copySign(0, y) : rest < 0 != y < 0 ? rest + y : rest;
+    }
+
+    private static double floorDiv(double x, double y) {
+        double quotient = Math.rint((x - floorMod(x, y)) / y);
+        return quotient == 0 ? Math.copySign(0, x / y) : quotient;
+    }
+
+    private static long power(long x, long y) {
+        int exponent = (int) (y > Long.SIZE ? Long.SIZE + (y & 1) : y); // exact for -1, 0 and 1
+        return BigInteger.valueOf(x).pow(exponent).longValueExact();
+    }
+
+    private static double power(double x, double y) {
+        double power = Math.pow(x, y);
+        if (!Double.isFinite(power)) {
+            throw new TemplateError("a power that is not a finite number is not supported");
         }
+        return power;
     }
 
     private static BigDecimal exact(Object value) {
         return value instanceof Double real
                 ? new BigDecimal(real)
-                : value instanceof BigInteger big
-                        ? new BigDecimal(big)
-                        : new BigDecimal(integer(value));
-    }
-
-    /** Compares two numbers exactly. Neither may be NaN. */
-    static int compare(Object a, Object b) {
-        if (a instanceof Long x && b instanceof Long y) {
-            return Long.compare(x, y);
-        }
-        if (a instanceof Double x && b instanceof Double y) {
-            return x < y ? -1 : x > y ? 1 : 0;
-        }
-        if (a instanceof Double x && Double.isInfinite(x)) {
-            return x < 0 ? -1 : 1;
-        }
-        return b instanceof Double ? -compare(b, a) : exact(a).compareTo(exact(b));
+                : new BigDecimal(value instanceof Boolean flag ? (flag ? "1" : "0") : "" + value);
     }
 
     static boolean isNan(Object value) {
         return value instanceof Double number && number.isNaN();
     }
 
-    static Object round(Object value, int digits) {
-        if (isInteger(value)) {
-            BigDecimal rounded =
-                    exact(value)
-                            .setScale(Math.max(-30, Math.min(0, digits)), RoundingMode.HALF_EVEN);
-            return narrow(rounded.toBigInteger());
+    /** Compares two numbers exactly. Neither may be NaN. */
+    static int compare(Object a, Object b) {
+        if (a instanceof Double x && (b instanceof Double || Double.isInfinite(x))) {
+            double y = b instanceof Double number ? number : 0;
+            return x < y ? -1 : x > y ? 1 : 0;
         }
-        double real = real(value);
-        if (!Double.isFinite(real) || digits > 400) {
-            return real;
+        if (b instanceof Double y && Double.isInfinite(y)) {
+            return y > 0 ? -1 : 1;
         }
-        BigDecimal rounded = exact(real).setScale(Math.max(digits, -400), RoundingMode.HALF_EVEN);
-        return Math.copySign(rounded.doubleValue(), real);
+        return a instanceof Long x && b instanceof Long y
+                ? Long.compare(x, y)
+                : exact(a).compareTo(exact(b));
     }
 
-    /** Returns {@code int(value)} of a float. */
-    static Object truncate(double value) {
-        if (!Double.isFinite(value)) {
+    static Object round(Object value, int digits) {
+        if (value instanceof Double real && (!Double.isFinite(real) || digits > 400)) {
+            return real;
+        }
+        int scale = isInteger(value) ? Math.min(0, digits) : digits;
+        BigDecimal rounded = exact(value).setScale(Math.max(-400, scale), RoundingMode.HALF_EVEN);
+        return value instanceof Double real
+                ? Math.copySign(rounded.doubleValue(), real)
+                : narrow(rounded.toBigInteger());
+    }
+
+    /** Returns {@code int(value)}. */
+    static Object truncate(Object value) {
+        if (value instanceof Double real && !Double.isFinite(real)) {
             throw new TemplateError("%s is no integer", text(value));
         }
-        return narrow(new BigDecimal(value).toBigInteger());
+        return narrow(exact(value).toBigInteger());
     }
 
     /** Returns a number, not a boolean, as Python writes it. */
     static String text(Object value) {
-        if (!(value instanceof Double real)) {
+        if (!(value instanceof Double real) || real == 0) {
             return value.toString();
         }
         if (!Double.isFinite(real)) {
             return real.isNaN() ? "nan" : real < 0 ? "-inf" : "inf";
         }
-        if (real == 0) {
-            return real.toString();
-        }
-        String sign = real < 0 ? "-" : "";
-        BigDecimal exact = new BigDecimal(Math.abs(real));
-        BigDecimal shortest = exact;
-        // Finds the shortest text that parses to the same number. At most one text of 15
-        // digits parses to a normal number; without its trailing zeros it is the shortest.
-        for (int digits = Math.abs(real) < Double.MIN_NORMAL ? 1 : 15; digits <= 17; digits++) {
-            shortest = exact.round(new MathContext(digits, RoundingMode.HALF_EVEN));
-            if (shortest.doubleValue() == Math.abs(real)) {
-                break;
-            }
+        // The shortest text that parses to the same number; Java 17's is not always.
+        BigDecimal exact = new BigDecimal(real);
+        int digits = Math.abs(real) < Double.MIN_NORMAL ? 1 : EXACT_DIGITS;
+        BigDecimal shortest = exact.round(new MathContext(digits, RoundingMode.HALF_EVEN));
+        while (shortest.doubleValue() != real) {
+            shortest = exact.round(new MathContext(++digits, RoundingMode.HALF_EVEN));
         }
         shortest = shortest.stripTrailingZeros();
         int exponent = shortest.precision() - shortest.scale() - 1;
         if (exponent >= -4 && exponent < 16) {
             String plain = shortest.toPlainString();
-            return sign + plain + (plain.indexOf('.') < 0 ? ".0" : "");
+            return plain.indexOf('.') < 0 ? plain + ".0" : plain;
         }
-        String digits = shortest.unscaledValue().toString();
-        String fraction = digits.length() > 1 ? "." + digits.substring(1) : "";
-        String power = "e%s%02d".formatted(exponent < 0 ? "-" : "+", Math.abs(exponent));
-        return sign + digits.charAt(0) + fraction + power;
+        String mantissa = shortest.movePointLeft(exponent).toPlainString();
+        return "%se%s%02d".formatted(mantissa, exponent < 0 ? "-" : "+", Math.abs(exponent));
     }
 
     /** Returns {@code int(text)}; null if the text is no integer. */
@@ -236,14 +206,13 @@ final class Numbers {
 
     /** Returns {@code float(text)}; null if the text is no number. */
     static Double parseReal(String text) {
-        String digits = Strings.strip(text, null, true, true).toLowerCase(Locale.ROOT);
-        if (digits.matches("[-+]?(inf|infinity|nan)")) {
-            return digits.endsWith("nan")
-                    ? Double.NaN
-                    : digits.startsWith("-") ? Double.NEGATIVE_INFINITY : Double.POSITIVE_INFINITY;
+        String digits = Strings.strip(text, null, true, true);
+        if (digits.matches("(?i)[-+]?(inf|infinity|nan)")) {
+            double sign = digits.startsWith("-") ? -1 : 1;
+            return digits.matches("(?i).*nan") ? Double.NaN : sign * Double.POSITIVE_INFINITY;
         }
         String d = "\\d++(?:_\\d++)*+";
-        String number = "[-+]?(?:" + d + "\\.?(?:" + d + ")?|\\." + d + ")(?:e[-+]?" + d + ")?";
+        String number = "[-+]?(?:" + d + "\\.?(?:" + d + ")?|\\." + d + ")(?:[eE][-+]?" + d + ")?";
         return digits.matches(number) ? Double.valueOf(digits.replace("_", "")) : null;
     }
 }

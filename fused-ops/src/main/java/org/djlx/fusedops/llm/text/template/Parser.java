@@ -5,105 +5,74 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
-import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
-import java.util.NoSuchElementException;
 import java.util.Set;
-import java.util.function.BiFunction;
-import java.util.function.Consumer;
-import java.util.function.Function;
-import java.util.function.Predicate;
+import java.util.function.BiConsumer;
 import java.util.function.Supplier;
+import java.util.function.UnaryOperator;
 import org.djlx.fusedops.llm.text.template.Lexer.Token;
 import org.djlx.fusedops.llm.text.template.Lexer.Type;
 
-/** Parses a template to statements and expressions that evaluate themselves. */
+/** Parses a template to nodes that evaluate themselves. */
 final class Parser {
 
     private static final int MAX_DEPTH = 100;
     private static final int MAX_CHAIN = 500; // of attributes, calls and filters
-    private static final Set<String> COMPARISONS = Set.of("==", "!=", "<", "<=", ">", ">=");
-    private static final Set<String> FILE_TAGS = Set.of("include", "import", "from", "extends");
-    private static final Map<String, Boolean> BOOLEANS =
-            Map.of("true", true, "True", true, "false", false, "False", false);
-    // The variable that holds a captured text. Not a valid name, so templates cannot read it.
-    private static final String CAPTURED = "{{";
-    private static final Set<String> NONES = Set.of("none", "None");
+    private static final Set<String> CONSTANTS =
+            Set.of("true", "True", "false", "False", "none", "None");
+    private static final Set<String> OF_CALLS = Set.of("caller", "kwargs", "varargs");
+    private static final Set<String> REFUSED_TAGS =
+            Set.of(
+                    "autoescape",
+                    "block",
+                    "call",
+                    "do",
+                    "extends",
+                    "from",
+                    "import",
+                    "include",
+                    "print");
 
-    /** Computes a value. */
-    interface Expression {
+    /** Arithmetic operators by precedence; those of one set are evaluated from the left. */
+    private static final List<Set<String>> OPERATORS =
+            List.of(Set.of("+", "-"), Set.of("~"), Set.of("*", "/", "//", "%"), Set.of("**"));
 
+    /**
+     * A part of a template: computes a value, or executes a statement and returns null or an {@link
+     * Exit}.
+     */
+    interface Node {
         Object value(Scope scope);
     }
 
-    /** Executes a statement; returns null, or how it leaves the iteration of its loop. */
-    interface Statement {
-
-        Exit execute(Scope scope);
-    }
-
+    /** How a statement leaves the iteration of its loop. */
     enum Exit {
         BREAK,
         CONTINUE
     }
 
-    /** The left side of an assignment: one name, or a tuple of names. */
-    private interface Target {
-
-        void assign(Scope scope, Object value);
-    }
-
-    /** A list of statements, with the frame of the scope that they run in. */
-    static final class Block {
-
-        private final List<Statement> statements;
-        private final Frame frame; // null if the block runs in the enclosing scope
-
-        private Block(List<Statement> statements, Frame frame) {
-            this.statements = statements;
-            this.frame = frame;
-        }
+    /** A node that runs in a scope of its own. */
+    record Block(Node body, Frame frame) {
 
         Scope scope(Scope parent) {
             return new Scope(parent, frame.hidden());
         }
 
-        Exit execute(Scope scope) {
-            for (Statement statement : statements) {
-                Exit exit = statement.execute(scope);
-                if (exit != null) {
-                    return exit;
-                }
-            }
-            return null;
+        Object execute(Scope parent) {
+            return body.value(scope(parent));
         }
 
         /** Executes the block and returns its output. */
-        String capture(Scope scope) {
-            StringBuilder out = scope.run.out;
-            scope.run.out = new StringBuilder();
+        String capture(Scope own) {
+            StringBuilder out = own.run.out;
+            own.run.out = new StringBuilder();
             try {
-                execute(scope);
-                return scope.run.out.toString();
+                body.value(own);
+                return own.run.out.toString();
             } finally {
-                scope.run.out = out;
+                own.run.out = out;
             }
-        }
-
-        /** Executes the block, and passes its output on unless break or continue ended it. */
-        private Exit captureTo(Consumer<String> text, Scope scope) {
-            Exit[] exit = new Exit[1];
-            Statement all =
-                    inner -> {
-                        exit[0] = execute(inner);
-                        return exit[0];
-                    };
-            String captured = new Block(List.of(all), frame).capture(scope);
-            if (exit[0] == null) {
-                text.accept(captured);
-            }
-            return exit[0];
         }
     }
 
@@ -112,12 +81,11 @@ final class Parser {
      * scope is an assignment, the name is local from the start of the scope: a macro or loop inside
      * that runs before the assignment finds it undefined, not the outer variable.
      */
-    private static final class Frame {
+    static final class Frame {
 
-        private final Frame parent;
+        private final Frame parent; // null for that of the template
         // By name: whether the first use is an assignment that no condition skips.
         private final Map<String, Boolean> names = new HashMap<>();
-        private final List<String> unknown = new ArrayList<>(); // filters and tests
         private boolean isConditional; // the parser is inside an if
         private List<String> hidden;
 
@@ -125,85 +93,51 @@ final class Parser {
             this.parent = parent;
         }
 
-        private void noteAssigned(String name) {
-            names.putIfAbsent(name, !isConditional);
+        private void use(String name, boolean assigns) {
+            names.putIfAbsent(name, assigns && !isConditional);
         }
 
-        /** Notes a name that is read, or that has a value when the scope begins. */
-        private void noteRead(String name) {
-            names.putIfAbsent(name, false);
+        private boolean has(String name) {
+            return names.containsKey(name) || parent != null && parent.has(name);
         }
 
         private List<String> hidden() {
             if (hidden == null) {
-                hidden = names.keySet().stream().filter(this::isHidden).toList();
+                hidden =
+                        names.keySet().stream()
+                                .filter(each -> names.get(each))
+                                .filter(each -> parent == null || !parent.has(each))
+                                .toList();
             }
             return hidden;
         }
-
-        private boolean isHidden(String name) {
-            for (Frame outer = parent; outer != null; outer = outer.parent) {
-                if (outer.names.containsKey(name)) {
-                    return false;
-                }
-            }
-            return names.get(name);
-        }
     }
 
-    /** The expressions of the arguments of a call. */
-    private record ArgumentList(
-            List<Expression> positional,
-            Map<String, Expression> named,
-            Expression starred, // after *; null if there is none
-            Expression doubleStarred) { // after **; null if there is none
+    /** The arguments of a call. */
+    private record Arguments(List<Node> positional, Map<String, Node> named) {
 
-        static final ArgumentList NONE = new ArgumentList(List.of(), Map.of(), null, null);
+        static final Arguments NONE = new Arguments(List.of(), Map.of());
 
         Args args(Scope scope) {
-            Run run = scope.run;
             List<Object> values = new ArrayList<>();
             positional.forEach(each -> values.add(each.value(scope)));
             Map<String, Object> names = new LinkedHashMap<>();
-            if (starred != null) {
-                values.addAll(Values.elements(run, starred.value(scope)));
-            }
             named.forEach((name, each) -> names.put(name, each.value(scope)));
-            if (doubleStarred != null) {
-                if (!(doubleStarred.value(scope) instanceof Values.Dict dict)) {
-                    throw new TemplateError("** needs a dictionary");
-                }
-                for (Object key : dict.keys()) {
-                    if (!(key instanceof String name) || names.containsKey(name)) {
-                        throw new TemplateError(
-                                "an argument is given twice, or its name is no text");
-                    }
-                    names.put(name, dict.get(key, null));
-                }
-            }
             return new Args(values, names);
         }
     }
 
-    /** A call of a function. */
-    private record Call(Expression function, ArgumentList arguments) implements Expression {
-
-        @Override
-        public Object value(Scope scope) {
-            Object called = function.value(scope);
-            return Values.call(scope.run, called, arguments.args(scope));
-        }
-    }
-
     private final List<Token> tokens;
-    private final List<String> reads = new ArrayList<>(); // names of variables, in source order
+    private final Set<String> reads; // names of variables
     private int position;
     private int depth;
     private boolean inLoop;
+    private boolean inMacro;
     private Frame frame = new Frame(null);
 
-    private Parser(List<Token> tokens) {
+    private Parser(List<Token> tokens, Set<String> reads) {
         this.tokens = tokens;
+        this.reads = reads;
     }
 
     /**
@@ -212,12 +146,9 @@ final class Parser {
      * @param names receives the names of variables that the template reads
      */
     static Block parse(String source, Set<String> names) {
-        Parser parser = new Parser(Lexer.tokens(source));
+        Parser parser = new Parser(Lexer.tokens(source), names);
         try {
-            List<Statement> statements = parser.statements(Set.of());
-            requireKnown(parser.frame);
-            names.addAll(parser.reads);
-            return new Block(statements, parser.frame);
+            return new Block(parser.statements(Set.of()), parser.frame);
         } catch (TemplateError e) {
             throw new TemplateError("line %d: %s", parser.token().line(), e.getMessage());
         }
@@ -229,407 +160,331 @@ final class Parser {
      * Parses up to a tag with one of these names; the name is the next token. Without names, parses
      * up to the end of the template.
      */
-    private List<Statement> statements(Set<String> ends) {
-        List<Statement> statements = new ArrayList<>();
+    private Node statements(Set<String> ends) {
+        List<Node> nodes = new ArrayList<>();
         nest();
         while (true) {
             Token token = next();
-            int line = token.line();
-            if (token.type() == Type.TEXT) {
-                statements.add(print(line, scope -> token.text()));
-            } else if (token.is(Type.BEGIN, "{{")) {
-                statements.add(print(line, tuple(true)));
-                expect(Type.END, "}}");
-            } else if (token.type() == Type.EOF) {
-                if (!ends.isEmpty()) {
-                    throw new TemplateError("a block has no end: %s", ends);
-                }
-                break;
-            } else {
-                if (token().type() == Type.NAME && ends.contains(token().text())) {
-                    break;
-                }
-                Statement statement = statement();
-                statements.add(
-                        scope -> {
-                            scope.run.line = line;
-                            scope.run.step();
-                            return statement.execute(scope);
-                        });
-                expect(Type.END, "%}");
+            if (token.type() == Type.EOF && !ends.isEmpty()) {
+                throw new TemplateError("a block has no end: %s", ends);
             }
+            boolean isTag = token.is(Type.BEGIN, "{%");
+            if (token.type() == Type.EOF
+                    || isTag && token().type() == Type.NAME && ends.contains(token().text())) {
+                break;
+            }
+            Node node =
+                    token.type() == Type.TEXT
+                            ? print(scope -> token.text())
+                            : isTag ? statement() : print(tuple(true));
+            if (token.type() == Type.BEGIN) {
+                expect(Type.END, isTag ? "%}" : "}}");
+            }
+            nodes.add(
+                    scope -> {
+                        scope.run.line = token.line();
+                        scope.run.step();
+                        return node.value(scope);
+                    });
         }
         depth--;
-        return statements;
-    }
-
-    private static Statement print(int line, Expression expression) {
         return scope -> {
-            scope.run.line = line;
-            scope.run.print(Values.text(scope.run, expression.value(scope)));
+            for (Node node : nodes) {
+                Object exit = node.value(scope);
+                if (exit != null) {
+                    return exit;
+                }
+            }
             return null;
         };
     }
 
-    private Statement statement() {
+    private static Node print(Node node) {
+        return scope -> {
+            scope.run.append(scope.run.out, Values.text(scope.run, node.value(scope)));
+            return null;
+        };
+    }
+
+    private Node statement() {
         String tag = expect(Type.NAME, null);
         return switch (tag) {
             case "set" -> set();
             case "if" -> ifBlock();
             case "for" -> forBlock();
             case "macro" -> macro();
-            case "call" -> callBlock();
-            case "filter" -> filterBlock();
+            case "filter" -> print(captured(value -> filters(filter(value)), "endfilter"));
             case "with" -> withBlock();
-            case "generation" -> {
-                boolean outer = inLoop;
-                inLoop = false; // As in Jinja2, where the block is a call of a macro.
-                Block body = block("endgeneration", List.of());
-                inLoop = outer;
-                yield scope -> body.execute(body.scope(scope));
-            }
+            case "generation" -> outOfLoop(() -> block("endgeneration", List.of()))::execute;
             case "break", "continue" -> {
                 if (!inLoop) {
-                    throw new TemplateError("%s is not within a loop", tag);
+                    throw new TemplateError(
+                            "%s is not within a loop, or in a block of set or filter, which is not"
+                                    + " supported",
+                            tag);
                 }
                 yield scope -> tag.equals("break") ? Exit.BREAK : Exit.CONTINUE;
             }
             default ->
                     throw new TemplateError(
-                            FILE_TAGS.contains(tag)
-                                    ? "the tag %s is not supported, because a template cannot read"
-                                            + " files"
+                            REFUSED_TAGS.contains(tag)
+                                    ? "the tag %s is not supported; a template cannot read files"
                                     : "the tag %s is unknown, or not expected here",
                             tag);
         };
     }
 
-    /**
-     * Parses the end of a block's opening tag, and the statements up to a tag with one of these
-     * names.
-     */
-    private List<Statement> body(String... ends) {
+    /** Parses a part of a loop that break and continue cannot leave. */
+    private <T> T outOfLoop(Supplier<T> parse) {
+        boolean outer = inLoop;
+        inLoop = false;
+        T parsed = parse.get();
+        inLoop = outer;
+        return parsed;
+    }
+
+    /** Parses the end of an opening tag, and the statements up to a tag with one of these names. */
+    private Node body(String... ends) {
         skip(":");
         expect(Type.END, "%}");
         return statements(Set.of(ends));
     }
 
-    /** Parses a part of the template that has a scope of its own, with these parameters. */
-    private <T> T inScope(List<String> parameters, Function<Frame, T> parse) {
-        Frame inner = new Frame(frame);
-        frame = inner;
-        parameters.forEach(inner::noteRead);
-        T parsed = parse.apply(inner);
-        requireKnown(inner);
-        frame = inner.parent;
-        return parsed;
+    private Node bodyUpTo(String end) {
+        Node body = body(end);
+        expect(Type.NAME, end);
+        return body;
     }
 
-    private static void requireKnown(Frame frame) {
-        if (!frame.unknown.isEmpty()) {
-            throw new TemplateError("%s is not supported", frame.unknown.get(0));
-        }
+    /** Parses a part of the template that has a scope of its own, with these parameters. */
+    private Block inScope(List<String> parameters, Supplier<Node> parse) {
+        Frame inner = new Frame(frame);
+        frame = inner;
+        parameters.forEach(name -> inner.use(name, false));
+        Node parsed = parse.get();
+        frame = inner.parent;
+        return new Block(parsed, inner);
     }
 
     private Block block(String end, List<String> parameters) {
-        return inScope(parameters, inner -> blockUpTo(end, inner));
+        return inScope(parameters, () -> bodyUpTo(end));
     }
 
-    private Block blockUpTo(String end, Frame inner) {
-        List<Statement> statements = body(end);
-        expect(Type.NAME, end);
-        return new Block(statements, inner);
+    /** Parses filters and a block, and returns the block's output after the filters. */
+    private Node captured(UnaryOperator<Node> filters, String end) {
+        Block[] block = new Block[1];
+        Node[] value = new Node[1];
+        block[0] =
+                inScope(
+                        List.of(),
+                        () -> {
+                            value[0] = filters.apply(scope -> block[0].capture(scope));
+                            return outOfLoop(() -> bodyUpTo(end));
+                        });
+        return scope -> {
+            Object captured = value[0].value(block[0].scope(scope));
+            if (!(captured instanceof String || captured instanceof Values.Markup)) {
+                throw new TemplateError(
+                        "a block has a %s, which is no text", Values.typeName(captured));
+            }
+            return captured;
+        };
     }
 
-    private Statement set() {
-        if (peek(1).is(Type.OPERATOR, ".")) {
-            String name = expect(Type.NAME, null);
-            next();
-            String attribute = expect(Type.NAME, null);
-            return assignment(
-                    List.of(),
-                    (scope, value) -> {
-                        if (!(scope.get(name) instanceof Values.Namespace namespace)) {
-                            throw new TemplateError("%s is no namespace", name);
-                        }
-                        namespace.attributes().put(attribute, value);
-                    },
-                    name);
-        }
+    private Node set() {
         List<String> names = new ArrayList<>();
-        Target target = target(names);
-        return assignment(names, target, null);
-    }
-
-    private Statement assignment(List<String> names, Target target, String namespace) {
-        if (namespace != null) {
-            noteRead(namespace);
-        }
+        BiConsumer<Scope, Object> target =
+                peek(1).is(Type.OPERATOR, ".") ? member() : target(names);
+        Node value;
         if (skip("=")) {
-            Expression value = tuple(true);
-            names.forEach(frame::noteAssigned);
-            return scope -> {
-                target.assign(scope, value.value(scope));
-                return null;
-            };
+            value = tuple(true);
+            names.forEach(name -> frame.use(name, true));
+        } else {
+            names.forEach(name -> frame.use(name, true));
+            value = captured(this::filters, "endset");
         }
-        names.forEach(frame::noteAssigned);
-        return inScope(
-                List.of(),
-                inner -> {
-                    Expression value = filters(scope -> scope.get(CAPTURED));
-                    Block body = blockUpTo("endset", inner);
-                    return scope -> {
-                        Scope own = body.scope(scope);
-                        return body.captureTo(
-                                text -> {
-                                    own.set(CAPTURED, text);
-                                    target.assign(scope, value.value(own));
-                                },
-                                own);
-                    };
-                });
+        return scope -> {
+            target.accept(scope, value.value(scope));
+            return null;
+        };
     }
 
-    private Target target(List<String> names) {
-        List<Target> targets = new ArrayList<>();
+    private BiConsumer<Scope, Object> member() {
+        String name = expect(Type.NAME, null);
+        next();
+        String attribute = expect(Type.NAME, null);
+        read(name);
+        return (scope, value) -> {
+            if (!(scope.get(name) instanceof Values.Namespace namespace)) {
+                throw new TemplateError("%s is no namespace", name);
+            }
+            namespace.attributes.put(attribute, value);
+        };
+    }
+
+    /** Parses the left side of an assignment: one name, or several with commas between them. */
+    private BiConsumer<Scope, Object> target(List<String> names) {
         boolean isTuple = false;
-        nest();
+        boolean hasBrackets = skip("(");
         do {
-            if (token().type() != Type.NAME && !isOperator("(") && isTuple
-                    || token().is(Type.NAME, "in")) {
+            if (isOperator("(")) {
+                throw new TemplateError("nested brackets around names are not supported");
+            }
+            if (isTuple && (token().type() != Type.NAME || token().is(Type.NAME, "in"))) {
                 break;
             }
-            if (skip("(")) {
-                targets.add(target(names));
-                expect(Type.OPERATOR, ")");
-            } else {
-                String name = expect(Type.NAME, null);
-                if (BOOLEANS.containsKey(name) || NONES.contains(name)) {
-                    throw new TemplateError("cannot assign to %s", name);
-                }
-                names.add(name);
-                targets.add((scope, value) -> scope.set(name, value));
+            String name = expect(Type.NAME, null);
+            if (CONSTANTS.contains(name) || name.equals("in")) {
+                throw new TemplateError("cannot assign to %s", name);
             }
+            names.add(name);
             isTuple |= isOperator(",");
         } while (skip(","));
-        depth--;
-        if (targets.isEmpty()) {
-            throw new TemplateError("a name is missing before %s", token().text());
+        if (hasBrackets) {
+            expect(Type.OPERATOR, ")");
         }
+        List<String> all = List.copyOf(names);
         if (!isTuple) {
-            return targets.get(0);
+            return (scope, value) -> scope.set(all.get(0), value);
         }
         return (scope, value) -> {
-            List<Object> values = Values.elements(scope.run, value);
-            if (values.size() != targets.size()) {
+            List<Object> values = Values.list(scope.run, value);
+            if (values.size() != all.size()) {
                 throw new TemplateError(
-                        "%d values are given to %d names", values.size(), targets.size());
+                        "%d values are given to %d names", values.size(), all.size());
             }
             for (int i = 0; i < values.size(); i++) {
-                targets.get(i).assign(scope, values.get(i));
+                scope.set(all.get(i), values.get(i));
             }
         };
     }
 
-    private Statement ifBlock() {
-        List<Expression> tests = new ArrayList<>();
-        List<Block> bodies = new ArrayList<>();
-        int known = frame.unknown.size();
+    private Node ifBlock() {
+        List<Node> tests = new ArrayList<>();
+        List<Node> bodies = new ArrayList<>();
         boolean outer = frame.isConditional;
         String end = "elif";
         while (end.equals("elif")) {
             tests.add(tuple(false));
             frame.isConditional = true;
-            bodies.add(new Block(body("elif", "else", "endif"), null));
+            bodies.add(body("elif", "else", "endif"));
             end = expect(Type.NAME, null);
         }
         if (end.equals("else")) {
             tests.add(scope -> true);
-            bodies.add(blockUpTo("endif", null));
+            bodies.add(bodyUpTo("endif"));
         }
         frame.isConditional = outer;
-        // As in Jinja2, an unknown filter or test in a condition fails only if it is executed.
-        frame.unknown.subList(known, frame.unknown.size()).clear();
         return scope -> {
             for (int i = 0; i < tests.size(); i++) {
                 if (Values.isTrue(tests.get(i).value(scope))) {
-                    return bodies.get(i).execute(scope);
+                    return bodies.get(i).value(scope);
                 }
             }
             return null;
         };
     }
 
-    private Statement forBlock() {
+    private Node forBlock() {
         List<String> names = new ArrayList<>();
-        Target target = target(names);
+        BiConsumer<Scope, Object> target = target(names);
         if (names.contains("loop")) {
             throw new TemplateError("the variable of a loop cannot be named loop");
         }
         expect(Type.NAME, "in");
-        Expression elements = tuple(false);
-        Frame[] testFrame = new Frame[1];
-        Expression test =
-                !skipName("if")
-                        ? null
-                        : inScope(
-                                names,
-                                inner -> {
-                                    testFrame[0] = inner;
-                                    return expression();
-                                });
-        Block testBlock = new Block(List.of(), testFrame[0]);
-        boolean isRecursive = skipName("recursive");
+        Node elements = tuple(false);
+        Block test = skipName("if") ? inScope(names, this::expression) : null;
+        boolean isRecursive = skipName("recursive"); // refused where it calls itself
         boolean outer = inLoop;
         inLoop = true;
         List<String> parameters = new ArrayList<>(names);
         parameters.add("loop");
-        Block body = inScope(parameters, inner -> new Block(body("else", "endfor"), inner));
-        // A recursive loop is a function, and its else block is a part of it.
+        Block body = inScope(parameters, () -> body("else", "endfor"));
         inLoop = outer && !isRecursive;
         Block otherwise =
                 expect(Type.NAME, null).equals("else") ? block("endfor", List.of()) : null;
         inLoop = outer;
-        BiFunction<Scope, Object, Iterator<Object>> iterator =
-                (scope, value) -> {
-                    Iterator<Object> all = Values.iterator(scope.run, value);
-                    return test == null
-                            ? all
-                            : new Selected(
-                                    all,
-                                    element -> {
-                                        Scope inner = testBlock.scope(scope);
-                                        target.assign(inner, element);
-                                        return Values.isTrue(test.value(inner));
-                                    });
-                };
-        return new For(iterator, elements, test != null, isRecursive, target, body, otherwise);
-    }
-
-    /** Executes a for block. */
-    private record For(
-            BiFunction<Scope, Object, Iterator<Object>> iterator,
-            Expression elements,
-            boolean isFiltered,
-            boolean isRecursive,
-            Target target,
-            Block body,
-            Block otherwise)
-            implements Statement {
-
-        @Override
-        public Exit execute(Scope scope) {
-            return execute(scope, elements.value(scope), 0);
-        }
-
-        private Exit execute(Scope scope, Object value, int depth) {
-            Iterator<Object> all = iterator.apply(scope, value);
-            long length = isFiltered || value instanceof Values.Once ? -1 : Values.length(value);
-            Values.Callable recursion =
-                    (run, args) -> {
-                        Object inner = args.bind("loop", 1, "iterable").get(0);
-                        Statement again = any -> execute(scope, inner, depth + 1);
-                        run.enter();
-                        try {
-                            return new Block(List.of(again), null).capture(scope);
-                        } finally {
-                            run.leave();
-                        }
-                    };
-            Loop loop = new Loop(scope.run, all, length, depth, isRecursive ? recursion : null);
+        return scope -> {
+            Run run = scope.run;
+            List<Object> all = Values.list(run, elements.value(scope));
+            Loop loop =
+                    test == null
+                            ? new Loop(run, all)
+                            : new Loop(run, selected(all, test, target, scope));
             // As in Jinja2, an iteration that break or continue ends does not count.
             boolean isEmpty = true;
-            while (loop.hasNext()) {
+            while (loop.next()) {
                 Scope inner = body.scope(scope);
                 inner.set("loop", loop);
-                target.assign(inner, loop.next());
-                Exit exit = body.execute(inner);
+                target.accept(inner, loop.element());
+                Object exit = body.body.value(inner);
                 isEmpty &= exit != null;
                 if (exit == Exit.BREAK) {
                     break;
                 }
             }
-            return isEmpty && otherwise != null ? otherwise.execute(otherwise.scope(scope)) : null;
-        }
+            return isEmpty && otherwise != null ? otherwise.execute(scope) : null;
+        };
     }
 
-    /** The elements that pass a test. An element is tested when the iteration reaches it. */
-    static final class Selected implements Iterator<Object> {
-
-        private final Iterator<Object> all;
-        private final Predicate<Object> test;
-        private boolean hasNext; // next holds an element
-        private Object next;
-
-        Selected(Iterator<Object> all, Predicate<Object> test) {
-            this.all = all;
-            this.test = test;
-        }
-
-        @Override
-        public boolean hasNext() {
-            while (!hasNext && all.hasNext()) {
-                next = all.next();
-                hasNext = test.test(next);
-            }
-            return hasNext;
-        }
-
-        @Override
-        public Object next() {
-            if (!hasNext()) {
-                throw new NoSuchElementException();
-            }
-            hasNext = false;
-            return next;
-        }
+    /** Returns the elements that pass a test, which runs when the iteration reaches them. */
+    private static Iterator<Object> selected(
+            List<Object> all, Block test, BiConsumer<Scope, Object> target, Scope scope) {
+        return all.stream()
+                .filter(
+                        element -> {
+                            Scope inner = test.scope(scope);
+                            target.accept(inner, element);
+                            return Values.isTrue(test.body.value(inner));
+                        })
+                .iterator();
     }
 
-    private Statement macro() {
+    private Node macro() {
         String name = expect(Type.NAME, null);
-        frame.noteAssigned(name);
-        Macro.Definition definition = macro(name, "endmacro", null);
+        frame.use(name, true);
+        List<String> parameters = new ArrayList<>();
+        List<Node> defaults = new ArrayList<>();
+        boolean outer = inMacro;
+        Block body =
+                inScope(
+                        List.of(),
+                        () -> {
+                            parameters(parameters, defaults);
+                            inMacro = true;
+                            return outOfLoop(() -> bodyUpTo("endmacro"));
+                        });
+        inMacro = outer;
+        int required = parameters.size() - defaults.size();
         return scope -> {
-            scope.set(name, new Macro(definition, scope));
+            Values.Callable macro =
+                    (run, args) -> {
+                        Args bound = args.bind(name, 0, parameters);
+                        Scope inner = body.scope(scope);
+                        run.enter();
+                        try {
+                            for (int i = 0; i < parameters.size(); i++) {
+                                String parameter = parameters.get(i);
+                                Object value = bound.get(i);
+                                inner.set(
+                                        parameter,
+                                        value != Args.ABSENT
+                                                ? value
+                                                : i < required
+                                                        ? new Values.Undefined(parameter)
+                                                        : defaults.get(i - required).value(inner));
+                            }
+                            return body.capture(inner);
+                        } finally {
+                            run.leave();
+                        }
+                    };
+            scope.set(name, macro);
             return null;
         };
     }
 
-    /**
-     * Parses the parameters and the body of a macro or a call block.
-     *
-     * @param between parses the call that stands before the body of a call block; null for a macro
-     */
-    private Macro.Definition macro(String name, String end, Runnable between) {
-        List<String> parameters = new ArrayList<>();
-        List<Expression> defaults = new ArrayList<>();
-        boolean hasParameters = between == null || isOperator("(");
-        return inScope(
-                List.of(),
-                inner -> {
-                    if (hasParameters) {
-                        parameters(parameters, defaults);
-                    }
-                    if (between != null) {
-                        frame = inner.parent;
-                        between.run();
-                        frame = inner;
-                    }
-                    int begin = reads.size();
-                    boolean outer = inLoop;
-                    inLoop = false; // break and continue do not leave a macro.
-                    Block body = blockUpTo(end, inner);
-                    inLoop = outer;
-                    Set<String> special =
-                            new LinkedHashSet<>(List.of("caller", "varargs", "kwargs"));
-                    special.retainAll(reads.subList(begin, reads.size()));
-                    special.removeAll(parameters);
-                    return new Macro.Definition(name, parameters, defaults, special, body);
-                });
-    }
-
-    private void parameters(List<String> parameters, List<Expression> defaults) {
+    private void parameters(List<String> parameters, List<Node> defaults) {
         expect(Type.OPERATOR, "(");
         while (!skip(")")) {
             if (!parameters.isEmpty()) {
@@ -639,7 +494,7 @@ final class Parser {
             if (parameters.contains(parameter)) {
                 throw new TemplateError("the parameter %s is declared twice", parameter);
             }
-            frame.noteRead(parameter);
+            frame.use(parameter, false);
             parameters.add(parameter);
             if (skip("=")) {
                 defaults.add(expression());
@@ -650,81 +505,35 @@ final class Parser {
         }
     }
 
-    private Statement callBlock() {
-        Expression[] call = new Expression[1];
-        Macro.Definition definition = macro(null, "endcall", () -> call[0] = expression());
-        if (!(call[0] instanceof Call called)) {
-            throw new TemplateError("call needs the call of a macro");
-        }
-        return scope -> {
-            Object function = called.function.value(scope);
-            Args args = called.arguments.args(scope);
-            Map<String, Object> named = new LinkedHashMap<>(args.named());
-            if (named.put("caller", new Macro(definition, scope)) != null) {
-                throw new TemplateError("caller is given twice");
-            }
-            Object result = Values.call(scope.run, function, new Args(args.positional(), named));
-            scope.run.print(requireText(result, "call"));
-            return null;
-        };
-    }
-
-    private static String requireText(Object value, String tag) {
-        if (value instanceof Values.Markup markup) {
-            return markup.text();
-        }
-        if (!(value instanceof String text)) {
-            throw new TemplateError(
-                    "a %s block has a %s, which is no text", tag, Values.typeName(value));
-        }
-        return text;
-    }
-
-    private Statement filterBlock() {
-        return inScope(
-                List.of(),
-                inner -> {
-                    Expression value = filters(filter(scope -> scope.get(CAPTURED)));
-                    Block body = blockUpTo("endfilter", inner);
-                    return scope -> {
-                        Scope own = body.scope(scope);
-                        return body.captureTo(
-                                text -> {
-                                    own.set(CAPTURED, text);
-                                    scope.run.print(requireText(value.value(own), "filter"));
-                                },
-                                own);
-                    };
-                });
-    }
-
-    private Statement withBlock() {
+    private Node withBlock() {
         List<String> names = new ArrayList<>();
-        List<Target> targets = new ArrayList<>();
-        List<Expression> values = new ArrayList<>();
+        List<Node> values = new ArrayList<>();
         while (token().type() != Type.END) {
-            if (!targets.isEmpty()) {
+            if (!names.isEmpty()) {
                 expect(Type.OPERATOR, ",");
             }
-            targets.add(target(names));
+            names.add(expect(Type.NAME, null));
             expect(Type.OPERATOR, "=");
             values.add(expression());
         }
         Block body = block("endwith", names);
         return scope -> {
             Scope inner = body.scope(scope);
-            for (int i = 0; i < targets.size(); i++) {
-                targets.get(i).assign(inner, values.get(i).value(scope));
+            for (int i = 0; i < values.size(); i++) {
+                inner.set(names.get(i), values.get(i).value(scope));
             }
-            return body.execute(inner);
+            return body.body.value(inner);
         };
     }
 
     // Expressions
 
-    private void noteRead(String name) {
+    private void read(String name) {
+        if (inMacro && OF_CALLS.contains(name) && !frame.has(name)) {
+            throw new TemplateError("%s of a macro is not supported", name);
+        }
         reads.add(name);
-        frame.noteRead(name);
+        frame.use(name, false);
     }
 
     private void nest() {
@@ -734,23 +543,17 @@ final class Parser {
         }
     }
 
-    private Expression expression() {
+    private Node expression() {
         nest();
-        int known = frame.unknown.size();
-        Expression value = or();
+        Node value = or();
         while (skipName("if")) {
-            Expression then = value;
-            Expression test = or();
-            Expression otherwise =
+            Node then = value;
+            Node test = or();
+            Node otherwise =
                     skipName("else")
                             ? expression()
                             : scope -> new Values.Undefined("", "an if without else has no value");
-            frame.unknown.subList(known, frame.unknown.size()).clear();
-            value =
-                    scope ->
-                            Values.isTrue(test.value(scope))
-                                    ? then.value(scope)
-                                    : otherwise.value(scope);
+            value = scope -> (Values.isTrue(test.value(scope)) ? then : otherwise).value(scope);
         }
         depth--;
         return value;
@@ -761,13 +564,12 @@ final class Parser {
      *
      * @param withCondition whether an element may be {@code a if b else c}
      */
-    private Expression tuple(boolean withCondition) {
-        List<Expression> elements = new ArrayList<>();
+    private Node tuple(boolean withCondition) {
+        List<Node> elements = new ArrayList<>();
         boolean isTuple = false;
         do {
-            if (token().type() == Type.END
-                    || isOperator(")")
-                    || token().is(Type.NAME, "recursive")) {
+            boolean ends = token().type() == Type.END || isOperator(")");
+            if (ends || token().is(Type.NAME, "recursive")) {
                 break;
             }
             elements.add(withCondition ? expression() : or());
@@ -779,16 +581,16 @@ final class Parser {
         return isTuple ? listOf(elements, true) : elements.get(0);
     }
 
-    private static Expression listOf(List<Expression> elements, boolean isTuple) {
+    private static Node listOf(List<Node> elements, boolean isTuple) {
         return scope -> {
             scope.run.requireSize(elements.size());
             List<Object> values = new ArrayList<>();
             elements.forEach(each -> values.add(each.value(scope)));
-            return isTuple ? new Values.Tuple(values) : values;
+            return isTuple ? Values.tuple(values.toArray()) : values;
         };
     }
 
-    private Expression or() {
+    private Node or() {
         return logical("or", true, () -> logical("and", false, this::not));
     }
 
@@ -797,8 +599,8 @@ final class Parser {
      *
      * @param decisive the truth of an operand that ends the evaluation
      */
-    private Expression logical(String operator, boolean decisive, Supplier<Expression> operand) {
-        List<Expression> operands = new ArrayList<>();
+    private Node logical(String operator, boolean decisive, Supplier<Node> operand) {
+        List<Node> operands = new ArrayList<>();
         do {
             operands.add(operand.get());
         } while (skipName(operator));
@@ -807,7 +609,7 @@ final class Parser {
         }
         return scope -> {
             Object value = null;
-            for (Expression each : operands) {
+            for (Node each : operands) {
                 value = each.value(scope);
                 if (Values.isTrue(value) == decisive) {
                     break;
@@ -817,41 +619,38 @@ final class Parser {
         };
     }
 
-    private Expression not() {
+    private Node not() {
         if (!skipName("not")) {
             return comparison();
         }
         nest();
-        Expression operand = not();
+        Node operand = not();
         depth--;
         return scope -> !Values.isTrue(operand.value(scope));
     }
 
-    private Expression comparison() {
-        Expression first = sum();
-        List<String> operators = new ArrayList<>();
-        List<Expression> operands = new ArrayList<>();
+    private Node comparison() {
+        Node first = binary(0);
+        List<Values.Comparison> comparisons = new ArrayList<>();
+        List<Node> operands = new ArrayList<>();
         while (true) {
-            if (token().type() == Type.OPERATOR && COMPARISONS.contains(token().text())) {
-                operators.add(next().text());
-            } else if (skipName("in")) {
-                operators.add("in");
-            } else if (token().is(Type.NAME, "not") && peek(1).is(Type.NAME, "in")) {
-                position += 2;
-                operators.add("not in");
-            } else {
+            boolean isNotIn = token().is(Type.NAME, "not") && peek(1).is(Type.NAME, "in");
+            String operator = isNotIn ? "not in" : token().text();
+            if (token().type() == Type.STRING || !Values.COMPARISONS.containsKey(operator)) {
                 break;
             }
-            operands.add(sum());
+            position += isNotIn ? 2 : 1;
+            comparisons.add(Values.COMPARISONS.get(operator));
+            operands.add(binary(0));
         }
-        if (operators.isEmpty()) {
+        if (operands.isEmpty()) {
             return first;
         }
         return scope -> {
             Object left = first.value(scope);
-            for (int i = 0; i < operators.size(); i++) {
+            for (int i = 0; i < operands.size(); i++) {
                 Object right = operands.get(i).value(scope);
-                if (!compare(scope.run, operators.get(i), left, right)) {
+                if (!comparisons.get(i).holds(scope.run, left, right)) {
                     return false;
                 }
                 left = right;
@@ -860,68 +659,38 @@ final class Parser {
         };
     }
 
-    static boolean compare(Run run, String operator, Object left, Object right) {
-        return switch (operator) {
-            case "==" -> Values.areEqual(run, left, right);
-            case "!=" -> !Values.areEqual(run, left, right);
-            case "in" -> Values.isIn(run, left, right);
-            case "not in" -> !Values.isIn(run, left, right);
-            default -> Values.isOrdered(run, operator, left, right);
-        };
-    }
-
-    private Expression sum() {
-        return binary(Set.of("+", "-"), this::concatenation);
-    }
-
-    private Expression concatenation() {
-        List<Expression> parts = new ArrayList<>();
-        do {
-            parts.add(
-                    binary(
-                            Set.of("*", "/", "//", "%"),
-                            () -> binary(Set.of("**"), () -> unary(true))));
-        } while (skip("~"));
-        if (parts.size() == 1) {
-            return parts.get(0);
+    /** Parses operands of the arithmetic operators from a precedence on. */
+    private Node binary(int precedence) {
+        if (precedence == OPERATORS.size()) {
+            return unary(true);
         }
-        return scope -> {
-            StringBuilder text = new StringBuilder();
-            for (Expression part : parts) {
-                String next = Values.text(scope.run, part.value(scope));
-                scope.run.requireLength(text.length() + (long) next.length());
-                text.append(next);
-            }
-            return text.toString();
-        };
-    }
-
-    private Expression binary(Set<String> operators, Supplier<Expression> operand) {
-        Expression first = operand.get();
-        List<String> found = new ArrayList<>();
-        List<Expression> operands = new ArrayList<>();
-        while (token().type() == Type.OPERATOR && operators.contains(token().text())) {
-            found.add(next().text());
-            operands.add(operand.get());
+        Node first = binary(precedence + 1);
+        List<String> operators = new ArrayList<>();
+        List<Node> operands = new ArrayList<>();
+        while (token().type() == Type.OPERATOR
+                && OPERATORS.get(precedence).contains(token().text())) {
+            operators.add(next().text());
+            operands.add(binary(precedence + 1));
         }
-        if (found.isEmpty()) {
+        if (operands.isEmpty()) {
             return first;
         }
         return scope -> {
             Object value = first.value(scope);
-            for (int i = 0; i < found.size(); i++) {
-                value = Values.binary(scope.run, found.get(i), value, operands.get(i).value(scope));
+            for (int i = 0; i < operands.size(); i++) {
+                Object operand = operands.get(i).value(scope);
+                value = Values.binary(scope.run, operators.get(i), value, operand);
             }
             return value;
         };
     }
 
-    private Expression unary(boolean withFilters) {
-        Expression value;
+    private Node unary(boolean withFilters) {
+        Node value;
         nest();
         if (isOperator("-") || isOperator("+")) {
             boolean negative = next().text().equals("-");
-            Expression operand = unary(false);
+            Node operand = unary(false);
             value =
                     scope -> {
                         Object negated = Values.negate(operand.value(scope));
@@ -931,19 +700,15 @@ final class Parser {
             value = primary();
         }
         value = postfix(value);
-        if (withFilters) {
-            int chain = 0;
-            while (true) {
-                if (isOperator("|")) {
-                    value = filters(value);
-                } else if (skipName("is")) {
-                    value = test(value);
-                } else if (isOperator("(")) {
-                    value = new Call(value, arguments());
-                } else {
-                    break;
-                }
-                limit(++chain);
+        for (int chain = 0; withFilters; limit(++chain)) {
+            if (isOperator("|")) {
+                value = filters(value);
+            } else if (skipName("is")) {
+                value = test(value);
+            } else if (isOperator("(")) {
+                value = call(value);
+            } else {
+                break;
             }
         }
         depth--;
@@ -957,129 +722,120 @@ final class Parser {
         }
     }
 
-    private Expression primary() {
+    private Node primary() {
         Token token = next();
+        String text = token.text();
         switch (token.type()) {
             case NAME:
-                String name = token.text();
-                if (BOOLEANS.containsKey(name) || NONES.contains(name)) {
-                    Object constant = BOOLEANS.get(name);
+                if (CONSTANTS.contains(text)) {
+                    Object constant = text.endsWith("one") ? null : text.endsWith("rue");
                     return scope -> constant;
                 }
-                noteRead(name);
+                read(text);
                 return scope -> {
                     scope.run.step();
-                    return scope.get(name);
+                    return scope.get(text);
                 };
             case STRING:
-                StringBuilder text = new StringBuilder(token.text());
+                StringBuilder all = new StringBuilder(text);
                 while (token().type() == Type.STRING) {
-                    text.append(next().text());
+                    all.append(next().text());
                 }
-                String string = text.toString();
+                String string = all.toString();
                 return scope -> string;
             case NUMBER:
                 return scope -> token.number();
             default:
                 if (token.is(Type.OPERATOR, "(")) {
-                    if (skip(")")) {
-                        return listOf(List.of(), true);
-                    }
-                    Expression inner = tuple(true);
+                    Node inner = isOperator(")") ? listOf(List.of(), true) : tuple(true);
                     expect(Type.OPERATOR, ")");
                     return inner;
                 }
                 if (token.is(Type.OPERATOR, "[")) {
-                    return listOf(elements("]", this::expression), false);
+                    List<Node> elements = new ArrayList<>();
+                    separated("]", () -> elements.add(expression()));
+                    return listOf(elements, false);
                 }
                 if (token.is(Type.OPERATOR, "{")) {
                     return dict();
                 }
-                throw new TemplateError(
-                        "unexpected %s", token.text().isEmpty() ? "end" : token.text());
+                throw new TemplateError("unexpected %s", text.isEmpty() ? "end" : text);
         }
     }
 
-    private List<Expression> elements(String end, Supplier<Expression> element) {
-        List<Expression> elements = new ArrayList<>();
+    /** Parses parts with commas between them, and what ends them. */
+    private void separated(String end, Runnable part) {
+        boolean isFirst = true;
         while (!skip(end)) {
-            if (!elements.isEmpty()) {
+            if (!isFirst) {
                 expect(Type.OPERATOR, ",");
                 if (skip(end)) {
                     break;
                 }
             }
-            elements.add(element.get());
+            isFirst = false;
+            part.run();
         }
-        return elements;
     }
 
-    private Expression dict() {
-        List<Expression> values = new ArrayList<>();
-        List<Expression> keys =
-                elements(
-                        "}",
-                        () -> {
-                            Expression key = expression();
-                            expect(Type.OPERATOR, ":");
-                            values.add(expression());
-                            return key;
-                        });
-        return scope -> {
-            Values.Dict dict = new Values.Dict();
-            scope.run.requireSize(keys.size());
-            for (int i = 0; i < keys.size(); i++) {
-                dict.put(keys.get(i).value(scope), values.get(i).value(scope));
-            }
-            return dict;
-        };
+    private Node dict() {
+        List<Node> items = new ArrayList<>(); // keys and values
+        separated(
+                "}",
+                () -> {
+                    items.add(expression());
+                    expect(Type.OPERATOR, ":");
+                    items.add(expression());
+                });
+        return scope ->
+                Values.dict(scope.run, items.stream().map(each -> each.value(scope)).iterator());
     }
 
-    private Expression postfix(Expression value) {
-        Expression result = value;
+    private Node postfix(Node value) {
+        Node result = value;
         for (int chain = 0; ; limit(++chain)) {
-            Expression of = result;
+            Node of = result;
             if (skip(".")) {
                 Token token = next();
-                if (token.number() instanceof Double
-                        || token.type() != Type.NAME && token.number() == null) {
+                if (token.type() != Type.NAME && !(token.number() instanceof Long)) {
                     throw new TemplateError("a name or number is missing after the dot");
                 }
-                Object index = token.number();
                 result =
-                        index == null
+                        token.type() == Type.NAME
                                 ? scope ->
                                         Values.attribute(scope.run, of.value(scope), token.text())
-                                : scope -> Values.item(scope.run, of.value(scope), index);
+                                : scope -> Values.item(scope.run, of.value(scope), token.number());
             } else if (skip("[")) {
                 result = subscript(of);
             } else if (isOperator("(")) {
-                result = new Call(of, arguments());
+                result = call(of);
             } else {
                 return result;
             }
         }
     }
 
-    private Expression subscript(Expression of) {
-        Expression none = scope -> null;
-        Expression begin = isOperator(":") ? none : expression();
-        if (!isOperator(":")) {
-            List<Expression> keys = new ArrayList<>(List.of(begin));
-            while (skip(",")) {
-                keys.add(expression());
-            }
-            expect(Type.OPERATOR, "]");
-            Expression key = keys.size() == 1 ? begin : listOf(keys, true);
+    private Node call(Node function) {
+        Arguments arguments = arguments();
+        return scope -> {
+            Object called = function.value(scope);
+            return Values.call(scope.run, called, arguments.args(scope));
+        };
+    }
+
+    private Node subscript(Node of) {
+        Node none = scope -> null;
+        Node begin = isOperator(":") ? none : expression();
+        if (skip("]")) {
             return scope -> {
                 Object value = of.value(scope);
                 scope.run.step();
-                return Values.item(scope.run, value, key.value(scope));
+                return Values.item(scope.run, value, begin.value(scope));
             };
         }
-        next();
-        Expression end = isOperator(":") || isOperator("]") ? none : expression();
-        Expression step = skip(":") && !isOperator("]") ? expression() : none;
+        expect(Type.OPERATOR, ":");
+        Node end = isOperator(":") || isOperator("]") ? none : expression();
+        Node step = skip(":") && !isOperator("]") ? expression() : none;
         expect(Type.OPERATOR, "]");
         return scope ->
                 Values.slice(
@@ -1090,98 +846,70 @@ final class Parser {
                         step.value(scope));
     }
 
-    private ArgumentList arguments() {
+    private Arguments arguments() {
         expect(Type.OPERATOR, "(");
-        List<Expression> positional = new ArrayList<>();
-        Map<String, Expression> named = new LinkedHashMap<>();
-        Expression starred = null;
-        Expression doubleStarred = null;
-        boolean needsComma = false;
-        while (!skip(")")) {
-            if (needsComma) {
-                expect(Type.OPERATOR, ",");
-                if (skip(")")) {
-                    break;
-                }
-            }
-            needsComma = true;
-            boolean isNamed = token().type() == Type.NAME && peek(1).is(Type.OPERATOR, "=");
-            boolean isLate =
-                    doubleStarred != null || !isNamed && starred != null && !isOperator("**");
-            if (isLate || !isNamed && !isOperator("*") && !isOperator("**") && !named.isEmpty()) {
-                throw new TemplateError("an argument stands after one with a name");
-            }
-            if (skip("*")) {
-                starred = expression();
-            } else if (skip("**")) {
-                doubleStarred = expression();
-            } else if (isNamed) {
-                String name = next().text();
-                next();
-                if (named.put(name, expression()) != null) {
-                    throw new TemplateError("the argument %s is given twice", name);
-                }
-            } else {
-                positional.add(expression());
-            }
-        }
-        return new ArgumentList(positional, named, starred, doubleStarred);
+        List<Node> positional = new ArrayList<>();
+        Map<String, Node> named = new LinkedHashMap<>();
+        separated(
+                ")",
+                () -> {
+                    if (isOperator("*") || isOperator("**")) {
+                        throw new TemplateError("arguments after * or ** are not supported");
+                    }
+                    boolean isNamed = token().type() == Type.NAME && peek(1).is(Type.OPERATOR, "=");
+                    if (!isNamed && !named.isEmpty()) {
+                        throw new TemplateError("an argument stands after one with a name");
+                    }
+                    String name = isNamed ? next().text() : null;
+                    if (!isNamed) {
+                        positional.add(expression());
+                    } else if (skip("=") && named.put(name, expression()) != null) {
+                        throw new TemplateError("the argument %s is given twice", name);
+                    }
+                });
+        return new Arguments(positional, named);
     }
 
-    private Expression filters(Expression value) {
-        Expression filtered = value;
+    private Node filters(Node value) {
+        Node filtered = value;
         for (int chain = 0; skip("|"); limit(++chain)) {
             filtered = filter(filtered);
         }
         return filtered;
     }
 
-    private Expression filter(Expression value) {
-        String name = dottedName();
-        if (!Filters.ALL.has(name)) {
-            frame.unknown.add("the filter " + name);
-        }
-        ArgumentList arguments = isOperator("(") ? arguments() : ArgumentList.NONE;
+    private Node filter(Node value) {
+        String name = expect(Type.NAME, null);
+        Arguments arguments = isOperator("(") ? arguments() : Arguments.NONE;
         return scope -> {
             Object filtered = value.value(scope);
-            return Filters.call(scope.run, name, filtered, arguments.args(scope));
+            return Filters.filter(scope.run, name, filtered, arguments.args(scope));
         };
     }
 
-    private Expression test(Expression value) {
+    private Node test(Node value) {
         boolean negated = skipName("not");
-        String name = dottedName();
-        if (!Tests.ALL.has(name)) {
-            frame.unknown.add("the test " + name);
-        }
-        ArgumentList given = ArgumentList.NONE;
+        String name = expect(Type.NAME, null);
+        Arguments given = Arguments.NONE;
         Token token = token();
+        boolean isName =
+                token.type() == Type.NAME && !Set.of("else", "or", "and").contains(token.text());
         if (isOperator("(")) {
             given = arguments();
-        } else if (token.type() == Type.NAME && !Set.of("else", "or", "and").contains(token.text())
+        } else if (token.is(Type.NAME, "is")) {
+            throw new TemplateError("tests with is cannot follow each other");
+        } else if (isName
                 || token.type() == Type.STRING
                 || token.type() == Type.NUMBER
                 || isOperator("[")
                 || isOperator("{")) {
-            if (token.text().equals("is") && token.type() == Type.NAME) {
-                throw new TemplateError("tests with is cannot follow each other");
-            }
-            given = new ArgumentList(List.of(postfix(primary())), Map.of(), null, null);
+            given = new Arguments(List.of(postfix(primary())), Map.of());
         }
-        ArgumentList arguments = given;
+        Arguments arguments = given;
         return scope -> {
             Object tested = value.value(scope);
-            return (Boolean) Tests.ALL.call(scope.run, name, tested, arguments.args(scope))
-                    != negated;
+            return Filters.test(scope.run, name, tested, arguments.args(scope)) != negated;
         };
-    }
-
-    private String dottedName() {
-        StringBuilder name = new StringBuilder(expect(Type.NAME, null));
-        while (skip(".")) {
-            name.append('.').append(expect(Type.NAME, null));
-        }
-        return name.toString();
     }
 
     // Tokens
@@ -1205,13 +933,15 @@ final class Parser {
     }
 
     private boolean skip(String operator) {
-        boolean found = isOperator(operator);
-        position += found ? 1 : 0;
-        return found;
+        return skip(Type.OPERATOR, operator);
     }
 
     private boolean skipName(String name) {
-        boolean found = token().is(Type.NAME, name);
+        return skip(Type.NAME, name);
+    }
+
+    private boolean skip(Type type, String text) {
+        boolean found = token().is(type, text);
         position += found ? 1 : 0;
         return found;
     }

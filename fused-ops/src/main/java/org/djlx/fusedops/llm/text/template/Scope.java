@@ -8,9 +8,7 @@ import java.util.Map;
 /** Variables by name, within those of an enclosing scope. */
 final class Scope {
 
-    /**
-     * The value of a local variable before its assignment; hides an outer variable of that name.
-     */
+    /** A local variable before its assignment: hides an outer variable of that name. */
     private static final Object HIDDEN = new Object();
 
     final Run run;
@@ -22,7 +20,7 @@ final class Scope {
         this.parent = null;
     }
 
-    /** Creates an inner scope, whose local variables hide outer ones from the start. */
+    /** Creates an inner scope, in which these names are local from the start. */
     Scope(Scope parent, List<String> locals) {
         this.run = parent.run;
         this.parent = parent;
@@ -32,8 +30,8 @@ final class Scope {
 
     Object get(String name) {
         for (Scope scope = this; scope != null; scope = scope.parent) {
-            Object value = scope.variables.get(name);
-            if (value != null || scope.variables.containsKey(name)) {
+            Object value = scope.variables.getOrDefault(name, Args.ABSENT);
+            if (value != Args.ABSENT) {
                 return value == HIDDEN ? new Values.Undefined(name) : value;
             }
         }

@@ -3,11 +3,13 @@ package org.djlx.fusedops.llm.text.template;
 
 import java.math.BigDecimal;
 import java.math.RoundingMode;
+import java.text.Normalizer;
 import java.util.ArrayList;
-import java.util.HexFormat;
+import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.Set;
 import java.util.function.IntPredicate;
 import java.util.regex.Matcher;
@@ -16,18 +18,25 @@ import java.util.regex.Pattern;
 /** Python's methods of strings. A string is a sequence of code points. */
 final class Strings {
 
-    static final Table METHODS = new Table("the method");
+    static final Table METHODS = new Table("method");
 
     /** Methods that Python has, and that are refused by name. */
     static final Set<String> REFUSED =
             Set.of(
-                    ("casefold center encode expandtabs format_map isascii isdecimal isidentifier"
-                                    + " isnumeric isprintable istitle maketrans rindex swapcase"
-                                    + " translate")
+                    ("casefold center encode expandtabs format_map isalnum isascii isdecimal"
+                                    + " isidentifier islower isnumeric isprintable isspace istitle"
+                                    + " isupper maketrans rfind rindex rjust rpartition swapcase"
+                                    + " translate zfill")
                             .split(" "));
 
+    private static final int PREFIX = 16; // characters of a part that are searched without steps
+    private static final Pattern SPACES = Pattern.compile("[\t-\r\\x1c-\\x20\\x85\\p{Z}]+");
+    private static final Pattern LINE_BREAK =
+            Pattern.compile("\r\n|[\n-\r\\x1c-\\x1e\\x85\\u2028\\u2029]");
+    private static final Pattern CASED =
+            Pattern.compile("[\\p{IsLowercase}\\p{IsUppercase}\\p{Lt}]+");
     private static final Pattern PERCENT =
-            Pattern.compile("%(?:\\(([^)]*)\\))?(?:\\.(\\d{1,2}))?(.)?", Pattern.DOTALL);
+            Pattern.compile("%(?:\\.(\\d{1,2})(?=f))?(.)?", Pattern.DOTALL);
     private static final Pattern FIELD =
             Pattern.compile("\\{\\{|\\}\\}|\\{([A-Za-z_]\\w*|\\d{0,6})\\}|[{}]");
 
@@ -36,65 +45,55 @@ final class Strings {
         Object apply(Run run, String text, Args args);
     }
 
-    private static void add(String names, int required, String parameters, Body body) {
-        METHODS.add(
-                names,
-                required,
-                parameters,
-                (run, value, args) -> {
-                    String text = (String) value;
-                    run.step(text.length() >> 3);
-                    Object result = body.apply(run, text, args);
-                    return result instanceof String s ? run.counted(s) : result;
-                });
+    private static void add(String signature, Body body) {
+        METHODS.add(signature, (run, s, args) -> body.apply(run, run.read((String) s), args));
     }
 
     static {
-        add("format", 0, "*", Strings::format);
-        add("capitalize", 0, "", (run, s, a) -> capitalize(s));
-        add("lower", 0, "", (run, s, a) -> lower(s));
-        add("upper", 0, "", (run, s, a) -> upper(s));
-        add("title", 0, "", (run, s, a) -> title(s));
-        add("strip", 0, "_", (run, s, a) -> strip(s, a.text(0), true, true));
-        add("lstrip", 0, "_", (run, s, a) -> strip(s, a.text(0), true, false));
-        add("rstrip", 0, "_", (run, s, a) -> strip(s, a.text(0), false, true));
-        add("ljust", 1, "_ _", (run, s, a) -> pad(run, s, a.integer(0, 0), fill(a), 0));
-        add("rjust", 1, "_ _", (run, s, a) -> pad(run, s, a.integer(0, 0), fill(a), 1));
-        add("zfill", 1, "_", (run, s, a) -> fillZeros(run, s, a.integer(0, 0)));
-        add("split", 0, "sep maxsplit", (r, s, a) -> split(r, s, a.text(0), a.integer(1, -1)));
-        add("rsplit", 0, "sep maxsplit", (r, s, a) -> splitEnd(r, s, a.text(0), a.integer(1, -1)));
+        add("capitalize", (run, s, a) -> capitalize(s));
+        add("lower", (run, s, a) -> lower(s));
+        add("upper", (run, s, a) -> upper(s));
+        add("title", (run, s, a) -> title(s));
+        add("strip ?chars", (run, s, a) -> strip(s, a.text(0, null), true, true));
+        add("lstrip ?chars", (run, s, a) -> strip(s, a.text(0, null), true, false));
+        add("rstrip ?chars", (run, s, a) -> strip(s, a.text(0, null), false, true));
+        add("ljust width ?fill", (r, s, a) -> pad(r, s, a.integer(0, 0), a.text(1, " "), false));
+        add("split ?sep ?maxsplit", (r, s, a) -> split(r, s, a.text(0, null), a.integer(1, -1)));
         add(
-                "splitlines",
-                0,
-                "keepends",
-                (run, s, a) -> lines(run, s, Values.isTrue(a.get(0, false))));
-        add("partition", 1, "_", (run, s, a) -> partition(run, s, a.requiredText(0), false));
-        add("rpartition", 1, "_", (run, s, a) -> partition(run, s, a.requiredText(0), true));
+                "rsplit ?sep ?maxsplit",
+                (r, s, a) -> splitEnd(r, s, a.text(0, null), a.integer(1, -1)));
+        add("splitlines", (run, s, a) -> lines(run, s));
+        add("partition sep", (run, s, a) -> partition(run, s, a.text(0)));
         add(
-                "replace",
-                2,
-                "_ _ _",
-                (run, s, a) ->
-                        replace(run, s, a.requiredText(0), a.requiredText(1), a.integer(2, -1)));
-        add("removeprefix", 1, "_", (run, s, a) -> withoutPrefix(s, a.requiredText(0)));
-        add("removesuffix", 1, "_", (run, s, a) -> withoutSuffix(s, a.requiredText(0)));
-        add("join", 1, "_", (run, s, a) -> join(run, s, Values.elements(run, a.get(0))));
-        add("startswith", 1, "_ _ _", (run, s, a) -> hasAffix(s, a, true));
-        add("endswith", 1, "_ _ _", (run, s, a) -> hasAffix(s, a, false));
-        add("count", 1, "_ _ _", (run, s, a) -> countWithin(run, s, a));
-        add("find", 1, "_ _ _", (run, s, a) -> find(run, s, a, false));
-        add("rfind", 1, "_ _ _", (run, s, a) -> find(run, s, a, true));
-        add("index", 1, "_ _ _", (run, s, a) -> index(run, s, a));
-        add("isalnum", 0, "", (run, s, a) -> all(s, c -> Character.isLetter(c) || isNumeric(c)));
-        add("isalpha", 0, "", (run, s, a) -> all(s, Character::isLetter));
-        add("isdigit", 0, "", (run, s, a) -> all(s, Strings::isDigit));
-        add("isspace", 0, "", (run, s, a) -> all(s, Strings::isSpace));
-        add("islower", 0, "", (run, s, a) -> isCase(s, false));
-        add("isupper", 0, "", (run, s, a) -> isCase(s, true));
+                "replace old new ?count",
+                (r, s, a) -> replace(r, s, a.text(0), a.text(1), a.integer(2, -1)));
+        add(
+                "removeprefix prefix",
+                (r, s, a) -> s.startsWith(a.text(0)) ? s.substring(a.text(0).length()) : s);
+        add(
+                "removesuffix suffix",
+                (r, s, a) ->
+                        s.endsWith(a.text(0))
+                                ? s.substring(0, s.length() - a.text(0).length())
+                                : s);
+        add("join iterable", (run, s, a) -> join(run, s, Values.elements(run, a.get(0))));
+        add("startswith prefix", (r, s, a) -> affixes(a).stream().anyMatch(s::startsWith));
+        add("endswith suffix", (r, s, a) -> affixes(a).stream().anyMatch(s::endsWith));
+        add("count sub", (run, s, a) -> count(run, s, required(a.text(0))));
+        add("find sub", (run, s, a) -> index(run, s, a.text(0)));
+        add(
+                "index sub",
+                (run, s, a) -> {
+                    long index = index(run, s, a.text(0));
+                    if (index < 0) {
+                        throw new TemplateError("substring not found");
+                    }
+                    return index;
+                });
+        add("isalpha", (run, s, a) -> all(s, Character::isLetter));
+        add("isdigit", (run, s, a) -> all(s, Strings::isDigit));
+        add("format *", Strings::format);
     }
-
-    private static final int PREFIX = 16; // characters of a part that are searched without steps
-    private static final String LINE_BREAKS = "\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029";
 
     private Strings() {}
 
@@ -105,35 +104,22 @@ final class Strings {
                 || c >= 0xa0 && Character.isSpaceChar(c);
     }
 
-    static boolean isSpace(String text) {
-        return text.codePoints().allMatch(Strings::isSpace);
-    }
-
     static int length(String text) {
         return text.codePointCount(0, text.length());
     }
 
-    static boolean isSimple(String text) {
-        return length(text) == text.length();
-    }
-
     static List<Object> characters(Run run, String text) {
-        run.requireSize(length(text));
         List<Object> characters = new ArrayList<>();
+        run.requireLength(text.length());
+        run.requireSize(length(text) * 3L); // An element is an object, too.
         text.codePoints().forEach(c -> characters.add(Character.toString(c)));
         return characters;
     }
 
-    static String reverse(String text) {
-        return new StringBuilder(text).reverse().toString();
-    }
-
     /** Returns the part between two indices of code points. */
     static String part(String text, int begin, int end) {
-        return isSimple(text)
-                ? text.substring(begin, end)
-                : text.substring(
-                        text.offsetByCodePoints(0, begin), text.offsetByCodePoints(0, end));
+        int first = text.offsetByCodePoints(0, begin);
+        return text.substring(first, text.offsetByCodePoints(first, end - begin));
     }
 
     /** Strips characters, or whitespace if {@code characters} is null. */
@@ -148,7 +134,7 @@ final class Strings {
         while (right && end > begin && strips.test(text.codePointBefore(end))) {
             end -= Character.charCount(text.codePointBefore(end));
         }
-        return text.substring(begin, Math.max(begin, end));
+        return text.substring(begin, end);
     }
 
     static String upper(String text) {
@@ -159,149 +145,113 @@ final class Strings {
         return text.toLowerCase(Locale.ROOT);
     }
 
-    /** Returns the title case of a character. */
-    private static String titleCase(int c) {
-        String upper = upper(Character.toString(c));
-        return upper.codePointCount(0, upper.length()) == 1
-                ? Character.toString(Character.toTitleCase(c))
-                : upper.substring(0, 1) + lower(upper.substring(1));
-    }
-
     static String capitalize(String text) {
         if (text.isEmpty()) {
             return text;
         }
-        int first = Character.charCount(text.codePointAt(0));
+        int first = text.codePointAt(0);
+        String upper = upper(Character.toString(first));
+        String title =
+                length(upper) == 1
+                        ? Character.toString(Character.toTitleCase(first))
+                        : upper.substring(0, 1) + lower(upper.substring(1));
         // A letter before the rest, because a sigma is in its final form only after a letter.
-        String rest = lower("a" + text.substring(first)).substring(1);
-        return titleCase(text.codePointAt(0)) + rest;
-    }
-
-    private static boolean isCased(int c) {
-        return Character.isUpperCase(c) || Character.isLowerCase(c) || Character.isTitleCase(c);
+        return title + lower("a" + text.substring(Character.charCount(first))).substring(1);
     }
 
     private static String title(String text) {
-        StringBuilder title = new StringBuilder();
-        boolean inWord = false;
-        for (int i = 0; i < text.length(); ) {
-            int c = text.codePointAt(i);
-            title.append(inWord ? lowerAt(text, i) : titleCase(c));
-            inWord = isCased(c);
-            i += Character.charCount(c);
-        }
-        return title.toString();
+        return CASED.matcher(text)
+                .replaceAll(word -> Matcher.quoteReplacement(capitalize(word.group())));
     }
 
-    private static String lowerAt(String text, int index) {
-        int c = text.codePointAt(index);
-        if (c != '\u03a3') {
-            return lower(Character.toString(c));
+    static List<Object> lines(Run run, String text) {
+        List<Object> lines = split(run, text, LINE_BREAK, -1);
+        if (lines.get(lines.size() - 1).equals("")) {
+            lines.remove(lines.size() - 1);
         }
-        String next = index + 1 < text.length() ? text.substring(index + 1, index + 2) : "";
-        // With its neighbours, because a sigma has another form at the end of a word.
-        return lower("a" + Character.toString(c) + next).substring(1, 2);
+        return lines;
     }
 
-    static List<Object> lines(Run run, String text, boolean keepsEnds) {
-        List<Object> lines = new ArrayList<>();
+    private static List<Object> split(Run run, String text, Pattern separator, int limit) {
+        List<Object> parts = new ArrayList<>();
+        Matcher matcher = separator.matcher(text);
         int begin = 0;
-        while (begin < text.length()) {
-            int end = begin;
-            while (end < text.length() && LINE_BREAKS.indexOf(text.charAt(end)) < 0) {
-                end++;
-            }
-            int next = Math.min(text.length(), text.startsWith("\r\n", end) ? end + 2 : end + 1);
-            lines.add(text.substring(begin, keepsEnds ? next : end));
-            begin = next;
+        while (parts.size() != limit && matcher.find()) {
+            add(run, parts, text.substring(begin, matcher.start()));
+            begin = matcher.end();
         }
-        return run.counted(lines);
+        add(run, parts, text.substring(begin));
+        return parts;
     }
 
-    /**
-     * Splits at whitespace ({@code separator} null) or a separator, at most {@code limit} times if
-     * not negative.
-     */
+    private static void add(Run run, List<Object> parts, String part) {
+        run.requireElement(parts.size());
+        parts.add(run.created(part));
+    }
+
+    /** Splits at whitespace or a separator, at most {@code limit} times if not negative. */
     static List<Object> split(Run run, String text, String separator, int limit) {
+        if (separator == null) {
+            String rest = strip(text, null, true, limit < 0);
+            List<Object> parts = split(run, rest, SPACES, limit);
+            if (parts.get(parts.size() - 1).equals("")) {
+                parts.remove(parts.size() - 1);
+            }
+            return parts;
+        }
         List<Object> parts = new ArrayList<>();
         int begin = 0;
-        if (separator == null) {
-            while (true) {
-                while (begin < text.length() && isSpace(text.charAt(begin))) {
-                    begin++;
-                }
-                if (begin == text.length()) {
-                    return parts;
-                }
-                int end = parts.size() == limit ? text.length() : begin;
-                while (end < text.length() && !isSpace(text.charAt(end))) {
-                    end++;
-                }
-                String part = text.substring(begin, end);
-                parts.add(parts.size() == limit ? strip(part, null, false, true) : part);
-                run.requireSize(parts.size() >> 10); // checks the count while it grows
-                begin = end;
-            }
-        }
-        requireSeparator(separator);
-        int end = find(run, text, separator, 0);
+        int end = find(run, text, required(separator), 0);
         while (end >= 0 && parts.size() != limit) {
-            parts.add(text.substring(begin, end));
-            run.requireSize(0);
+            add(run, parts, text.substring(begin, end));
             begin = end + separator.length();
             end = find(run, text, separator, begin);
         }
-        parts.add(text.substring(begin));
-        return run.counted(parts);
+        add(run, parts, text.substring(begin));
+        return parts;
     }
 
-    private static void requireSeparator(String separator) {
-        if (separator.isEmpty()) {
-            throw new TemplateError("a text cannot be divided at an empty text");
-        }
-    }
-
-    /** Splits from the right. */
     private static List<Object> splitEnd(Run run, String text, String separator, int limit) {
         if (limit < 0) {
             return split(run, text, separator, limit);
         }
         String reversed = separator == null ? null : reverse(separator);
-        List<Object> parts = new ArrayList<>();
-        for (Object part : split(run, reverse(text), reversed, limit)) {
-            parts.add(0, reverse((String) part));
-            run.step(1 + (parts.size() >> 6));
-        }
+        List<Object> parts = split(run, reverse(text), reversed, limit);
+        parts.replaceAll(part -> reverse((String) part));
+        Collections.reverse(parts);
         return parts;
     }
 
+    static String reverse(String text) {
+        return new StringBuilder(text).reverse().toString();
+    }
+
+    private static String required(String part) {
+        if (part.isEmpty()) {
+            throw new TemplateError("an empty text to search for is not supported");
+        }
+        return part;
+    }
+
+    private static Object partition(Run run, String text, String separator) {
+        List<Object> parts = split(run, text, separator, 1);
+        return parts.size() == 1
+                ? Values.tuple(text, "", "")
+                : Values.tuple(parts.get(0), separator, parts.get(1));
+    }
+
     static String replace(Run run, String text, String old, String other, int limit) {
-        long most = old.isEmpty() ? text.length() + 1L : text.length() / old.length();
-        long added = Math.max(0, other.length() - old.length());
-        if (added * most + text.length() > Run.MAX_LENGTH) { // it may be too long
-            most = old.isEmpty() ? length(text) + 1L : count(run, text, old);
-            run.requireLength(text.length() + added * Math.min(most, limit < 0 ? most : limit));
-        }
-        run.step((text.length() >> 3) + 1);
-        if (limit < 0 && !old.isEmpty() && old.length() <= PREFIX) {
-            return run.counted(text.replace(old, other));
-        }
         StringBuilder replaced = new StringBuilder();
-        int position = 0;
-        for (int n = 0; n != limit; n++) {
-            int found = old.isEmpty() && n == 0 ? 0 : -1;
-            if (old.isEmpty() && n > 0 && position < text.length()) {
-                found = text.offsetByCodePoints(position, 1);
-            } else if (!old.isEmpty()) {
-                found = find(run, text, old, position);
-            }
-            if (found < 0) {
-                break;
-            }
-            replaced.append(text, position, found).append(other);
-            position = found + old.length();
+        int begin = 0;
+        int end = find(run, text, required(old), 0);
+        for (int n = 0; end >= 0 && n != limit; n++) {
+            run.append(replaced, text.substring(begin, end));
+            run.append(replaced, other);
+            begin = end + old.length();
+            end = find(run, text, old, begin);
         }
-        return run.counted(replaced.append(text.substring(position)).toString());
+        run.append(replaced, text.substring(begin));
+        return replaced.toString();
     }
 
     /**
@@ -311,28 +261,29 @@ final class Strings {
     static int find(Run run, String text, String part, int from) {
         String prefix = part.substring(0, Math.min(part.length(), PREFIX));
         int found = text.indexOf(prefix, from);
-        while (found >= 0 && !matches(run, text, part, found)) {
+        while (found >= 0 && part.length() > PREFIX) {
+            run.step(1 + (part.length() >> 6));
+            if (text.startsWith(part, found)) {
+                break;
+            }
             found = text.indexOf(prefix, found + 1);
         }
         return found;
     }
 
-    /** Returns the last index of a part; -1 if there is none. */
-    private static int findLast(Run run, String text, String part) {
-        String prefix = part.substring(0, Math.min(part.length(), PREFIX));
-        int found = text.lastIndexOf(prefix);
-        while (found >= 0 && !matches(run, text, part, found)) {
-            found = text.lastIndexOf(prefix, found - 1);
-        }
-        return found;
+    private static long index(Run run, String text, String part) {
+        int found = find(run, text, part, 0);
+        return found < 0 ? -1 : text.codePointCount(0, found);
     }
 
-    private static boolean matches(Run run, String text, String part, int index) {
-        if (part.length() <= PREFIX) {
-            return true;
+    private static long count(Run run, String text, String part) {
+        long count = 0;
+        int found = find(run, text, part, 0);
+        while (found >= 0) {
+            count++;
+            found = find(run, text, part, found + part.length());
         }
-        run.step(1 + (part.length() >> 6));
-        return text.startsWith(part, index);
+        return count;
     }
 
     /** Compares texts by code points, as Python does. */
@@ -350,29 +301,15 @@ final class Strings {
         return Integer.compare(a.length(), b.length());
     }
 
-    private static long count(Run run, String text, String part) {
-        long count = 0;
-        for (int i = find(run, text, part, 0);
-                i >= 0;
-                i = find(run, text, part, i + part.length())) {
-            count++;
-        }
-        return count;
-    }
-
-    /**
-     * Pads to a number of code points, with {@code left} of the padding on the left: 0, 1, or 2 for
-     * half of it.
-     */
-    static String pad(Run run, String text, int width, String fill, int left) {
+    /** Pads to a number of code points, on the right or on both sides. */
+    static String pad(Run run, String text, int width, String fill, boolean centers) {
         if (length(fill) != 1) {
             throw new TemplateError("the fill character must be exactly one character");
         }
-        int length = length(text);
-        int padding = Math.max(0, Math.max(0, width) - length);
+        int padding = Math.max(0, Math.max(0, width) - length(text));
         run.requireLength(text.length() + (long) padding * fill.length());
         // Python's center has the odd space on the left if the width is odd.
-        int before = left == 0 ? 0 : left == 1 ? padding : padding / 2 + (padding & width & 1);
+        int before = centers ? padding / 2 + (padding & width & 1) : 0;
         return fill.repeat(before) + text + fill.repeat(padding - before);
     }
 
@@ -380,231 +317,82 @@ final class Strings {
         return !text.isEmpty() && text.codePoints().allMatch(test);
     }
 
-    static boolean isCase(String text, boolean upper) {
-        return text.codePoints().anyMatch(Strings::isCased)
-                && text.codePoints()
-                        .noneMatch(
-                                c ->
-                                        Character.isTitleCase(c)
-                                                || (upper
-                                                        ? Character.isLowerCase(c)
-                                                        : Character.isUpperCase(c)));
-    }
-
-    private static boolean isNumeric(int c) {
-        int type = Character.getType(c);
-        return type == Character.DECIMAL_DIGIT_NUMBER
-                || type == Character.LETTER_NUMBER
-                || type == Character.OTHER_NUMBER
-                || Character.isIdeographic(c) && Character.getNumericValue(c) >= 0;
-    }
-
     private static boolean isDigit(int c) {
-        return Character.isDigit(c)
-                || "\u00b2\u00b3\u00b9".indexOf(c) >= 0
-                || c == 0x2070
-                || c >= 0x2074 && c <= 0x2079
-                || c >= 0x2080 && c <= 0x2089
-                || c >= 0x2460 && c <= 0x2468;
+        String plain = Normalizer.normalize(Character.toString(c), Normalizer.Form.NFKC);
+        return plain.length() == 1 && Character.isDigit(plain.charAt(0)) || Character.isDigit(c);
     }
 
-    /** Returns whether a character is printable. Unpaired surrogates are: see ControlTokens. */
-    static boolean isPrintable(int c) {
-        return switch (Character.getType(c)) {
-            case Character.CONTROL,
-                    Character.FORMAT,
-                    Character.PRIVATE_USE,
-                    Character.UNASSIGNED,
-                    Character.LINE_SEPARATOR,
-                    Character.PARAGRAPH_SEPARATOR ->
-                    false;
-            case Character.SPACE_SEPARATOR -> c == ' ';
-            default -> true;
-        };
-    }
-
-    /** Appends {@code repr(text)}. */
-    static void quote(StringBuilder quoted, String text) {
-        char quote = text.indexOf('\'') >= 0 && text.indexOf('"') < 0 ? '"' : '\'';
-        quoted.append(quote);
-        for (int i = 0; i < text.length(); ) {
-            int c = text.codePointAt(i);
-            i += Character.charCount(c);
-            int escaped = "\t\n\r".indexOf(c);
-            if (c == quote || c == '\\') {
-                quoted.append('\\').appendCodePoint(c);
-            } else if (escaped >= 0) {
-                quoted.append('\\').append("tnr".charAt(escaped));
-            } else if (isPrintable(c)) {
-                quoted.appendCodePoint(c);
-            } else {
-                int digits = c < 0x100 ? 2 : c < 0x10000 ? 4 : 8;
-                quoted.append('\\').append(digits == 2 ? 'x' : digits == 4 ? 'u' : 'U');
-                quoted.append(HexFormat.of().toHexDigits(c, digits));
-            }
-        }
-        quoted.append(quote);
-    }
-
-    private static String fill(Args args) {
-        return args.has(1) ? args.requiredText(1) : " ";
-    }
-
-    private static String fillZeros(Run run, String text, int width) {
-        String sign = text.startsWith("-") || text.startsWith("+") ? text.substring(0, 1) : "";
-        int rest = Math.max(sign.length(), width) - sign.length();
-        return sign + pad(run, text.substring(sign.length()), rest, "0", 1);
-    }
-
-    private static Object partition(Run run, String text, String separator, boolean right) {
-        requireSeparator(separator);
-        int at = right ? findLast(run, text, separator) : find(run, text, separator, 0);
-        if (at < 0) {
-            return Values.tuple(right ? "" : text, "", right ? text : "");
-        }
-        return Values.tuple(
-                text.substring(0, at), separator, text.substring(at + separator.length()));
-    }
-
-    private static String withoutPrefix(String text, String prefix) {
-        return text.startsWith(prefix) ? text.substring(prefix.length()) : text;
-    }
-
-    private static String withoutSuffix(String text, String suffix) {
-        return text.endsWith(suffix) ? text.substring(0, text.length() - suffix.length()) : text;
+    private static List<String> affixes(Args args) {
+        List<?> given =
+                args.get(0) instanceof Values.Sequence tuple ? tuple : List.of(args.text(0));
+        return given.stream().map(each -> Args.of(each).text(0)).toList();
     }
 
     static String join(Run run, String separator, List<Object> parts) {
         StringBuilder joined = new StringBuilder();
         for (int i = 0; i < parts.size(); i++) {
             run.append(joined, i == 0 ? "" : separator);
-            run.append(joined, Args.of(parts.get(i)).requiredText(0));
+            run.append(joined, Args.of(parts.get(i)).text(0));
         }
         return joined.toString();
     }
 
-    /** Returns the part of a text that the last two arguments name; null if it is outside. */
-    private static String within(String text, Args args) {
-        int length = length(text);
-        int begin = begin(text, args);
-        int end = Values.bound(args.get(2, null), length, length);
-        boolean outside = args.get(1, null) != null && Numbers.toInt(args.get(1)) > length;
-        return begin > end || outside ? null : part(text, begin, end);
+    /** Returns an indentation: a text, or a number of spaces. */
+    static String indent(Run run, Object width) {
+        int spaces = width instanceof String ? 0 : Math.max(0, Numbers.toInt(width));
+        run.requireLength(spaces);
+        return width instanceof String text ? text : " ".repeat(spaces);
     }
 
-    private static int begin(String text, Args args) {
-        return Values.bound(args.get(1, null), 0, length(text));
-    }
-
-    private static boolean hasAffix(String text, Args args, boolean first) {
-        String part = within(text, args);
-        List<?> affixes =
-                args.get(0) instanceof Values.Tuple tuple ? tuple : List.of(args.requiredText(0));
-        boolean found = false;
-        for (Object each : affixes) {
-            String affix = Args.of(each).requiredText(0);
-            found |= part != null && (first ? part.startsWith(affix) : part.endsWith(affix));
-            if (found) {
-                break;
-            }
-        }
-        return found;
-    }
-
-    private static long countWithin(Run run, String text, Args args) {
-        String searched = args.requiredText(0);
-        String part = within(text, args);
-        return part == null
-                ? 0
-                : searched.isEmpty() ? length(part) + 1L : count(run, part, searched);
-    }
-
-    private static long find(Run run, String text, Args args, boolean right) {
-        String searched = args.requiredText(0);
-        String part = within(text, args);
-        int found =
-                part == null
-                        ? -1
-                        : right ? findLast(run, part, searched) : find(run, part, searched, 0);
-        return found < 0 ? -1 : (long) begin(text, args) + part.codePointCount(0, found);
-    }
-
-    private static long index(Run run, String text, Args args) {
-        long found = find(run, text, args, false);
-        if (found < 0) {
-            throw new TemplateError("substring not found");
-        }
-        return found;
-    }
-
-    /** Returns {@code format % value}, for s, r, d, i, f and %, without flags and widths. */
+    /** Returns {@code format % value}, for %s, %d, %f, %.2f and %%. */
     static String percent(Run run, String format, Object value) {
-        boolean isTuple = value instanceof Values.Tuple;
-        Iterator<?> values = (isTuple ? (List<?>) value : Args.of(value).positional()).iterator();
+        boolean isTuple = value instanceof Values.Sequence;
+        List<?> all = isTuple ? (List<?>) value : Collections.singletonList(value);
+        Iterator<?> values = all.iterator();
         StringBuilder text = new StringBuilder();
         Matcher directive = PERCENT.matcher(format);
         int end = 0;
         while (directive.find()) {
             run.append(text, format.substring(end, directive.start()));
             end = directive.end();
-            String name = directive.group(1);
-            String type = directive.group(3) == null ? "" : directive.group(3);
-            String precision = directive.group(2);
-            if (directive.group().equals("%%")) {
-                text.append('%');
-                continue;
-            }
-            if (type.isEmpty()
-                    || !"srdif".contains(type)
-                    || precision != null && !type.equals("f")) {
+            String type = String.valueOf(directive.group(2));
+            if (!List.of("s", "d", "f", "%").contains(type)) {
                 throw new TemplateError("the format %s is not supported", directive.group());
             }
-            if (name != null && !(value instanceof Values.Dict dict && dict.has(name))) {
-                throw new TemplateError("the format needs a dictionary with %s", name);
-            }
-            if (name == null && !values.hasNext()) {
+            if (!type.equals("%") && !values.hasNext()) {
                 throw new TemplateError("the format has more fields than values");
             }
-            Object argument = name == null ? values.next() : ((Values.Dict) value).get(name, null);
-            run.append(text, directive(run, type, precision, argument));
+            int digits = directive.group(1) == null ? 6 : Integer.parseInt(directive.group(1));
+            run.append(text, type.equals("%") ? "%" : field(run, type, digits, values.next()));
         }
         boolean needsAll =
                 isTuple
-                        || !(value instanceof Values.Dict
+                        || !(value instanceof Map
                                 || value instanceof List
                                 || value instanceof Values.Undefined);
         if (needsAll && values.hasNext()) {
             throw new TemplateError("not all values are used by the format");
         }
-        return run.counted(text.append(format.substring(end)).toString());
+        run.append(text, format.substring(end));
+        return text.toString();
     }
 
-    private static String directive(Run run, String type, String precision, Object value) {
+    private static String field(Run run, String type, int digits, Object value) {
         if (type.equals("s")) {
             return Values.text(run, value);
-        }
-        if (type.equals("r")) {
-            StringBuilder text = new StringBuilder();
-            Values.represent(run, text, value);
-            return text.toString();
         }
         if (!Numbers.isNumber(value)) {
             throw new TemplateError("%%%s needs a number, not %s", type, Values.typeName(value));
         }
-        if (!type.equals("f")) {
-            boolean real = value instanceof Double;
-            return Numbers.text(real ? Numbers.truncate((Double) value) : Numbers.round(value, 0));
+        if (type.equals("d")) {
+            return Numbers.text(Numbers.truncate(value));
         }
         double real = Numbers.real(value);
         if (!Double.isFinite(real)) {
             return Numbers.text(real);
         }
-        int digits = precision == null ? 6 : Integer.parseInt(precision);
-        String fixed =
-                new BigDecimal(Math.abs(real))
-                        .setScale(digits, RoundingMode.HALF_EVEN)
-                        .toPlainString();
-        return (Math.copySign(1, real) < 0 ? "-" : "") + fixed;
+        BigDecimal fixed = new BigDecimal(Math.abs(real)).setScale(digits, RoundingMode.HALF_EVEN);
+        return (Math.copySign(1, real) < 0 ? "-" : "") + fixed.toPlainString();
     }
 
     /** Returns {@code text.format(*args, **kwargs)}, for fields {}, {0} and {name}. */
@@ -618,27 +406,28 @@ final class Strings {
             run.append(formatted, text.substring(end, field.start()));
             end = field.end();
             String name = field.group(1);
+            if (name == null && field.group().length() < 2) {
+                throw new TemplateError(
+                        "a format has a field other than {}, {0} and {name}, which is not"
+                                + " supported");
+            }
             if (name == null) {
-                if (field.group().length() < 2) {
-                    throw new TemplateError(
-                            "a format has a field other than {}, {0} and {name}, which is not"
-                                    + " supported");
-                }
                 formatted.append(field.group().charAt(0));
                 continue;
             }
-            boolean isName = !name.isEmpty() && !Character.isDigit(name.charAt(0));
-            int index = isName || name.isEmpty() ? next : Integer.parseInt(name);
-            next += name.isEmpty() ? 1 : 0;
-            isNumbered |= !isName && !name.isEmpty();
-            boolean given =
-                    isName ? args.named().containsKey(name) : index < args.positional().size();
-            if (!given || isNumbered && next > 0) {
+            boolean hasNumber = name.matches("\\d+");
+            isNumbered |= hasNumber;
+            int index = hasNumber ? Integer.parseInt(name) : name.isEmpty() ? next++ : -1;
+            Object value =
+                    index < 0
+                            ? args.named().getOrDefault(name, Args.ABSENT)
+                            : args.get(index, Args.ABSENT);
+            if (value == Args.ABSENT || isNumbered && next > 0) {
                 throw new TemplateError("the format has no value for the field {%s}", name);
             }
-            Object value = isName ? args.named().get(name) : args.get(index);
             run.append(formatted, Values.text(run, value));
         }
-        return formatted.append(text.substring(end)).toString();
+        run.append(formatted, text.substring(end));
+        return formatted.toString();
     }
 }

@@ -2,9 +2,10 @@
 package org.djlx.fusedops.llm.text.template;
 
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 
-/** Methods of a type, filters or tests, by name. */
+/** Filters, tests, or methods of a type: functions of a value and arguments, by name. */
 final class Table {
 
     /** Computes the result for a value and arguments. */
@@ -12,7 +13,7 @@ final class Table {
         Object apply(Run run, Object value, Args args);
     }
 
-    private record Entry(Body body, int required, String[] parameters) {}
+    private record Entry(Body body, int required, List<String> parameters) {}
 
     private final String kind; // for errors
     private final Map<String, Entry> entries = new HashMap<>();
@@ -22,16 +23,19 @@ final class Table {
     }
 
     /**
-     * Adds a function under several names.
+     * Adds a function.
      *
-     * @param required how many parameters have no default
-     * @param parameters names, with spaces between them; {@code _} can be given by position only,
-     *     {@code *} stands for any arguments
+     * @param signature names with {@code |} between them, and parameters: {@code ?} begins one that
+     *     has a default, {@code *} stands for any arguments
      */
-    Table add(String names, int required, String parameters, Body body) {
-        String[] all = parameters.isEmpty() ? new String[0] : parameters.split(" ");
-        for (String name : names.split(" ")) {
-            entries.put(name, new Entry(body, required, parameters.equals("*") ? null : all));
+    Table add(String signature, Body body) {
+        List<String> words = List.of(signature.split(" "));
+        List<String> parameters =
+                words.stream().skip(1).map(word -> word.replace("?", "")).toList();
+        int required = (int) words.stream().skip(1).filter(word -> !word.startsWith("?")).count();
+        boolean any = parameters.contains("*");
+        for (String name : words.get(0).split("\\|")) {
+            entries.put(name, new Entry(body, required, any ? null : parameters));
         }
         return this;
     }
@@ -43,11 +47,13 @@ final class Table {
     Object call(Run run, String name, Object value, Args args) {
         Entry entry = entries.get(name);
         if (entry == null) {
-            throw new TemplateError("%s %s is not supported", kind, name);
+            throw new TemplateError("the %s %s is not supported", kind, name);
         }
         run.step();
-        String[] names = entry.parameters;
-        return entry.body.apply(
-                run, value, names == null ? args : args.bind(name, entry.required, names));
+        List<String> parameters = entry.parameters;
+        Args bound = parameters == null ? args : args.bind(name, entry.required, parameters);
+        Object result = entry.body.apply(run, value, bound);
+        boolean isNew = value instanceof String && result != value;
+        return isNew && result instanceof String text ? run.created(text) : result;
     }
 }

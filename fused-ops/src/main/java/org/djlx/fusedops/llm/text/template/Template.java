@@ -10,13 +10,9 @@ import java.util.Set;
  * A parsed Jinja2 template, with the settings of transformers' {@code apply_chat_template}: {@code
  * trim_blocks}, {@code lstrip_blocks}, {@code break} and {@code continue}, blocks named {@code
  * generation}, the filter {@code tojson} of transformers, and the functions {@code raise_exception}
- * and {@code strftime_now}. A template is untrusted: it can read only its variables, and its
- * output, steps and depth are bounded. Immutable.
- *
- * <p>What no chat template uses is refused by name: tags that read other templates, the tags {@code
- * block}, {@code autoescape} and {@code print}, rare filters, tests and methods of texts, flags and
- * widths of formats, integers of more than 64 bits except those that are only printed or compared,
- * and most operations on the result of {@code safe} and {@code escape}.
+ * and {@code strftime_now}. What no chat template uses is refused by name; docs/serving.md lists
+ * it. A template is untrusted: it can read only its variables, and its output, steps, memory and
+ * depth are bounded. Immutable.
  */
 public final class Template {
 
@@ -82,7 +78,8 @@ public final class Template {
      * @return the text
      * @throws IllegalArgumentException if the template calls {@code raise_exception}, fails as in
      *     Jinja2, or exceeds a bound: 16 Mi characters, lists of a million elements, 20 million
-     *     steps, 150 nested calls. The message has the line and the reason
+     *     steps, 128 MiB for all texts and lists, 150 nested calls. The message has the line and
+     *     the reason
      */
     public String render(Map<String, ?> variables) {
         Run run = new Run();
@@ -90,7 +87,7 @@ public final class Template {
             Scope scope = new Scope(run);
             Globals.define(scope);
             variables.forEach((name, value) -> scope.set(name, Values.of(value, 0)));
-            body.execute(body.scope(scope));
+            body.execute(scope);
             return run.out.toString();
         } catch (TemplateError.Raised e) {
             throw new IllegalArgumentException(

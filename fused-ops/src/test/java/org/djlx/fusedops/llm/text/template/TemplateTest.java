@@ -89,18 +89,16 @@ class TemplateTest {
                     {{ '3' == 3 }} {{ -7 % 3 }} {{ -7 // 2 }} {{ 7.5 % -2 }} {{ 3 < 2 < 1 }}#False 2 -4 -0.5 False
                     {{ x.get('y') is not none }} {{ 'a=b=c'.split('=', 1) }}#False ['a', 'b=c']
                     {% for i in [1, 2] %}{% for j in [i] if j > 1 %}{{ j }}{% else %}-{% endfor %}{% endfor %}#-2
-                    {% for i in [1, 2, 2] %}{{ loop.changed(i) }}{{ loop.depth }}{% endfor %}#True1True1False1
-                    {% for n in [[1, [2]], [3]] recursive %}{{ loop(n) if n is sequence else n }}{% endfor %}#123
+                                        {% for n in [1, 2] recursive %}{{ n }}{{ loop.cycle('a', 'b') }}{% endfor %}#1a2b
                     {% set x %}a{% set y = 1 %}{% endset %}{{ x }}{{ y is defined }}#aFalse
-                    {% macro m(a, b=a) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, c=4) }}#12(3,){'c': 4}
-                    {% macro m() %}<{{ caller(1) }}>{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}#<1>
+                    {% macro m(a, b=a) %}{{ a }}{{ b }}{{ c is defined }}{% endmacro %}{{ m(1) }}{{ m(b=2, a=1) }}#11False12False
                     {% for x in [1, 2] %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% break %}{% endfor %}#2
                     {% filter upper|replace('A', 'b') %}ab{% endfilter %}{% with a = 1 %}{{ a }}{% endwith %}{{ a }}#bB1
                     {% generation %}a{% set q = 1 %}{% endgeneration %}{{ q is defined }}#aFalse
                     {{ '👍é'|length }} {{ '👍é'[1] }} {{ '👍é'[::-1] }} {{ 'ßa'.upper() }} {{ 'ΑΣ'.lower() }}#2 é é👍 SSA ας
                     {{ 'a\\tb\\x00'|list }} {{ "it's" }} {{ ["it's", 'q"', 1.0, 1e16, none] }}#['a', '\\t', 'b', '\\x00'] it's ["it's", 'q"', 1.0, 1e+16, None]
                     {{ 9223372036854775807 }} {{ 2 ** 62 }} {{ x.big }} {{ 9007199254740993 == 9007199254740992.0 }}#9223372036854775807 4611686018427387904 12345678901234567890 False
-                    {{ [1, true, 1.0]|unique|list }} {{ {1: 'a', true: 'b'} }} {{ (1, 2) == [1, 2] }}#[1] {1: 'b'} False
+                    {{ [1, true, 1.0]|unique|list }} {{ {1: 'a', none: 'b'}[true] }} {{ (1, 2) == [1, 2] }}#[1] a False
                     {{ missing }}{{ missing|list }}{{ missing ~ 'a' }}{{ missing is sequence }}#[]aTrue
                     {{ 'abc'.startswith(('x', 'a')) }} {{ 'a b'.title() }} {{ "they're"|title }}#True A B They're
                     {{ 1 if false }}{{ (none or 'a') and 'b' }}{{ not 1 == 2 }}#bTrue
@@ -123,7 +121,7 @@ class TemplateTest {
                 "{{ 'x'.class }}{{ messages.class }}{{ t.class }}",
                 "{{ messages[0].__class__ }}{{ ''.__class__ }}{{ nothing.__class__ }}",
                 "{{ messages.getClass }}{{ messages['class'] }}{{ raise_exception.__globals__ }}",
-                "{{ ____int3rpr3t3r____ }}{{ self }}{{ messages|attr('class') }}{{"
+                "{{ ____int3rpr3t3r____ }}{{ self }}{{"
                         + " messages|map(attribute='class')|join }}",
                 "{{ range.class }}{{ namespace().class }}{{ dict().__init__ }}",
             })
@@ -148,6 +146,7 @@ class TemplateTest {
                     {{ messages|nosuch }} ~ the filter nosuch is not supported
                     {% if messages is not nosuch(1) %}x{% endif %}{{ 1 is nosuch }} ~ the test nosuch is not supported
                     {% include 'x' %} ~ a template cannot read files
+                    {{ {}.x.y }} ~ no attribute or element 'x'
                     {{ messages ~ a tag has no }}
                     {{ 1 +%} ~ unexpected
                     {% if t %} ~ a block has no end
@@ -184,13 +183,57 @@ class TemplateTest {
                     {{ ('a'|safe) + 'b' }} ~ not supported between Markup and str
                     {{ ('a'|safe) == 'a' }} ~ a comparison of Markup and str is not supported
                     {{ 'a'|e|replace('a', 'b') }} ~ of an escaped text is not supported
-                    {{ ['a'|e] }} ~ an escaped text in a list is not supported
+                    {{ ['a'|e] }} ~ the text of a Markup is not supported
                     {{ messages|sort(attribute='a,b') }} ~ several attributes is not supported
                     {{ '&amp;'|striptags }} ~ striptags of a text with & is not supported
                     {{ {'a': 1}|urlencode }} ~ urlencode of a dict is not supported
                     {{ {}.keys() == {}.keys() }} ~ a comparison of dict_keys and dict_keys
                     {{ 1|filesizeformat }} ~ the filter filesizeformat is not supported
                     {{ 'a' is escaped }} ~ the test escaped is not supported
+                    {% for n in [[1]] recursive %}{{ loop(n) }}{% endfor %} ~ the call of a recursive loop is not supported
+                    {% for n in [1] %}{{ loop.changed(n) }}{% endfor %} ~ loop.changed is not supported
+                    {% for n in [1] %}{{ loop.depth }}{% endfor %} ~ loop.depth is not supported
+                    {% for n in [1] %}{{ loop }}{% endfor %} ~ the text of a loop is not supported
+                    {% for (a, (b, c)) in [] %}{% endfor %} ~ nested brackets around names are not supported
+                    {% macro m() %}{{ varargs }}{% endmacro %} ~ varargs of a macro is not supported
+                    {% macro m() %}{{ kwargs }}{% endmacro %} ~ kwargs of a macro is not supported
+                    {% macro m() %}{{ caller() }}{% endmacro %} ~ caller of a macro is not supported
+                    {% macro m() %}{% endmacro %}{{ m.name }} ~ the attribute name of a function is not supported
+                    {% call m() %}{% endcall %} ~ the tag call is not supported
+                    {% for n in [1] %}{% set x %}{% break %}{% endset %}{% endfor %} ~ break is not within a loop
+                    {{ dict(*[1]) }} ~ arguments after * or ** are not supported
+                    {{ dict(**{}) }} ~ arguments after * or ** are not supported
+                    {{ {true: 1} }} ~ True is a key, which is not supported
+                    {{ {1.0: 1} }} ~ 1.0 is a key, which is not supported
+                    {{ {(1, 2): 1} }} ~ a value of type tuple is a key, which is not supported
+                    {{ range(3) }} ~ the text of a range is not supported
+                    {{ namespace() }} ~ the text of a namespace is not supported
+                    {{ [1]|map('string') }} ~ the text of a generator is not supported
+                    {{ cycler(1) }} ~ the function cycler is not supported
+                    {{ joiner() }} ~ the function joiner is not supported
+                    {{ lipsum() }} ~ the function lipsum is not supported
+                    {{ strftime_now('%u') }} ~ %u of strftime_now is not supported
+                    {{ messages|attr('a') }} ~ the filter attr is not supported
+                    {{ 'a' is lower }} ~ the test lower is not supported
+                    {{ 1 is sameas 1 }} ~ the test sameas of a int is not supported
+                    {{ 1.5|round(0, 'floor') }} ~ round takes at most 1 arguments
+                    {{ {}|dictsort(true) }} ~ dictsort takes at most 0 arguments
+                    {{ [1]|max(attribute='a') }} ~ max has no argument attribute
+                    {{ [1]|batch(2, 0) }} ~ batch takes at most 1 arguments
+                    {{ [1]|slice(2, 0) }} ~ slice takes at most 1 arguments
+                    {{ ([{'a': 1}]|groupby('a'))[0].grouper }} ~ the attribute grouper of a tuple is not supported
+                    {{ 'a'|format(x=1) }} ~ names of values in the filter format are not supported
+                    {{ 'ab'.startswith('b', 1) }} ~ startswith takes at most 1 arguments
+                    {{ 'ab'.zfill(3) }} ~ the method zfill of a text is not supported
+                    {{ 'ab'.maketrans('a', 'b') }} ~ the method maketrans of a text is not supported
+                    {{ 'ab'.replace('', 'b') }} ~ an empty text to search for is not supported
+                    {{ 'ab'.count('') }} ~ an empty text to search for is not supported
+                    {{ '%(a)s' % {'a': 1} }} ~ the format %( is not supported
+                    {{ '%r' % 1 }} ~ the format %r is not supported
+                    {{ '\\101' }} ~ the escape \\1 in a string is not supported
+                    {{ 0b1 }} ~ the number 0b1 is not supported
+                    {{ range(2 ** 41, 2 ** 41 + 1) }} ~ a range with bounds beyond 40 bits is not supported
+                    {{ (0.0 - 10.0) ** 0.5 }} ~ a power that is not a finite number is not supported
                     """)
     void rarePartsAreRefusedByName(String template, String reason) {
         String message = refusal(template.strip());
@@ -216,7 +259,7 @@ class TemplateTest {
                     {{ 10 ** 99999 }} ~ more than
                     {{ 'a'.ljust(10 ** 9) }} ~ longer than
                     {{ 'a'|center(10 ** 9) }} ~ longer than
-                    {{ ('a' * 10 ** 6).replace('', 'a' * 10 ** 6) }} ~ longer than
+                    {{ ('a' * 10 ** 6).replace('a', 'a' * 10 ** 6) }} ~ longer than
                     {{ ('a' * 10 ** 6)|replace('a', 'a' * 100) }} ~ longer than
                     {{ ('a' * 10 ** 5)|list|join('b' * 1000) }} ~ longer than
                     {{ ('a\\n' * 10 ** 5)|indent(1000) }} ~ longer than
@@ -225,9 +268,9 @@ class TemplateTest {
                     {% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %} ~ steps
                     {% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }} ~ nested more than
                     {% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }} ~ steps
-                    {% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }} ~ steps
+                    {% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }} ~ memory
                     {% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }} ~ steps
-                    {% set ns = namespace() %}{% set ns.a = ns %}{{ ns }} ~ nested more than
+                    {% set ns = namespace(a=[]) %}{% for i in range(200) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }} ~ nested more than
                     {% set ns = namespace(a='a' * 1000) %}{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %} ~ longer than
                     {% for i in range(100000) %}{{ 'a' * 10000 }}{% endfor %} ~ longer than
                     {% set t = '漢' * 16000000 %}{% for i in range(100000) %}{% if t|length %}{% endif %}{% endfor %} ~ steps
@@ -237,10 +280,15 @@ class TemplateTest {
                     {% set t = 'a' * 16000000 %}{{ ('a' * 8000000 + 'b') in t }} ~ steps
                     {% set t = 'a' * 16000000 %}{{ t.replace('a' * 8000000 + 'b', '') }} ~ steps
                     {% set t = 'a' * 16000000 %}{{ t.split('a' * 8000000 + 'b') }} ~ steps
-                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|sort|length }} ~ steps
-                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|map('reverse')|list|length }} ~ steps
+                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|sort|length }} ~ memory
+                    {% set t = 'X' * 16000000 %}{{ ([t] * 3000)|map('reverse')|list|length }} ~ memory
+                    {% set ns = namespace(l=[]) %}{% for i in range(1000) %}{% set ns.l = ns.l + ['a' * 100000 + i|string] %}{% endfor %} ~ memory
+                    {% set ns = namespace(l=[]) %}{% for i in range(1000) %}{% set ns.l = [ns.l, range(10000)|list] %}{% endfor %} ~ memory
+                    {% set t = 'a b' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(50) %}{% set ns.l = [ns.l, t.split(' ')] %}{% endfor %} ~ memory
+                    {% set t = 'ab' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(50) %}{% set ns.l = [ns.l, t|upper] %}{% endfor %} ~ memory
+                    {% macro f(n) %}{{ 'a' * 4000000 }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }} ~ memory
                     {% set t = ' ' * 16000000 %}{% for i in range(100000) %}{% if t|int %}{% endif %}{% endfor %} ~ steps
-                    {% set t = '1' * 16000000 %}{% for i in range(100000) %}{% if t is lower %}{% endif %}{% endfor %} ~ steps
+                    {% set t = '1' * 16000000 %}{% for i in range(100000) %}{% if t|wordcount %}{% endif %}{% endfor %} ~ steps
                     {% set ns = namespace(t=(1,)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }} ~ is a key
                     {% set ns = namespace(t=(1,)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ [ns.t]|unique|list }} ~ is a key
                     {{ strftime_now('%Y' * 4000000) }} ~ steps
@@ -263,15 +311,13 @@ class TemplateTest {
                         "800000",
                         "{{ ('<' * 1000000)|striptags|length }}",
                         "1000000",
-                        "{% set t = 'x' * 16000000 %}{{ range(3000)|map('attr', t)|list|length }}",
-                        "3000",
                         "{% set t = 'x' * 16000000 %}{{ range(3000)|select('lt', 5)|list }}{% for i"
                                 + " in range(9999) %}{% if t < 'a' %}1{% endif %}{% endfor %}",
                         "[0, 1, 2, 3, 4]",
                         nested
                                 + "{% set ns.n = namespace(a=ns.n, b=ns.n) %}{% endfor %}"
-                                + "{{ {ns.n: 1}[ns.n] }}",
-                        "1",
+                                + "{{ ns.n == ns.n }}",
+                        "True",
                         "{% for i in range(100000) %}{% continue %}"
                                 + "{% set a = 1 %}".repeat(2000)
                                 + "{% endfor %}",
@@ -288,12 +334,7 @@ class TemplateTest {
     @Test
     void limitsOfNumbersAndTexts() {
         assertEquals("yes", render("{{ 'yes' if 'nan'|float }}", Map.of()));
-        assertEquals(
-                "abc abc  0 -001",
-                render(
-                        "{{ 'abc'.zfill(-10 ** 13) }} {{ 'abc'.ljust(-10 ** 13) }} {{ ''.zfill(0)"
-                                + " }} {{ ''.zfill(1) }} {{ '-1'.zfill(4) }}",
-                        Map.of()));
+        assertEquals("abc", render("{{ 'abc'.ljust(-10 ** 13) }}", Map.of()));
         assertTrue(refusal("{{ 'abc'|truncate(-10 ** 13) }}").contains("truncate"));
         assertEquals("-->xz<w", render("{{ '<!-->-->x<y>z<w'|striptags }}", Map.of()));
         assertEquals(
@@ -304,9 +345,9 @@ class TemplateTest {
                         Map.of()));
         String part = "x".repeat(20);
         assertEquals(
-                "[20, 41, -1] ['a', 'b', ''] ab 2",
+                "[20, -1] ['a', 'b', ''] ab 2",
                 render(
-                        "{{ [t.find(p), t.rfind(p), t.find(p ~ 'y')] }} {{ u.split(p) }} {{"
+                        "{{ [t.find(p), t.find(p ~ 'y')] }} {{ u.split(p) }} {{"
                                 + " u.replace(p, '') }} {{ u.count(p) }}",
                         Map.of(
                                 "p", part,
@@ -372,8 +413,8 @@ class TemplateTest {
     void argumentsAreJsonInTexts() {
         Map<String, Object> arguments = Map.of("a", new Template.Arguments(Map.of("x", 1.5)));
         assertEquals(
-                "b{\"x\": 1.5} {'x': 1.5} True",
-                render("{{ 'b' + a }} {{ a }} {{ a is mapping }}", arguments));
+                "b{\"x\": 1.5} {'x': 1.5} b{'x': 1.5} True",
+                render("{{ 'b' + a }} {{ a }} {{ 'b' ~ a }} {{ a is mapping }}", arguments));
         assertTrue(refusal("{{ 'b' + messages[0] }}").contains("str and dict"));
     }
 
@@ -381,9 +422,8 @@ class TemplateTest {
     void datesAreThoseOfPython() {
         LocalDateTime time = LocalDateTime.of(2024, 7, 6, 15, 4, 5);
         assertEquals(
-                "06 Jul 2024, 6 July; Saturday Sat 15:04:05 03 PM 24-07 100%  6 2024-07-06 6",
-                Globals.strftime(
-                        "%d %b %Y, %-d %B; %A %a %H:%M:%S %I %p %y-%m 100%% %e %F %u", time));
+                "06 Jul 2024, 6 July; Saturday Sat 15:04:05 03 PM 24-07 100%  6 2024-07-06",
+                Globals.strftime("%d %b %Y, %-d %B; %A %a %H:%M:%S %I %p %y-%m 100%% %e %F", time));
         assertThrows(TemplateError.class, () -> Globals.strftime("%Q", time));
     }
 
