@@ -16,7 +16,6 @@
  *   <li>{@link org.djlx.nativeops.CudaProbe} - probes the CUDA driver
  *   <li>{@link org.djlx.nativeops.LibraryProbes} - probes the other libraries
  *   <li>{@link org.djlx.nativeops.LoadedLibraries} - finds libraries that the process has loaded
- *   <li>{@link org.djlx.nativeops.NativeCalls} - counts a thread's native calls
  *   <li>{@link org.djlx.nativeops.NativeLibrary} - the libraries, and whether each is available
  *   <li>{@link org.djlx.nativeops.NativeVersions} - the versions of the libraries
  * </ul>

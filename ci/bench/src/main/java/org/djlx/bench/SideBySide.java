@@ -10,7 +10,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.BiConsumer;
-import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.NativeCalls;
 
 /**
  * Measures contenders on one rank, called by the host and replayed from recordings. All warm up

@@ -5,7 +5,7 @@ import ai.djl.engine.EngineException;
 import java.util.function.IntSupplier;
 import org.bytedeco.cuda.cublas.cublasLtContext;
 import org.bytedeco.cuda.global.cublas;
-import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
 
 /** A cuBLASLt handle on one GPU, with the workspace of its matmuls. */

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.host;
 
-import org.djlx.nativeops.cuda.CudaDriver;
-import org.djlx.nativeops.cuda.CurrentStreams;
-
 /** State of a thread that calls native code: its CUDA context, call counts and scratch memory. */
 public final class CallingThread {
 
@@ -17,16 +14,16 @@ public final class CallingThread {
 
     private final Thread thread = Thread.currentThread();
 
-    /** The context that {@link CurrentStreams#hold} keeps current; 0 outside of it. */
+    /** The context that {@code CurrentStreams.hold} keeps current; 0 outside of it. */
     public long context;
 
     /**
-     * The buffer into which {@link CudaDriver} reads the current context. An Object, because its
+     * The buffer into which {@code CudaDriver} reads the current context. An Object, because its
      * class is in the CUDA presets.
      */
     public Object current;
 
-    /** The current stream that {@link CurrentStreams#hold} has read; null outside of it. */
+    /** The current stream that {@code CurrentStreams.hold} has read; null outside of it. */
     public Object stream;
 
     /** Whether {@link #stream} is being captured. */

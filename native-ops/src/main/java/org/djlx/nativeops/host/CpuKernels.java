@@ -8,10 +8,10 @@ import org.djlx.nativeops.LoadedLibraries;
 
 /**
  * Kernels of decode steps on a CPU, compiled from {@code src/main/cpp}: {@code cpu_kernels.cpp}
- * says the layout of all arguments. The {@code type} of weights and of the KV cache is the
- * {@linkplain org.djlx.nativeops.torch.ScalarType#code() code} of float32, float16 or bfloat16;
- * weights may also be {@link #INT8} or {@link #INT4}. Positions and slots are ints, parts and
- * indices longs, other arrays float32. Neither addresses nor sizes are checked.
+ * says the layout of all arguments. The {@code type} of weights and of the KV cache is the {@code
+ * ScalarType.code()} of float32, float16 or bfloat16; weights may also be {@link #INT8} or {@link
+ * #INT4}. Positions and slots are ints, parts and indices longs, other arrays float32. Neither
+ * addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads

@@ -5,13 +5,9 @@ import ai.djl.Device;
 import ai.djl.engine.EngineException;
 import ai.djl.pytorch.engine.PtDeviceType;
 import com.sun.jna.LastErrorException;
-import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.Torch;
 
 /**
- * Reference-counted off-heap memory that arrays can be views of; see {@link
- * Torch#view(ai.djl.ndarray.NDManager, NativeMemory, long, ai.djl.ndarray.types.Shape,
- * ScalarType)}.
+ * Reference-counted off-heap memory that arrays can be views of; see {@code Torch.view}.
  *
  * <p>The creator holds one reference, which {@link #close()} releases. Every view holds a reference
  * until the view is closed. The thread that releases the last reference frees the memory.

@@ -21,6 +21,7 @@
  *   <li>{@link org.djlx.nativeops.host.LongCalls} - threads for calls that may wait for other ranks
  *       or GPUs
  *   <li>{@link org.djlx.nativeops.host.MappedFile} - a read-only mapping of a file
+ *   <li>{@link org.djlx.nativeops.host.NativeCalls} - counts a thread's native calls
  *   <li>{@link org.djlx.nativeops.host.NativeMemory} - reference-counted off-heap memory
  *   <li>{@link org.djlx.nativeops.host.ProcessExit} - control over the end of the process
  *   <li>{@link org.djlx.nativeops.host.ProcessLock} - a lock between processes

@@ -5,7 +5,7 @@ import ai.djl.engine.EngineException;
 import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
-import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.NativeCalls;
 import org.djlx.nativeops.host.Scratch;
 
 /**

@@ -13,7 +13,6 @@ import java.nio.ByteBuffer;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.CopyQueue;
 import org.djlx.nativeops.host.NativeMemory;
@@ -33,8 +32,8 @@ import org.djlx.nativeops.host.Scratch;
  * <p><b>Threads.</b> Thread-safe, except that an array must not be read while it is written, and an
  * array, its manager or its memory must not be closed while another thread uses it. On a GPU,
  * operators are queued on the calling thread's current stream and return immediately. An array may
- * be closed before this stream has executed its operators; for other streams use {@link
- * CudaStream#keepAlive}.
+ * be closed before this stream has executed its operators; for other streams use {@code
+ * CudaStream.keepAlive}.
  *
  * <p><b>Gradients.</b> If the calling thread's gradient mode is on, autograd records {@link #copy},
  * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, like PyTorch's own

@@ -7,8 +7,8 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 import ai.djl.pytorch.jni.JniUtils;
-import org.djlx.nativeops.NativeCalls;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**

@@ -13,7 +13,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;

@@ -17,7 +17,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
-import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.NativeCalls;
 import org.junit.jupiter.api.Test;
 
 /** Reading several tensors by one native call, and arrays from a template. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.nativeops;
+package org.djlx.nativeops.host;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 

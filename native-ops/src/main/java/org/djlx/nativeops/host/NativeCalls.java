@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.nativeops;
-
-import org.djlx.nativeops.host.CallingThread;
+package org.djlx.nativeops.host;
 
 /**
  * Counts of a thread's native calls, to measure the host overhead of operations.
