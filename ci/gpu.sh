@@ -58,7 +58,7 @@ fi
 # built_class_path: prints the class path of this build.
 built_class_path() {
   local module
-  for module in native-ops djl-collectives fused-ops samples ci/bench; do
+  for module in $(published_modules) samples ci/bench; do
     printf '%s:' "$root/$module/target/test-classes" "$root/$module/target/classes"
   done
   printf '%s' "${CLASSPATH:+$CLASSPATH:}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes one javadoc site of native-ops, djl-collectives and fused-ops into target/javadoc, with links to DJL and the JDK. Needs no network.
+# Writes one javadoc site of the published modules into target/javadoc, with links to DJL and the JDK. Needs no network.
 #   ci/javadoc.sh
 set -euo pipefail
 
@@ -25,12 +25,13 @@ for module in java.base java.desktop java.logging java.management java.net.http 
   java --describe-module "$module" | sed -n 's/^exports \([^ ]*\)$/\1/p'
 done >"$links/jdk/element-list"
 
-sources=$(printf '%s:' "$root"/{native-ops,djl-collectives,fused-ops}/src/main/java)
-internal=$(find "$root"/{djl-collectives,fused-ops}/src/main/java -type d -path '*/internal*' -printf '%P\n' | tr / . | paste -sd:)
+sources=$(published_modules | sed "s|.*|$root/&/src/main/java|" | paste -sd:)
+IFS=: read -ra folders <<<"$sources"
+internal=$(find "${folders[@]}" -type d -path '*/internal*' -printf '%P\n' | tr / . | paste -sd:)
 javadoc -quiet -d "$out" -sourcepath "$sources" -classpath "$class_path" -encoding UTF-8 \
-  -subpackages org.djlx.collectives:org.djlx.fusedops:org.djlx.nativeops -exclude "$internal" \
+  -subpackages org.djlx -exclude "$internal" \
   -overview "$root/docs/overview.html" -windowtitle 'DJL Collectives' -notimestamp \
-  -group 'Process groups and training' 'org.djlx.collectives*' \
+  -group 'Process groups and training' 'org.djlx.collectives*:org.djlx.mpi' \
   -group 'Operators and models' 'org.djlx.fusedops*' \
   -group 'Native libraries' 'org.djlx.nativeops*' \
   -Xdoclint:all,-missing -Werror \

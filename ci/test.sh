@@ -77,7 +77,7 @@ check_sample_projects() (
   done
   version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
   # As `mvn install`, without a second build.
-  for module in djl-collectives-parent native-ops djl-collectives fused-ops; do
+  for module in djl-collectives-parent $(published_modules); do
     directory=$temporary/repository/org/djlx/$module/$version
     mkdir -p "$directory"
     if [[ $module == djl-collectives-parent ]]; then
@@ -126,7 +126,7 @@ check_newest_java() {
   jar=$(printf '%s\n' "$root"/native-ops/target/native-ops-*.jar | grep -vE -- '-(sources|javadoc|tests)\.jar$')
   "$newest/bin/jar" --validate --file "$jar" || die "the classes for Java 22 in $jar have other public methods than those for Java 17"
   class_path=$jar:$root/native-ops/target/test-classes:
-  for module in djl-collectives fused-ops; do
+  for module in $(published_modules | grep -vx native-ops); do
     class_path+=$root/$module/target/test-classes:$root/$module/target/classes:
   done
   class_path+=$(<"$root/ci/bench/target/test-class-path")
@@ -159,7 +159,7 @@ check_maps() {
 # test_reports: prints the XML reports of this run, module by module.
 test_reports() {
   local module
-  for module in native-ops djl-collectives fused-ops samples ci/bench; do
+  for module in $(published_modules) samples ci/bench; do
     [[ ! -d $root/$module/target/surefire-reports ]] ||
       find "$root/$module/target/surefire-reports" -name 'TEST-*.xml' -newer "$out/start" | LC_ALL=C sort
   done

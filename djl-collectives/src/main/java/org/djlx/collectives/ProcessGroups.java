@@ -86,8 +86,9 @@ public final class ProcessGroups {
      * {@link LaunchEnvironment} reads them: torchrun, Open MPI, PMI, Slurm, Kubernetes or Kubeflow.
      * Blocks until all ranks have called it.
      *
-     * <p>Backend {@code mpi} asks MPI for rank and world size, and rank 0 chooses the store's
-     * address, unless {@code RANK}, {@code MASTER_ADDR} and {@code MASTER_PORT} are set.
+     * <p>Backend {@code mpi}, of the artifact {@code mpi-backend}, asks MPI for rank and world
+     * size, and rank 0 chooses the store's address, unless {@code RANK}, {@code MASTER_ADDR} and
+     * {@code MASTER_PORT} are set.
      *
      * <p>Rank 0 serves the store at that address. If {@code TORCHELASTIC_USE_AGENT_STORE} is {@code
      * True}, the launcher serves it instead. On rank 0, {@code destroy} stops the server; it first

@@ -4,7 +4,7 @@ package org.djlx.fusedops;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.io.IOException;
-import org.djlx.collectives.internal.mpi.MpiRun;
+import org.djlx.collectives.launch.MpiRun;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

@@ -52,7 +52,12 @@ public final class Backends {
             }
         }
         throw new IllegalArgumentException(
-                "there is no backend '" + name + "'; available backends: " + names());
+                "there is no backend '"
+                        + name
+                        + "'; available backends: "
+                        + names()
+                        + "; a backend's jar must be on the class path, such as"
+                        + " org.djlx:mpi-backend for mpi");
     }
 
     /** {@return the names of all backends, sorted} */

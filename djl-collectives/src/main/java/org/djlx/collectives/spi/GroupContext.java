@@ -11,8 +11,9 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.internal.host.Peers;
+import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.internal.store.GroupExchange;
-import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.host.Required;
 
@@ -182,6 +183,21 @@ public final class GroupContext {
     public List<byte[]> exchange(String key, byte[] value) {
         Required.argument("exchange: value", value);
         return groupExchange.exchange(key, value, options);
+    }
+
+    /**
+     * {@return a new watch of the ranks' processes, to be closed by the caller}
+     *
+     * @throws IllegalStateException before the first {@link #exchange}, in which the ranks learn
+     *     each other's processes
+     */
+    public PeerWatch watchPeers() {
+        List<RankProcess> processes = groupExchange.processes();
+        if (processes.contains(null)) {
+            throw new IllegalStateException(
+                    "group '" + name + "': call exchange before watchPeers");
+        }
+        return Peers.of(this, processes);
     }
 
     /**

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.host;
 
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.PeerWatch;
 
 /**
  * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL
  * itself may wait forever for a process that has died. Other hosts send heartbeats ({@link
  * HostWatch}).
  */
-public final class Peers implements AutoCloseable {
+public final class Peers implements PeerWatch {
 
     private static final long INTERVAL_NANOS = 100_000_000;
 
@@ -21,11 +21,10 @@ public final class Peers implements AutoCloseable {
      *
      * @param watchedRank its rank in the group whose hosts are watched: that of {@link #of}
      */
-    private record Peer(
-            int rank, int watchedRank, String host, long pid, long startTime, String name) {
+    private record Peer(int rank, int watchedRank, RankProcess process) {
 
-        Peer withRank(int other) {
-            return new Peer(other, watchedRank, host, pid, startTime, name);
+        String host() {
+            return process.host();
         }
     }
 
@@ -43,22 +42,14 @@ public final class Peers implements AutoCloseable {
         return new Peers(List.of(), null);
     }
 
-    /** Returns the identity of this process, to be sent to the other ranks. */
-    public static byte[] own() {
-        long pid = ProcessHandle.current().pid();
-        String process = Liveness.HOST + " " + pid + " " + Liveness.startTime(pid);
-        String text = process + " " + Liveness.HOST_NAME;
-        return text.getBytes(StandardCharsets.UTF_8);
-    }
-
     /**
-     * Returns the peers with the identities of all ranks, in rank order. If they are on several
+     * Returns the peers with the processes of all ranks, in rank order. If they are on several
      * hosts, these watch each other through the group's store from now on.
      */
-    public static Peers of(GroupContext context, List<byte[]> identities) {
+    public static Peers of(GroupContext context, List<RankProcess> processes) {
         List<Peer> peers = new ArrayList<>();
-        for (int rank = 0; rank < identities.size(); rank++) {
-            peers.add(peer(rank, identities.get(rank)));
+        for (int rank = 0; rank < processes.size(); rank++) {
+            peers.add(new Peer(rank, rank, processes.get(rank)));
         }
         List<String> hosts = peers.stream().map(Peer::host).distinct().toList();
         if (hosts.size() < 2) {
@@ -68,7 +59,7 @@ public final class Peers implements AutoCloseable {
         String next = hosts.get((hosts.indexOf(here) + 1) % hosts.size());
         boolean first = ranksOn(here, peers).get(0) == context.rank();
         List<Integer> watched = first ? ranksOn(next, peers) : List.of();
-        String name = peers.get(ranksOn(next, peers).get(0)).name();
+        String name = peers.get(ranksOn(next, peers).get(0)).process().hostName();
         return new Peers(
                 peers,
                 new HostWatch(context.name(), context.store(), context.rank(), name, watched));
@@ -78,18 +69,12 @@ public final class Peers implements AutoCloseable {
         return peers.stream().filter(peer -> peer.host().equals(host)).map(Peer::rank).toList();
     }
 
-    /** Returns these peers with the identity of one rank added or replaced. */
-    public Peers with(int rank, byte[] identity) {
+    /** Returns these peers with the process of one rank added or replaced. */
+    public Peers with(int rank, RankProcess process) {
         List<Peer> more = new ArrayList<>(peers);
         more.removeIf(peer -> peer.rank() == rank);
-        more.add(peer(rank, identity));
+        more.add(new Peer(rank, rank, process));
         return new Peers(more, hosts);
-    }
-
-    private static Peer peer(int rank, byte[] identity) {
-        String[] fields = new String(identity, StandardCharsets.UTF_8).split(" ");
-        long pid = Long.parseLong(fields[1]);
-        return new Peer(rank, rank, fields[0], pid, Long.parseLong(fields[2]), fields[3]);
     }
 
     /**
@@ -101,16 +86,13 @@ public final class Peers implements AutoCloseable {
         for (Peer peer : peers) {
             int rank = ranks.indexOf(peer.rank());
             if (rank >= 0) {
-                subset.add(peer.withRank(rank));
+                subset.add(new Peer(rank, peer.watchedRank(), peer.process()));
             }
         }
         return new Peers(subset, hosts);
     }
 
-    /**
-     * Returns an error message for a rank whose process on this host has died, or for another host
-     * that has; empty if all run. Checks at most every 100 ms.
-     */
+    @Override
     public synchronized Optional<String> dead() {
         long now = System.nanoTime();
         if (now - lastNanos < INTERVAL_NANOS) {
@@ -118,18 +100,17 @@ public final class Peers implements AutoCloseable {
         }
         lastNanos = now;
         for (Peer peer : peers) {
-            if (peer.host().equals(Liveness.HOST)
-                    && !Liveness.isAlive(peer.pid(), peer.startTime())) {
+            if (peer.process().hasDied()) {
+                long pid = peer.process().pid();
                 if (hosts != null) {
-                    hosts.report(GroupErrors.died(peer.watchedRank(), peer.pid()));
+                    hosts.report(GroupErrors.died(peer.watchedRank(), pid));
                 }
-                return Optional.of(GroupErrors.died(peer.rank(), peer.pid()));
+                return Optional.of(GroupErrors.died(peer.rank(), pid));
             }
         }
         return hosts == null ? Optional.empty() : hosts.dead();
     }
 
-    /** Tells other hosts that this rank leaves in order. */
     @Override
     public void close() {
         if (hosts != null) {

@@ -11,6 +11,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.host.ControlBlock.State;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.PeerStates;
 
 /**
  * Synchronises the hosts of a group's ranks, through the {@link ControlBlock}. One instance serves
@@ -90,14 +91,11 @@ import org.djlx.collectives.spi.Operation;
  * thread at a time, which runs the group's current operation. Any thread may send and await
  * signals.
  */
-public final class Rendezvous implements PeerStates {
+public final class Rendezvous extends PeerStates {
 
     // About 2 microseconds.
     private static final int SPINS = 30;
     private static final long YIELD_NANOS = 1_000_000; // per rank that shares a core
-
-    /** The initial interval at which a sleeping rank checks whether its peers are alive. */
-    public static final long CHECK_NANOS = 50_000_000;
 
     private static final long MAX_CHECK_NANOS = 400_000_000; // the interval doubles up to this
     private static final byte[] NO_TEXT =
@@ -116,12 +114,10 @@ public final class Rendezvous implements PeerStates {
     private int epoch;
     private long begun; // number of operations begun; the same on all ranks
     private boolean left; // whether the memory may be unmapped; guarded by this
-    private volatile boolean closing;
-    private volatile CollectiveException broken;
 
     /** Creates the rendezvous of one rank in shared memory. */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
-        GroupErrors.prepare();
+        super(rank, worldSize, ranksPerCore(worldSize));
         this.control = control;
         this.group = group;
         this.rank = rank;
@@ -129,22 +125,6 @@ public final class Rendezvous implements PeerStates {
         this.barriers = new int[worldSize];
         this.spins = ranksPerCore(worldSize) == 1 ? SPINS : 0;
         this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
-    }
-
-    /** Returns how many of a group's ranks share a core, at least 1, if all are on this host. */
-    public static int ranksPerCore(int worldSize) {
-        int cores = Runtime.getRuntime().availableProcessors();
-        return (worldSize + cores - 1) / cores;
-    }
-
-    @Override
-    public int rank() {
-        return rank;
-    }
-
-    @Override
-    public int worldSize() {
-        return worldSize;
     }
 
     /** Publishes this rank's next operation, and arrives at it. */
@@ -309,12 +289,6 @@ public final class Rendezvous implements PeerStates {
         }
     }
 
-    /** Makes current and later waits of this rank fail, because it is destroying the group. */
-    public void close() {
-        closing = true;
-        control.ring(rank);
-    }
-
     /**
      * Announces that this rank has left. Afterwards this object does not access the memory, which
      * may be unmapped.
@@ -327,16 +301,8 @@ public final class Rendezvous implements PeerStates {
         left = true;
     }
 
-    /**
-     * Breaks the group: announces that this rank has failed, and makes its current and later waits
-     * fail. Only the first call has an effect. Any thread may call it.
-     */
     @Override
-    public synchronized void fail(CollectiveException reason) {
-        if (broken != null) {
-            return;
-        }
-        broken = reason;
+    protected void announceFailure(CollectiveException reason) {
         if (!left) { // An operation's code may have destroyed the group.
             control.setFailed(rank, textOf(reason));
             control.ring(rank);
@@ -361,7 +327,6 @@ public final class Rendezvous implements PeerStates {
         }
     }
 
-    /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
     @Override
     public int spins() {
         return spins;
@@ -440,7 +405,7 @@ public final class Rendezvous implements PeerStates {
             checkWait(operation, arrived.negate(), "did not arrive", true, waited);
             int doorbell = prepareSleep();
             try {
-                if (firstMissing(0, arrived) < worldSize && !closing) {
+                if (firstMissing(0, arrived) < worldSize && !isClosing()) {
                     sleep(doorbell, Math.min(timeout - waited, check));
                     check = Math.min(2 * check, MAX_CHECK_NANOS);
                 }
@@ -448,20 +413,6 @@ public final class Rendezvous implements PeerStates {
                 endSleep();
             }
         }
-    }
-
-    /**
-     * Returns the exception with which a call must fail because the group is broken or being
-     * destroyed; null if the call can run.
-     */
-    @Override
-    public CollectiveException obstacle(Object call) {
-        // Check the failure first: close() may follow a failure, but the failure is the cause.
-        CollectiveException reason = broken;
-        if (reason != null) {
-            return GroupErrors.broken(call, reason);
-        }
-        return closing ? GroupErrors.destroyed(call) : null;
     }
 
     /**

@@ -21,8 +21,7 @@
  *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process is alive
  *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - logs long waits
  *   <li>{@link org.djlx.collectives.internal.host.Peers} - the processes and hosts of other ranks
- *   <li>{@link org.djlx.collectives.internal.host.PeerStates} - whether a group can run operations;
- *       wakes sleeping ranks
+ *   <li>{@link org.djlx.collectives.internal.host.RankProcess} - the process of a rank
  *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - barrier and signals between hosts;
  *       decides how to wait
  *   <li>{@link org.djlx.collectives.internal.host.SharedSegment} - the shared memory

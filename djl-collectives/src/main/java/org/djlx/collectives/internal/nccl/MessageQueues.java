@@ -11,7 +11,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.StreamQueue;
-import org.djlx.collectives.internal.host.Peers;
+import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
@@ -37,7 +37,7 @@ final class MessageQueues {
     private final GroupContext context;
     private final GpuGroup group;
     private final NcclOptions options;
-    private final BiConsumer<Integer, byte[]> met;
+    private final BiConsumer<Integer, RankProcess> met;
     private final Map<String, MessageQueue> queues = new HashMap<>(); // by "sender-receiver"
 
     /** The queue of messages in one direction between two ranks, and the calls on it. */
@@ -47,13 +47,13 @@ final class MessageQueues {
      * Stores the arguments; creates no queue yet.
      *
      * @param group holds the queues
-     * @param met called with a peer's rank and its {@link Peers#own}, before the two ranks connect
+     * @param met called with a peer's rank and its process, before the two ranks connect
      */
     MessageQueues(
             GroupContext context,
             GpuGroup group,
             NcclOptions options,
-            BiConsumer<Integer, byte[]> met) {
+            BiConsumer<Integer, RankProcess> met) {
         this.context = context;
         this.group = group;
         this.options = options;
@@ -117,7 +117,7 @@ final class MessageQueues {
         String here = ends.get(sends ? 0 : 1);
         String there = ends.get(sends ? 1 : 0);
         byte[] id = sends ? NcclCommunicator.uniqueId() : new byte[0];
-        byte[] process = Peers.own();
+        byte[] process = RankProcess.own().encoded();
         byte[] own = Arrays.copyOf(process, process.length + id.length);
         System.arraycopy(id, 0, own, process.length, id.length);
         store.set(here, own);
@@ -129,7 +129,7 @@ final class MessageQueues {
                 id = Arrays.copyOfRange(other, begin, other.length);
                 other = Arrays.copyOf(other, begin);
             }
-            met.accept(sends ? receiver : sender, other);
+            met.accept(sends ? receiver : sender, RankProcess.decoded(other));
             return NcclCommunicator.create(
                     group.resources().cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {

@@ -25,6 +25,7 @@ import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.internal.host.FailureNote;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Peers;
+import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.internal.nccl.MessageQueues.MessageQueue;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
@@ -173,7 +174,7 @@ public final class NcclBackend extends Backend {
         failures().ifPresent(note -> note.publish(context.rank(), reason));
     }
 
-    private synchronized void met(int rank, byte[] process) {
+    private synchronized void met(int rank, RankProcess process) {
         peers = peers.with(rank, process);
     }
 
@@ -250,7 +251,8 @@ public final class NcclBackend extends Backend {
     /** Creates the group's communicator, with all ranks. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
-        Peers all = Peers.of(context, context.exchange("nccl-process", Peers.own()));
+        List<byte[]> processes = context.exchange("nccl-process", RankProcess.own().encoded());
+        Peers all = Peers.of(context, processes.stream().map(RankProcess::decoded).toList());
         synchronized (this) {
             peers = all;
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
-import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.Letter;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 

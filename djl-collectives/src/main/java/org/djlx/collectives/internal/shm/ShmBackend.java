@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
-import ai.djl.ndarray.NDArray;
-import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.internal.cpu.CpuBackend;
-import org.djlx.collectives.internal.cpu.HostCollectives;
-import org.djlx.collectives.internal.cpu.MessageQueue;
-import org.djlx.collectives.internal.cpu.OpQueue;
-import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.p2p.P2pBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
-import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.CpuBackend;
+import org.djlx.collectives.spi.cpu.MessageChannel;
 
 /** The {@code shm} backend of one rank. */
 final class ShmBackend extends CpuBackend implements P2pBackend {
@@ -26,34 +20,19 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
 
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
-    private final OpQueue queue;
     private final Copies copies = new Copies();
-    private final Reducer reducer;
-    private final MessageQueue messages;
     private final ShmP2pBuffers buffers;
-    private boolean closed;
 
-    private ShmBackend(GroupContext context, ShmSegment segment) {
-        super(NAME + "-" + context.name() + "-" + context.rank());
-        int rank = context.rank();
-        int worldSize = context.worldSize();
+    private ShmBackend(GroupContext context, ShmSegment segment, Rendezvous rendezvous) {
+        super(NAME, context, rendezvous);
         this.segment = segment;
-        rendezvous = new Rendezvous(segment.control(), context.name(), rank, worldSize);
-        reducer = new Reducer(manager);
-        Steps steps = new Steps(segment, rendezvous, rank, worldSize);
-        messages = messages(segment, rendezvous, context.name(), rank);
-        buffers = new ShmP2pBuffers(segment, rendezvous, rank);
-        queue =
-                new OpQueue(
-                        "shm-" + context.name() + "-rank-" + rank,
-                        rendezvous,
-                        Rendezvous.ranksPerCore(worldSize));
-        HostCollectives collectives = new ShmCollectives(steps, reducer, copies, rank, worldSize);
-        start(rendezvous, collectives, queue, messages);
+        this.rendezvous = rendezvous;
+        buffers = new ShmP2pBuffers(segment, rendezvous, context.rank());
     }
 
     static ShmBackend create(GroupContext context) {
         ShmOptions options = options(context.options());
+        int rank = context.rank();
         int worldSize = context.worldSize();
         if (options.chunkSize() < (long) worldSize * MIN_CHUNK_PER_RANK) {
             throw new IllegalArgumentException(
@@ -63,36 +42,28 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
                             options.chunkSize(), worldSize, (long) worldSize * MIN_CHUNK_PER_RANK));
         }
         ShmSegment segment = ShmSegment.map(context, options);
-        ShmBackend backend = null;
+        ShmBackend backend;
         try {
-            backend = new ShmBackend(context, segment);
-            // The last synchronisation does not use the store: after it, no peer needs the store,
-            // so this rank may close the store's server.
-            Operation joining = context.joining();
-            backend.rendezvous.begin(joining);
-            backend.rendezvous.awaitAgreement(joining);
-            return backend;
+            Rendezvous rendezvous =
+                    new Rendezvous(segment.control(), context.name(), rank, worldSize);
+            backend = new ShmBackend(context, segment, rendezvous);
         } catch (RuntimeException | Error e) {
-            if (backend == null) {
-                segment.close();
-            } else {
-                backend.close();
-            }
+            segment.close();
             throw e;
         }
+        Steps steps = new Steps(segment, backend.rendezvous, rank, worldSize);
+        Copies messages = new Copies();
+        backend.start(
+                context,
+                new ShmCollectives(steps, backend.reducer(), backend.copies, rank, worldSize),
+                peer -> channel(segment, rank, peer, messages));
+        return backend;
     }
 
-    /** Creates the messages of one rank. */
-    static MessageQueue messages(
-            ShmSegment segment, Rendezvous rendezvous, String group, int rank) {
-        Copies copies = new Copies();
-        return new MessageQueue(
-                "shm-" + group + "-rank-" + rank + "-p2p",
-                rendezvous,
-                peer ->
-                        new ShmChannel(
-                                segment.mailbox(peer, rank, copies),
-                                segment.mailbox(rank, peer, copies)));
+    /** Returns the channel between two ranks, as the first uses it. */
+    static MessageChannel channel(ShmSegment segment, int rank, int peer, Copies copies) {
+        return new ShmChannel(
+                segment.mailbox(peer, rank, copies), segment.mailbox(rank, peer, copies));
     }
 
     /** Converts the user's options to this backend's options. */
@@ -108,11 +79,6 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
         return ShmOptions.builder().optCommon(options).build();
     }
 
-    @Override
-    public String name() {
-        return NAME;
-    }
-
     /**
      * Returns the number of bytes that collectives have copied between tensors and shared memory.
      */
@@ -125,11 +91,6 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
         return rendezvous.epoch();
     }
 
-    /** Returns the arrays that operations hold. */
-    List<NDArray> heldArrays() {
-        return manager.getManagedArrays();
-    }
-
     @Override
     public Optional<P2pBuffers> p2pBuffers() {
         return segment.bufferSize() + segment.heapSize() == 0
@@ -138,31 +99,12 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
     }
 
     @Override
-    public synchronized void close() {
-        if (closed) {
-            return;
-        }
-        closed = true;
-        // On any failure, still stop all threads and announce that this rank has left.
+    protected void leave() {
         try {
-            rendezvous.close();
+            buffers.close();
         } finally {
-            try {
-                queue.close();
-            } finally {
-                try {
-                    messages.close();
-                } finally {
-                    try {
-                        buffers.close();
-                    } finally {
-                        rendezvous.leave();
-                    }
-                }
-            }
+            rendezvous.leave();
         }
-        reducer.close();
-        manager.close();
         segment.close();
     }
 }

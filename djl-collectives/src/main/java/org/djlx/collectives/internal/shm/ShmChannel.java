@@ -6,9 +6,9 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.function.Consumer;
-import org.djlx.collectives.internal.cpu.Letter;
-import org.djlx.collectives.internal.cpu.MessageChannel;
-import org.djlx.collectives.internal.cpu.Transfer;
+import org.djlx.collectives.spi.cpu.Letter;
+import org.djlx.collectives.spi.cpu.MessageChannel;
+import org.djlx.collectives.spi.cpu.Transfer;
 
 /** Carries messages to and from one peer in chunks, through the two mailboxes between them. */
 final class ShmChannel implements MessageChannel {

@@ -3,9 +3,9 @@ package org.djlx.collectives.internal.shm;
 
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.internal.cpu.HostTensor;
-import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.HostTensor;
+import org.djlx.collectives.spi.cpu.Reducer;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**

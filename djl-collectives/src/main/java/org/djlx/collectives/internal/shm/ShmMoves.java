@@ -2,10 +2,9 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.internal.cpu.HostCollectives;
-import org.djlx.collectives.internal.cpu.HostTensor;
-import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.HostCollectives;
+import org.djlx.collectives.spi.cpu.HostTensor;
 import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
@@ -220,7 +219,7 @@ abstract class ShmMoves implements HostCollectives {
                 }
             }
             if (!match) {
-                GroupErrors.requireSizes(operation, worldSize, this::sent, this::expected);
+                HostCollectives.requireSizes(operation, worldSize, this::sent, this::expected);
             }
             return longest;
         }

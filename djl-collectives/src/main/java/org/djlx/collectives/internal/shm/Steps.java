@@ -2,9 +2,9 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.cpu.HostTensor;
 import org.djlx.nativeops.host.AtomicBuffer;
 
 /**

@@ -16,6 +16,7 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;

@@ -24,8 +24,6 @@
  *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - semantics of set, add, compareSet
  *       and append
  *   <li>{@link org.djlx.collectives.internal.store.LogRecord} - one change in the log
- *   <li>{@link org.djlx.collectives.internal.store.RankProcess} - the process of a rank, and
- *       whether it has died
  *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - host, port and token of a
  *       server
  *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - limits of a server

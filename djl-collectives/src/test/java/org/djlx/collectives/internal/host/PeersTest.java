@@ -31,18 +31,15 @@ class PeersTest {
         return new GroupContext("peers", rank, 3, store, options, null);
     }
 
-    private static byte[] with(byte[] own, String pid, String startTime) {
-        String[] fields = new String(own, StandardCharsets.UTF_8).split(" ");
-        return String.join(" ", fields[0], pid, startTime, fields[3])
-                .getBytes(StandardCharsets.UTF_8);
+    private static RankProcess ofThisHost(Process process) {
+        long pid = process.pid();
+        return new RankProcess(Liveness.HOST, pid, Liveness.startTime(pid), Liveness.HOST_NAME);
     }
 
     @Test
     void processThatEndsIsNamed() throws IOException, InterruptedException {
         Process process = new ProcessBuilder("sleep", "60").start();
-        long start = Liveness.startTime(process.pid());
-        byte[] other = with(Peers.own(), "" + process.pid(), "" + start);
-        Peers peers = Peers.of(CONTEXT, List.of(Peers.own(), other));
+        Peers peers = Peers.of(CONTEXT, List.of(RankProcess.own(), ofThisHost(process)));
         assertEquals(Optional.empty(), peers.dead());
         process.destroyForcibly().waitFor();
         Optional<String> dead;
@@ -59,9 +56,8 @@ class PeersTest {
 
     @Test
     void otherHostsProcessesAreNot() {
-        String text = "elsewhere 1 1 other";
-        Peers peers =
-                Peers.of(CONTEXT, List.of(Peers.own(), text.getBytes(StandardCharsets.UTF_8)));
+        RankProcess other = new RankProcess("elsewhere", 1, 1, "other");
+        Peers peers = Peers.of(CONTEXT, List.of(RankProcess.own(), other));
         assertEquals(Optional.empty(), peers.dead());
         assertEquals(Optional.empty(), Peers.none().dead());
     }
@@ -72,9 +68,10 @@ class PeersTest {
         private final List<Peers> peers = new ArrayList<>();
 
         Hosts() {
-            List<byte[]> processes =
+            List<RankProcess> processes =
                     Stream.of("A 1 1 node-a", "B 1 1 node-b", "C 1 1 node-c")
                             .map(text -> text.getBytes(StandardCharsets.UTF_8))
+                            .map(RankProcess::decoded)
                             .toList();
             for (int rank = 0; rank < 3; rank++) {
                 TcpStore.Builder store = TcpStore.builder().setHost("localhost");
@@ -122,12 +119,11 @@ class PeersTest {
     @Test
     void otherHostsHearTheRankInTheWholeGroup() throws IOException, InterruptedException {
         Process process = new ProcessBuilder("sleep", "60").start();
-        long start = Liveness.startTime(process.pid());
-        List<byte[]> all =
+        List<RankProcess> all =
                 List.of(
-                        Peers.own(),
-                        with(Peers.own(), "" + process.pid(), "" + start),
-                        "elsewhere 1 1 other".getBytes(StandardCharsets.UTF_8));
+                        RankProcess.own(),
+                        ofThisHost(process),
+                        new RankProcess("elsewhere", 1, 1, "other"));
         Store store = new HashStore();
         try (Peers here = Peers.of(context(0, store), all);
                 Peers other = Peers.of(context(2, store), all)) {

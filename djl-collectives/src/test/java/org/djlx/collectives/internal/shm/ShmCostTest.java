@@ -19,13 +19,13 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
+import org.djlx.collectives.spi.cpu.HeldMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.AfterEach;
@@ -221,8 +221,7 @@ class ShmCostTest {
                     }
                     return null;
                 });
-        backends.forEach((rank, backend) -> assertEquals(List.of(), backend.heldArrays()));
-        assertEquals(0, HostTensor.open());
+        HeldMemory.assertNone(backends.values());
     }
 
     /** A copy of a tensor that is not contiguous cannot have more than 64 dimensions. */
@@ -245,8 +244,7 @@ class ShmCostTest {
                     IllegalArgumentException.class,
                     () -> group.allGather(outputs, plain.duplicate()));
         }
-        assertEquals(List.of(), backends.get(0).heldArrays());
-        assertEquals(0, HostTensor.open());
+        HeldMemory.assertNone(List.of(backends.get(0)));
     }
 
     private static void useAll(ProcessGroup group, NDManager manager) {

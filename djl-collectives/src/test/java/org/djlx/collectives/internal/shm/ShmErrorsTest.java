@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -19,14 +18,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.internal.cpu.OpQueue;
-import org.djlx.collectives.internal.host.ControlBlock;
-import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
-import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -51,48 +45,11 @@ class ShmErrorsTest {
         }
     }
 
-    /** One whose start and end cannot be reported: it belongs to no group's recorder. */
-    private static Operation unreportable() {
-        BackendOptions options = new BackendOptions(Duration.ofMinutes(1));
-        return new GroupContext("alone", 0, 1, new HashStore(), options, null).joining();
-    }
-
     private static Throwable endOf(Work work) throws Exception {
         return assertThrows(
                         ExecutionException.class,
                         () -> work.getFuture().toCompletableFuture().get(30, TimeUnit.SECONDS))
                 .getCause();
-    }
-
-    @Test
-    void whatCannotBeReportedEndsAllTheSame() throws Exception {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-            NDArray owner = manager.zeros(new Shape(ControlBlock.byteSize(1)));
-            NativeMemory memory =
-                    new NativeMemory(
-                            Torch.dataPointer(owner),
-                            ControlBlock.byteSize(1),
-                            Device.cpu(),
-                            () -> {});
-            Rendezvous rendezvous = new Rendezvous(new ControlBlock(memory, 1), "alone", 0, 1);
-            OpQueue queue = new OpQueue("alone", rendezvous, 1);
-            for (int i = 0; i < 2; i++) {
-                Work failing =
-                        queue.submit(
-                                unreportable(),
-                                () -> {
-                                    throw new OutOfMemoryError("on purpose");
-                                },
-                                () -> {},
-                                List.of());
-                Throwable end = endOf(failing);
-                assertTrue(end.getMessage().contains("on purpose"), end::toString);
-            }
-            Work fine = queue.submit(unreportable(), () -> {}, () -> {}, List.of());
-            assertEquals(List.of(), fine.getFuture().toCompletableFuture().get());
-            rendezvous.close();
-            queue.close();
-        }
     }
 
     private static void onAll(int worldSize, Consumer<ProcessGroup> body) {

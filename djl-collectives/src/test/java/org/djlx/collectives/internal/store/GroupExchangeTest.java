@@ -14,6 +14,7 @@ import java.util.concurrent.FutureTask;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.host.Liveness;
+import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
@@ -35,7 +36,12 @@ class GroupExchangeTest {
     @BeforeEach
     void startPeer() throws Exception {
         peer = new ProcessBuilder("sleep", "1000").start();
-        process = new RankProcess(Liveness.HOST, peer.pid(), Liveness.startTime(peer.pid()));
+        process =
+                new RankProcess(
+                        Liveness.HOST,
+                        peer.pid(),
+                        Liveness.startTime(peer.pid()),
+                        Liveness.HOST_NAME);
     }
 
     @AfterEach

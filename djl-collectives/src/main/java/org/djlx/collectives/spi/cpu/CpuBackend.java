@@ -1,0 +1,575 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.spi.cpu;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.EnumSet;
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.function.Function;
+import java.util.function.IntFunction;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Support;
+import org.djlx.collectives.spi.cpu.HostCollectives.Extent;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The base class of backends on CPUs. It opens the tensors of a call as memory, runs collectives in
+ * order and messages beside them, reduces in rank order, and completes the works. A subclass brings
+ * the transport:
+ *
+ * <pre>{@code
+ * final class MyBackend extends CpuBackend {
+ *
+ *     MyBackend(GroupContext context, MyPeers peers) { // extends PeerStates
+ *         super("my", context, peers);
+ *         start(context, new MyCollectives(peers, reducer()), MyChannel::new);
+ *     }
+ *
+ *     protected void leave() {
+ *         peers.leave(); // tells the other ranks, and frees the transport
+ *     }
+ * }
+ * }</pre>
+ *
+ * <ul>
+ *   <li>A collective runs on the thread that waits for it or on a thread of this class, one at a
+ *       time, in the order of the calls. It blocks until its end.
+ *   <li>Messages are driven by one thread at a time, beside a collective; their channels never
+ *       block.
+ *   <li>An exception of the transport breaks the group, unless all ranks throw it at the same
+ *       point: a {@link CollectiveMismatchException} that does not say otherwise.
+ *   <li>Addresses that the transport gets are valid until the call or transfer has ended. Memory
+ *       that the transport may still access after a failure is kept for the life of the process:
+ *       {@link HostCollectives#takeOrphaned}, {@link Transfer#leak}.
+ * </ul>
+ */
+public abstract class CpuBackend extends Backend {
+
+    /** What backends on CPUs support. */
+    public static final Support SUPPORT =
+            Support.builder()
+                    .addMoves(
+                            EnumSet.allOf(ScalarType.class),
+                            OpType.BROADCAST,
+                            OpType.ALL_GATHER,
+                            OpType.ALL_GATHER_INTO_TENSOR,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            OpType.ALL_TO_ALL,
+                            OpType.ALL_TO_ALL_SINGLE,
+                            OpType.SEND,
+                            OpType.RECV,
+                            OpType.RECV_ANY_SOURCE)
+                    .addReductions(
+                            EnumSet.of(
+                                    ScalarType.FLOAT64,
+                                    ScalarType.FLOAT32,
+                                    ScalarType.FLOAT16,
+                                    ScalarType.BFLOAT16,
+                                    ScalarType.INT64,
+                                    ScalarType.INT32,
+                                    ScalarType.INT16,
+                                    ScalarType.INT8,
+                                    ScalarType.UINT8,
+                                    ScalarType.BOOL),
+                            EnumSet.allOf(ReduceOp.Kind.class),
+                            OpType.ALL_REDUCE,
+                            OpType.REDUCE,
+                            OpType.REDUCE_SCATTER,
+                            OpType.REDUCE_SCATTER_TENSOR)
+                    .addPlain(OpType.BARRIER)
+                    .build();
+
+    /** Owns the temporary arrays of operations. */
+    final NDManager manager;
+
+    private final String name;
+    private final int rank;
+    private final int worldSize;
+    private final PeerStates peers;
+    private final Reducer reducer;
+    private HostCollectives collectives;
+    private OpQueue queue;
+    private MessageQueue messages;
+    private boolean closed;
+
+    /**
+     * Creates the backend of one rank, without its transport.
+     *
+     * @param name the backend's name
+     * @param context the group and the rank
+     * @param peers the state of the group
+     */
+    protected CpuBackend(String name, GroupContext context, PeerStates peers) {
+        this(name, context, peers, new JavaSums());
+    }
+
+    /**
+     * Creates the backend of one rank, without its transport.
+     *
+     * @param name the backend's name
+     * @param context the group and the rank
+     * @param peers the state of the group
+     * @param sums a way to sum that is faster than libtorch's for some types and sizes
+     */
+    protected CpuBackend(String name, GroupContext context, PeerStates peers, Reducer.Sums sums) {
+        this.name = name;
+        this.peers = peers;
+        rank = peers.rank();
+        worldSize = peers.worldSize();
+        manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        manager.setName(name + "-" + context.name() + "-" + rank);
+        reducer = new Reducer(manager, sums);
+    }
+
+    /** {@return the reducer of this rank's collectives} */
+    protected final Reducer reducer() {
+        return reducer;
+    }
+
+    /**
+     * Sets the transport, and returns when all ranks have set theirs. Called once, at the end of
+     * the subclass's constructor or after it. On failure it closes this backend.
+     *
+     * @param context the group and the rank
+     * @param transport the collectives
+     * @param channels returns the channel to a rank; called once for each other rank
+     */
+    protected final void start(
+            GroupContext context, HostCollectives transport, IntFunction<MessageChannel> channels) {
+        String thread = name + "-" + context.name() + "-rank-" + rank;
+        collectives = transport;
+        try {
+            messages = new MessageQueue(thread + "-p2p", peers, channels);
+            queue = new OpQueue(thread, peers, peers.ranksPerCore());
+            // Afterwards no peer needs the store, so this rank may close the store's server.
+            collectives.barrier(context.joining());
+        } catch (RuntimeException | Error e) {
+            peers.fail(GroupErrors.failed("creating group '" + context.name() + "'", e));
+            close();
+            throw e;
+        }
+    }
+
+    @Override
+    public final String name() {
+        return name;
+    }
+
+    @Override
+    public final Support support() {
+        return SUPPORT;
+    }
+
+    @Override
+    public Device device() {
+        return Device.cpu();
+    }
+
+    @Override
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
+        List<HostTensor> hosts = List.of(host);
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    collectives.allReduce(operation, hosts, op);
+                    host.flush();
+                },
+                () -> close(host),
+                List.of(tensor));
+    }
+
+    @Override
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    collectives.reduce(operation, host, root, op);
+                    if (rank == root) {
+                        host.flush();
+                    }
+                },
+                () -> close(host),
+                List.of(tensor));
+    }
+
+    @Override
+    public Work broadcast(Operation operation, NDArray tensor, int root) {
+        HostTensor host =
+                rank == root
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    collectives.broadcast(operation, host, root);
+                    if (rank != root) {
+                        host.flush();
+                    }
+                },
+                () -> close(host),
+                List.of(tensor));
+    }
+
+    @Override
+    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        List<long[]> addresses = List.of(addresses(out, in.byteSize()));
+                        collectives.allGather(operation, addresses, List.of(in));
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
+                        collectives.gather(operation, addresses, in, root);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
+                        collectives.scatter(operation, out, addresses, root);
+                        out.flush();
+                    };
+                });
+    }
+
+    // Coalesced operations process their tensors in order, small ones together in one step. The
+    // first step compares the calls of all ranks, tensor count included.
+
+    @Override
+    public boolean batchesCollectives() {
+        return false;
+    }
+
+    @Override
+    public Work allReduceCoalesced(
+            Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+        return submit(
+                operation,
+                tensors,
+                open -> {
+                    List<HostTensor> hosts = open.inputs(tensors, infos);
+                    return () -> {
+                        collectives.allReduce(operation, hosts, op);
+                        hosts.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work allGatherCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos) {
+        return submit(
+                operation,
+                outputs,
+                open -> {
+                    List<HostTensor> in = open.inputs(inputs, infos);
+                    List<HostTensor> out = open.outputs(outputs);
+                    return () -> {
+                        collectives.allGather(operation, addresses(out, in), in);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work reduceScatterCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        return submit(
+                operation,
+                outputs,
+                open -> {
+                    List<HostTensor> in = open.inputs(inputs);
+                    List<HostTensor> out = open.outputs(outputs, infos);
+                    return () -> {
+                        collectives.reduceScatter(operation, out, addresses(in, out), op);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    /**
+     * Returns, for each tensor, the address of each rank's part; {@code parts} has the part sizes.
+     */
+    private List<long[]> addresses(List<HostTensor> tensors, List<HostTensor> parts) {
+        List<long[]> addresses = new ArrayList<>(parts.size());
+        for (int i = 0; i < parts.size(); i++) {
+            addresses.add(addresses(tensors.subList(i, i + 1), parts.get(i).byteSize()));
+        }
+        return addresses;
+    }
+
+    @Override
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        collectives.allToAll(operation, extents(out), extents(in));
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    private static Extent[] extents(List<HostTensor> tensors) {
+        return tensors.stream()
+                .map(tensor -> new Extent(tensor.address(), tensor.byteSize()))
+                .toArray(Extent[]::new);
+    }
+
+    @Override
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, Torch.info(output));
+                    HostTensor in = tensors.input(input, Torch.info(input));
+                    return () -> {
+                        collectives.allToAll(
+                                operation, parts(out, outputCounts), parts(in, inputCounts));
+                        out.flush();
+                    };
+                });
+    }
+
+    private static Extent[] parts(HostTensor tensor, long[] counts) {
+        Extent[] parts = new Extent[counts.length];
+        long address = tensor.address();
+        for (int i = 0; i < parts.length; i++) {
+            parts[i] = new Extent(address, counts[i] * tensor.type().itemSize());
+            address += parts[i].size();
+        }
+        return parts;
+    }
+
+    @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        return submit(operation, tensor, true, destination, tag);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        return submit(operation, tensor, false, source, tag);
+    }
+
+    private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
+        HostTensor host =
+                sends
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
+        host.load(); // Loads now, because messages are not ordered after earlier operations.
+        Transfer transfer =
+                new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
+        messages.submit(transfer);
+        return transfer;
+    }
+
+    @Override
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        List<long[]> addresses = List.of(addresses(in, out.byteSize()));
+                        collectives.reduceScatter(operation, List.of(out), addresses, op);
+                        out.flush();
+                    };
+                });
+    }
+
+    /** Returns the addresses of the ranks' tensors: one tensor each, or parts of one tensor. */
+    private long[] addresses(List<HostTensor> tensors, long partSize) {
+        long[] addresses = new long[worldSize];
+        for (int peer = 0; peer < worldSize; peer++) {
+            addresses[peer] =
+                    tensors.size() == 1
+                            ? tensors.get(0).address() + peer * partSize
+                            : tensors.get(peer).address();
+        }
+        return addresses;
+    }
+
+    @Override
+    public Work barrier(Operation operation) {
+        return submit(operation, () -> collectives.barrier(operation), () -> {}, List.of());
+    }
+
+    @Override
+    public Work execute(Operation operation, Consumer<Operation> body) {
+        return submit(
+                operation,
+                () -> {
+                    collectives.begin(operation);
+                    NoGradient.run(() -> body.accept(operation));
+                },
+                () -> {},
+                List.of());
+    }
+
+    private void close(HostTensor tensor) {
+        if (collectives.takeOrphaned()) {
+            tensor.leak();
+        }
+        tensor.close();
+    }
+
+    /** Submits an operation on several tensors; the opener opens them and returns the body. */
+    private Work submit(
+            Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
+        HostTensors tensors = new HostTensors(manager);
+        Runnable body = opened(tensors, opener);
+        return submit(
+                operation,
+                () -> {
+                    tensors.load();
+                    body.run();
+                },
+                () -> {
+                    if (collectives.takeOrphaned()) {
+                        tensors.leak();
+                    }
+                    tensors.close();
+                },
+                result);
+    }
+
+    private static Runnable opened(HostTensors tensors, Function<HostTensors, Runnable> opener) {
+        try {
+            return opener.apply(tensors);
+        } catch (RuntimeException | Error e) {
+            tensors.close();
+            throw e;
+        }
+    }
+
+    @Override
+    public void abort(CollectiveException reason) {
+        peers.fail(reason);
+    }
+
+    private Work submit(
+            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+        return queue.submit(operation, () -> run(operation, body), cleanup, result);
+    }
+
+    /** {@inheritDoc} Ends all operations and messages, and then calls {@link #leave}. */
+    @Override
+    public final synchronized void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        // On any failure, still stop all threads and announce that this rank has left.
+        try {
+            peers.close();
+        } finally {
+            try {
+                if (queue != null) {
+                    queue.close();
+                }
+            } finally {
+                try {
+                    if (messages != null) {
+                        messages.close();
+                    }
+                } finally {
+                    try {
+                        reducer.close();
+                        manager.close();
+                    } finally {
+                        leave();
+                    }
+                }
+            }
+        }
+    }
+
+    /**
+     * Tells the other ranks that this rank has left, and frees the transport. Called once, after
+     * the last operation and message have ended.
+     */
+    protected abstract void leave();
+
+    private void run(Operation operation, Runnable body) {
+        CollectiveMismatchException mismatch = operation.mismatchBefore();
+        if (mismatch != null) {
+            throw mismatch;
+        }
+        try {
+            operation.started();
+            body.run();
+        } catch (RuntimeException | Error e) {
+            if (e instanceof CollectiveMismatchException calls && !calls.isGroupBroken()) {
+                throw calls; // All ranks throw it at the same point, so the group stays usable.
+            }
+            CollectiveException reason = GroupErrors.failed(operation, e);
+            peers.fail(reason);
+            throw reason;
+        }
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.spi.cpu;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.ToLongBiFunction;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.host.CallWords;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.spi.Operation;
+
+/**
+ * The collectives of one rank on memory of its host. Each method compares the calls of all ranks
+ * ({@link Operation#signature}; if they differ, all ranks throw {@link #mismatch}), runs the
+ * operation, and blocks until it has ended. One operation runs at a time. Waits for other ranks
+ * call {@link PeerStates#checkWait}, which throws at the operation's timeout. Lists have one
+ * tensor, or the tensors of a coalesced operation.
+ */
+public interface HostCollectives {
+
+    /**
+     * Memory from one rank or for one rank.
+     *
+     * @param address its address
+     * @param size its size in bytes
+     */
+    record Extent(long address, long size) {
+
+        /**
+         * Returns the number of bytes from an offset on.
+         *
+         * @param offset the offset in bytes
+         * @param limit the largest result
+         * @return the number, from 0
+         */
+        public long within(long offset, long limit) {
+            return Math.max(0, Math.min(limit, size - offset));
+        }
+    }
+
+    /**
+     * Waits for all ranks.
+     *
+     * @param operation the operation
+     */
+    void barrier(Operation operation);
+
+    /**
+     * Copies the root's tensor to all ranks.
+     *
+     * @param operation the operation
+     * @param tensor input on the root, output elsewhere
+     * @param root the rank that sends
+     */
+    void broadcast(Operation operation, HostTensor tensor, int root);
+
+    /**
+     * Reduces tensors on all ranks, in place.
+     *
+     * @param operation the operation
+     * @param tensors tensors of one element type
+     * @param op how to reduce
+     */
+    void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op);
+
+    /**
+     * Reduces a tensor on the root, in place. Leaves the tensors of other ranks as they are.
+     *
+     * @param operation the operation
+     * @param tensor this rank's contribution
+     * @param root the rank that gets the result
+     * @param op how to reduce
+     */
+    void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op);
+
+    /**
+     * Gathers tensors of all ranks on all ranks.
+     *
+     * @param operation the operation
+     * @param outputs {@code outputs.get(i)[r]} is the address for rank r's input i
+     * @param inputs this rank's tensors
+     */
+    void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs);
+
+    /**
+     * Gathers tensors of all ranks on the root.
+     *
+     * @param operation the operation
+     * @param outputs on the root, an address for each rank's input; null elsewhere
+     * @param input this rank's tensor
+     * @param root the rank that receives
+     */
+    void gather(Operation operation, long[] outputs, HostTensor input, int root);
+
+    /**
+     * Sends a tensor from the root to each rank.
+     *
+     * @param operation the operation
+     * @param output this rank's tensor
+     * @param inputs on the root, the address of each rank's tensor; null elsewhere
+     * @param root the rank that sends
+     */
+    void scatter(Operation operation, HostTensor output, long[] inputs, int root);
+
+    /**
+     * Reduces what all ranks have for this rank.
+     *
+     * @param operation the operation
+     * @param outputs tensors of one element type
+     * @param inputs {@code inputs.get(i)[r]} is the address of the contribution to rank r's output
+     *     i
+     * @param op how to reduce
+     */
+    void reduceScatter(
+            Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op);
+
+    /**
+     * Exchanges memory between all pairs of ranks, after comparing the sizes ({@link
+     * #requireSizes}).
+     *
+     * @param operation the operation
+     * @param outputs by source rank
+     * @param inputs by destination rank
+     */
+    void allToAll(Operation operation, Extent[] outputs, Extent[] inputs);
+
+    /**
+     * Begins an operation without data. Need not wait for the other ranks.
+     *
+     * @param operation the operation
+     */
+    void begin(Operation operation);
+
+    /**
+     * {@return whether the operation that has failed last may still access the memory of its
+     * tensors, so that it must not be released} The next call returns false.
+     */
+    default boolean takeOrphaned() {
+        return false;
+    }
+
+    /**
+     * Returns the exception for calls that differ. If all ranks throw it before data has moved, the
+     * group stays usable.
+     *
+     * @param operation this rank's operation
+     * @param signatures the {@link Operation#signature} of each rank's call, in rank order
+     * @return an exception that names what each rank called
+     */
+    static CollectiveMismatchException mismatch(Operation operation, List<long[]> signatures) {
+        List<long[]> calls = new ArrayList<>();
+        for (long[] signature : signatures) {
+            long[] words = new long[CallWords.COUNT];
+            CallWords.put(words, signature, false);
+            calls.add(words);
+        }
+        return GroupErrors.disagreement(operation, operation.group(), calls);
+    }
+
+    /**
+     * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
+     *
+     * @param operation the operation
+     * @param worldSize the number of ranks
+     * @param sent the bytes from one rank to another
+     * @param expected the bytes that the second rank expects from the first
+     * @throws CollectiveMismatchException that names all pairs that differ
+     */
+    static void requireSizes(
+            Operation operation,
+            int worldSize,
+            ToLongBiFunction<Integer, Integer> sent,
+            ToLongBiFunction<Integer, Integer> expected) {
+        GroupErrors.requireSizes(operation, worldSize, sent, expected);
+    }
+}

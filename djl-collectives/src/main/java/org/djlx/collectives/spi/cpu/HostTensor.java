@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.spi.cpu;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.concurrent.atomic.LongAdder;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorHold;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The elements of a tensor as contiguous host memory, from the issue of an operation to its end. A
+ * transport reads and writes them at {@link #address}.
+ *
+ * <p>It keeps the tensor's storage alive, even if the array is closed before the end. A
+ * non-contiguous tensor is copied when the operation runs, not earlier, because a previous
+ * operation may write the tensor.
+ */
+public final class HostTensor {
+
+    private static final LongAdder OPEN = new LongAdder();
+
+    private final TensorHold original;
+    private final TensorInfo info;
+    // For a non-contiguous tensor: the tensor and its contiguous copy; otherwise null.
+    private final NDArray strided;
+    private final NDArray copy;
+    private final long address;
+    private final boolean input;
+    private boolean leaked;
+
+    private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
+        this.info = info;
+        // Allocate first: on failure nothing is held yet.
+        if (info.isContiguous()) {
+            strided = null;
+            copy = null;
+            address = info.address();
+        } else {
+            copy = Torch.empty(manager, new Shape(info.sizes()), info.type());
+            address = Torch.dataPointer(copy);
+            strided = Torch.alias(manager, tensor);
+        }
+        this.input = input;
+        original = new TensorHold(tensor);
+        OPEN.increment();
+    }
+
+    /** Opens a tensor that the operation reads. */
+    static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
+        return new HostTensor(manager, tensor, info, true);
+    }
+
+    /** Opens a tensor that the operation overwrites completely. */
+    static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
+        return new HostTensor(manager, tensor, info, false);
+    }
+
+    private static void copy(NDArray target, NDArray source) {
+        NoGradient.run(() -> Torch.copy(target, source));
+    }
+
+    /** Returns the number of open instances in this JVM. */
+    static long open() {
+        return OPEN.sum();
+    }
+
+    /** {@return the address of the elements} */
+    public long address() {
+        return address;
+    }
+
+    /** {@return the number of elements} */
+    public long count() {
+        return info.count();
+    }
+
+    /** {@return the element type} */
+    public ScalarType type() {
+        return info.type();
+    }
+
+    /** {@return the size of the elements in bytes} */
+    public long byteSize() {
+        return info.byteSize();
+    }
+
+    /** Loads the elements of an input to {@link #address}; called before they are read. */
+    void load() {
+        if (input && copy != null) {
+            copy(copy, strided);
+        }
+    }
+
+    /** Writes the elements at {@link #address} back to the tensor, if it is not contiguous. */
+    void flush() {
+        if (copy != null) {
+            copy(strided, copy);
+        }
+    }
+
+    /** Makes {@link #close} keep the memory, as a failed operation may still access it. */
+    void leak() {
+        leaked = true;
+    }
+
+    /** Releases the tensor; called once. */
+    void close() {
+        if (leaked) {
+            return;
+        }
+        OPEN.decrement();
+        try (original;
+                strided;
+                copy) {
+            // Freeing the memory may run the caller's code, which may throw.
+        }
+    }
+}

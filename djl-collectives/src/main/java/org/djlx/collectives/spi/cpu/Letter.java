@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.spi.cpu;
+
+/**
+ * What two ranks write each other to negotiate a message. A {@link MessageChannel} carries it.
+ *
+ * @param kind what the letter says
+ * @param message the message's number, counted by its sender
+ * @param tag the message's tag
+ * @param type the code of the element type
+ * @param size the size in bytes
+ * @param signature the signature of the operation
+ */
+public record Letter(Kind kind, long message, int tag, int type, long size, long[] signature) {
+
+    /** The kind of a letter. */
+    public enum Kind {
+        /** From the sender: offers a message. */
+        OFFER,
+        /** From the receiver: requests the data of a message. */
+        ACCEPT,
+        /**
+         * From the receiver: rejects a message that does not match; has the receive's signature.
+         */
+        REJECT,
+        /** From the sender: withdraws a message. */
+        WITHDRAW
+    }
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private, collectives:
+ * OpQueue          runs operations in order, on the thread that waits or on its own
+ * OpWork           one operation in the queue
+ * HostTensors      the tensors of one operation
+ * JavaSums         sums small contributions in Java
+ * ViewCache        reusable arrays over addresses, for libtorch
+ *
+ * Package-private, messages:
+ * MessageQueue     the running messages of one rank
+ * MessageDriver    decides which thread makes progress on messages
+ * MessagePump      moves messages between two ranks
+ * MessageMatcher   matches messages with receives
+ * MessageFailures  decides when a message fails
+ *
+ * Package-private, both:
+ * PendingWork      completion of operations and messages
+ */
+/**
+ * What a backend on CPUs needs. {@link org.djlx.collectives.spi.cpu.CpuBackend} does what is the
+ * same for all transports: tensors, reductions, the order of operations, and the protocol of
+ * messages. A transport brings three classes: a {@link org.djlx.collectives.spi.cpu.PeerStates}, a
+ * {@link org.djlx.collectives.spi.cpu.HostCollectives} and a {@link
+ * org.djlx.collectives.spi.cpu.MessageChannel}. Backends {@code shm} and {@code mpi} are two of
+ * them.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.spi.cpu.CpuBackend} - base class of the backends; opens tensors
+ *       and submits operations
+ *   <li>{@link org.djlx.collectives.spi.cpu.PeerStates} - whether a group can run operations, and
+ *       which ranks have left or died
+ *   <li>{@link org.djlx.collectives.spi.cpu.HostCollectives} - collectives of a transport
+ *   <li>{@link org.djlx.collectives.spi.cpu.HostTensor} - a tensor's memory while an operation runs
+ *   <li>{@link org.djlx.collectives.spi.cpu.Reducer} - reduces contributions with libtorch
+ *   <li>{@link org.djlx.collectives.spi.cpu.MessageChannel} - messages of a transport, to and from
+ *       one peer
+ *   <li>{@link org.djlx.collectives.spi.cpu.Transfer} - one message at one of its ends
+ *   <li>{@link org.djlx.collectives.spi.cpu.Letter} - what two ranks write each other about a
+ *       message
+ * </ul>
+ */
+package org.djlx.collectives.spi.cpu;
