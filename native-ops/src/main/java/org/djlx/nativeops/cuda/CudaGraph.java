@@ -73,9 +73,12 @@ public final class CudaGraph extends CudaResource {
      * capture when it waits for an event of this stream. Before the capture ends, this stream must
      * wait for an event after all work of the other stream.
      *
+     * <p>The calling thread may allocate memory and load kernels meanwhile: that happens at once,
+     * and is not part of the graph. So an operator may be called for the first time within a
+     * capture.
+     *
      * @param stream a stream other than the default one
-     * @param work queues the work on the calling thread. It must neither wait for the GPU nor
-     *     allocate or free GPU memory, as libtorch does if its cache has no free block that fits
+     * @param work queues the work on the calling thread. It must not wait for the stream
      * @return the graph, ready to launch; the caller closes it
      * @throws IllegalStateException if this thread is capturing already
      * @throws CudaException with {@code CUDA_ERROR_STREAM_CAPTURE_*} if the work cannot be
@@ -85,11 +88,12 @@ public final class CudaGraph extends CudaResource {
         if (isCapturing()) {
             throw new IllegalStateException("this thread is capturing another graph");
         }
+        // The other modes refuse allocations, which first calls of operators make.
         stream.call(
                 "cuStreamBeginCapture",
                 () ->
                         cudart.cuStreamBeginCapture(
-                                stream.stream(), cudart.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+                                stream.stream(), cudart.CU_STREAM_CAPTURE_MODE_RELAXED));
         Capture capture = new Capture(new ArrayList<>(), new LinkedHashMap<>());
         CUgraph_st recorded = new CUgraph_st();
         CudaGraph result = null;
