@@ -10,7 +10,7 @@ source "$root/ci/setup.sh"
 setup
 "$root/samples/run.sh" help >/dev/null # builds, if a source has changed
 # The CUDA presets and LangChain4j are brought by users, so they are on the class paths of these modules alone.
-class_path=$(<"$root/samples/target/class-path"):$(<"$root/native-ops/target/class-path"):$(<"$root/fused-ops/target/class-path")
+class_path=$(<"$root/samples/target/class-path"):$(<"$root/native-ops/target/class-path"):$(<"$root/text-generation/target/class-path")
 out=$root/target/javadoc
 links=$root/target/javadoc-links
 rm -rf "$out" "$links"
@@ -31,8 +31,10 @@ internal=$(find "${folders[@]}" -type d -path '*/internal*' -printf '%P\n' | tr 
 javadoc -quiet -d "$out" -sourcepath "$sources" -classpath "$class_path" -encoding UTF-8 \
   -subpackages org.djlx -exclude "$internal" \
   -overview "$root/docs/overview.html" -windowtitle 'DJL Collectives' -notimestamp \
-  -group 'Process groups and training' 'org.djlx.collectives*:org.djlx.mpi' \
-  -group 'Operators and models' 'org.djlx.fusedops*' \
+  -group 'Process groups' 'org.djlx.collectives*:org.djlx.mpi' \
+  -group 'Fused operators' 'org.djlx.fusedops*' \
+  -group 'Training' 'org.djlx.training*' \
+  -group 'Text generation' 'org.djlx.llm*' \
   -group 'Native libraries' 'org.djlx.nativeops*' \
   -Xdoclint:all,-missing -Werror \
   -linkoffline "https://javadoc.io/doc/ai.djl/api/$djl_version" "$links/djl" \

@@ -32,7 +32,7 @@ fi
 
 mkdir -p "$home/deps" "$home/models"
 version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
-for module in native-ops djl-collectives fused-ops; do
+for module in native-ops djl-collectives fused-ops text-generation; do
   rm -f "$home/deps/$module"-[0-9]*.jar # of another version
   cp "$root/$module/target/$module-$version.jar" "$home/deps/"
 done

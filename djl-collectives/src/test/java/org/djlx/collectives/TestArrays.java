@@ -6,7 +6,12 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.lang.ref.Reference;
+import java.lang.ref.WeakReference;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Random;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -104,5 +109,18 @@ public final class TestArrays {
         try (NDArray doubles = Torch.cast(array, ScalarType.FLOAT64)) {
             return doubles.toType(DataType.FLOAT64, false).toDoubleArray();
         }
+    }
+
+    /** Has the garbage collector free JVM memory of closed arrays, and fills it with NaN. */
+    public static void reuseFreedMemory() {
+        WeakReference<Object> canary = new WeakReference<>(ByteBuffer.allocateDirect(Float.BYTES));
+        for (int i = 0; i < 100 && canary.get() != null; i++) {
+            System.gc();
+        }
+        List<ByteBuffer> reused = new ArrayList<>();
+        for (int i = 0; i < 2000; i++) {
+            reused.add(ByteBuffer.allocateDirect(Float.BYTES).putFloat(0, Float.NaN));
+        }
+        Reference.reachabilityFence(reused);
     }
 }

@@ -12,9 +12,7 @@ import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.BrokenBarrierException;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.CyclicBarrier;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import java.util.function.Function;
@@ -29,13 +27,9 @@ import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.fusedops.llm.ops.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.cuda.CurrentStreams;
-import org.djlx.nativeops.cuda.KernelCache;
-import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -273,71 +267,6 @@ class AllReduceRmsNormGpuTest {
             layer = FusedOps.allReduceRmsNorm(layer.norm(), layer.residual(), weight, 1e-5f, group);
         }
         return layer.norm();
-    }
-
-    /**
-     * A matmul that depends on an exchange takes no SMs while the exchange waits. Otherwise, where
-     * ranks share a GPU, the matmul that rank 1 runs before its own exchange would never start.
-     */
-    @Test
-    void dependentMatmulsLeaveSmsToPeers() {
-        int depth = 4096;
-        int width = 16_384;
-        CyclicBarrier ranks = new CyclicBarrier(worldSize);
-        run(
-                options(),
-                group -> {
-                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(5));
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
-                            CudaDevice device = CudaDevice.open(group.device());
-                            CurrentStreams streams = new CurrentStreams(device);
-                            DecoderKernels kernels =
-                                    new DecoderKernels(
-                                            device,
-                                            new KernelCompiler(KernelCache.user()),
-                                            new DecoderKernels.Model(
-                                                    ScalarType.BFLOAT16, 16, 8, 128, 1, 16, 16))) {
-                        ScalarType type = ScalarType.BFLOAT16;
-                        NDArray x = TestArrays.random(manager, type, new Shape(1, depth), 60);
-                        NDArray norm = TestArrays.random(manager, type, new Shape(depth), 61);
-                        NDArray weight = Torch.empty(manager, new Shape(width, depth), type);
-                        NDArray output = Torch.empty(manager, new Shape(1, width), type);
-                        Runnable matmul =
-                                () ->
-                                        kernels.matmul(
-                                                streams.get(),
-                                                false,
-                                                1,
-                                                Torch.dataPointer(output),
-                                                Torch.dataPointer(x),
-                                                Torch.dataPointer(weight),
-                                                0,
-                                                0,
-                                                width,
-                                                depth,
-                                                width);
-                        matmul.run(); // loads the kernel, which blocks while another rank waits
-                        device.synchronize();
-                        ranks.await();
-                        double[] expected =
-                                TestArrays.values(
-                                        FusedOps.allReduceRmsNorm(x, x, norm, 1e-5f, hasty).norm());
-                        for (int i = 0; i < 20; i++) {
-                            device.synchronize();
-                            ranks.await();
-                            if (group.rank() > 0) {
-                                Thread.sleep(2); // rank 0 has enqueued its exchange and matmul
-                                matmul.run();
-                            }
-                            NormedResidual result =
-                                    FusedOps.allReduceRmsNorm(x, x, norm, 1e-5f, hasty);
-                            matmul.run();
-                            assertArrayEquals(expected, TestArrays.values(result.norm()));
-                        }
-                    } catch (InterruptedException | BrokenBarrierException e) {
-                        throw new IllegalStateException(e);
-                    }
-                });
     }
 
     /** If calls are compared before anything is sent, a mismatch does not break the group. */

@@ -7,13 +7,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.io.IOException;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.List;
 import java.util.OptionalDouble;
 import java.util.Set;
-import java.util.concurrent.Callable;
 import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.NullArguments;
@@ -30,14 +26,9 @@ import org.djlx.fusedops.cost.Measurement;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
-import org.djlx.fusedops.llm.engine.ByteTokens;
-import org.djlx.fusedops.llm.tune.ChatDataset;
-import org.djlx.fusedops.llm.tune.TrainableModel;
-import org.djlx.fusedops.nn.Lora;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.io.TempDir;
 
 /** Null is either allowed or an {@link IllegalArgumentException}, wherever users may pass it. */
 @Timeout(120)
@@ -71,45 +62,6 @@ class FusedNullArgumentsTest {
                                     () -> new GatheredMatmul(array.get(), List.of(array.get())));
             assertEquals("", String.join("\n", nulls.check(FusedOps.class)));
             assertTrue(nulls.calls() > 10, "" + nulls.calls());
-        }
-    }
-
-    @Test
-    void neitherDoTheyInFineTuning(@TempDir Path folder) throws IOException {
-        ByteTokens.writeModel(folder, 1);
-        Path file = folder.resolve("chats.jsonl");
-        Files.writeString(file, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"Hi\"}]}");
-        try (NDManager manager = NDManager.newBaseManager("PyTorch");
-                ProcessGroup group = ProcessGroups.local(1).get(0)) {
-            Supplier<ChatDataset.Builder> chats =
-                    () ->
-                            ChatDataset.builder()
-                                    .setFile(file)
-                                    .setDirectory(folder)
-                                    .setSampling(1, false);
-            Supplier<TrainableModel.Builder> models =
-                    () -> TrainableModel.builder().setGroup(group).setDirectory(folder);
-            NullArguments nulls =
-                    new NullArguments()
-                            .sample(ProcessGroup.class, () -> group)
-                            .sample(NDManager.class, () -> manager)
-                            .sample(Path.class, () -> folder.resolve("out"))
-                            .sample(ChatDataset.class, () -> unchecked(chats.get()::build))
-                            .sample(ChatDataset.Builder.class, chats)
-                            .sample(TrainableModel.Builder.class, models)
-                            .sample(
-                                    TrainableModel.class,
-                                    () -> unchecked(models.get().optLora(Lora.of(1))::build));
-            assertEquals("", String.join("\n", nulls.check(TrainableModel.class)));
-            assertTrue(nulls.calls() > 10, "" + nulls.calls());
-        }
-    }
-
-    private static <T> T unchecked(Callable<T> maker) {
-        try {
-            return maker.call();
-        } catch (Exception e) {
-            throw new AssertionError(e);
         }
     }
 

@@ -22,7 +22,6 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;

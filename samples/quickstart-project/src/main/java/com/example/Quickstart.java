@@ -21,7 +21,7 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
-import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.training.DataParallelConfig;
 import org.djlx.fusedops.FusedOps;
 
 /**

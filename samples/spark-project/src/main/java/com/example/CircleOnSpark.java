@@ -28,8 +28,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.P2pEngine;
-import org.djlx.collectives.train.DataParallelConfig;
-import org.djlx.collectives.train.GradientReduction;
+import org.djlx.training.DataParallelConfig;
+import org.djlx.training.GradientReduction;
 
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;

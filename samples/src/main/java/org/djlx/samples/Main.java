@@ -2,15 +2,15 @@
 package org.djlx.samples;
 
 import org.djlx.collectives.launch.Launch;
-import org.djlx.samples.common.HelpCommand;
-import org.djlx.samples.common.RootCommand;
+import org.djlx.collectives.launch.cli.HelpCommand;
+import org.djlx.collectives.launch.cli.RootCommand;
+import org.djlx.llm.server.ServeCommand;
+import org.djlx.llm.server.ServeModelCommand;
 import org.djlx.samples.finetune.FinetuneCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.generate.GenerateCommand;
-import org.djlx.samples.generate.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.plan.PlanCommand;
-import org.djlx.samples.serve.ServeCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
 import org.djlx.samples.train.TrainCommand;

@@ -3,10 +3,10 @@ package org.djlx.bench;
 
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.nativeops.host.ThreadBinding;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

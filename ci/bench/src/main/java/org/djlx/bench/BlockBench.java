@@ -17,11 +17,11 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.gradient.GradientScope;
-import org.djlx.fusedops.nn.ParallelTransformerBlock;
-import org.djlx.fusedops.nn.RotaryEmbedding;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.nn.ParallelTransformerBlock;
+import org.djlx.training.nn.RotaryEmbedding;
 
 /**
  * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as

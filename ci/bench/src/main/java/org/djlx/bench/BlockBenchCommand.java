@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.util.LinkedHashMap;
 import java.util.Map;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.Device;
 import java.io.IOException;
@@ -22,21 +22,21 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeoutException;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
-import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.TextEngine;
-import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.Quantization;
-import org.djlx.fusedops.llm.ops.KvCache;
-import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.collectives.launch.cli.Gpus;
+import org.djlx.collectives.launch.cli.TextTable;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.RandomLlama;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.ops.KvCache;
+import org.djlx.llm.server.GenerationServer;
+import org.djlx.llm.server.ModelOptions;
+import org.djlx.llm.server.ServerOptions;
+import org.djlx.llm.server.TextApi;
+import org.djlx.llm.text.ChatTemplate;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuRates;
-import org.djlx.samples.common.Gpus;
-import org.djlx.samples.common.TextTable;
-import org.djlx.samples.generate.ModelOptions;
-import org.djlx.samples.generate.RandomLlama;
-import org.djlx.samples.serve.GenerationServer;
-import org.djlx.samples.serve.ServerOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

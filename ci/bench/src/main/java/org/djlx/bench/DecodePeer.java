@@ -10,7 +10,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
-import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.llm.model.ModelConfig;
 
 /**
  * A Llama's decoding written with PyTorch's operators, {@code ci/bench/peers/decode_peer.py}, on

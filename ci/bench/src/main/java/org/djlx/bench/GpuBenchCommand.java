@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.io.IOException;
 import java.util.List;
 import java.util.Map;
+import org.djlx.collectives.launch.cli.Gpus;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
-import org.djlx.samples.common.Gpus;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.util.ArrayList;
 import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.GpuBenchCase.Operation;
+import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.samples.common.UsageException;
 
 /** Parses the cases of {@code bench-gpu}. */
 final class GpuBenchPlan {

@@ -18,7 +18,7 @@ import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Stream;
 import org.djlx.bench.GpuBenchCase.Operation;
-import org.djlx.samples.common.TextTable;
+import org.djlx.collectives.launch.cli.TextTable;
 
 /** Collects the rows of {@code bench-gpu} on rank 0, and adds PyTorch's times to them. */
 final class GpuBenchResults {

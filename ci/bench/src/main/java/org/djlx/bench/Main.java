@@ -2,8 +2,8 @@
 package org.djlx.bench;
 
 import org.djlx.collectives.launch.Launch;
-import org.djlx.samples.common.HelpCommand;
-import org.djlx.samples.common.RootCommand;
+import org.djlx.collectives.launch.cli.HelpCommand;
+import org.djlx.collectives.launch.cli.RootCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 

@@ -5,7 +5,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
-import org.djlx.samples.common.CliCommand;
+import org.djlx.collectives.launch.cli.CliCommand;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 

@@ -5,7 +5,7 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.Map;
-import org.djlx.samples.common.CliCommand;
+import org.djlx.collectives.launch.cli.CliCommand;
 import picocli.CommandLine.Option;
 
 /** A command that writes a report. */

@@ -4,8 +4,8 @@ package org.djlx.bench;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.StringWriter;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -15,10 +15,11 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
-import org.djlx.samples.common.TextTable;
+import org.djlx.collectives.launch.cli.TextTable;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
@@ -51,6 +52,8 @@ final class ResultsPages {
                     "64 KiB",
                     "1 MiB",
                     "16 MiB");
+
+    private static final Map<String, String> OUTPUTS = new ConcurrentHashMap<>(); // by command
 
     private final Path root;
     private final Map<String, ResultsSection> sections = new TreeMap<>();
@@ -144,16 +147,31 @@ final class ResultsPages {
 
     /** Returns the output of a command of samples/run.sh: Markdown as it is, other text as code. */
     private static String output(String command) {
-        StringWriter out = new StringWriter();
-        int status =
-                org.djlx.samples.Main.commandLine()
-                        .setOut(new PrintWriter(out, true))
-                        .execute(command.split(" "));
-        if (status != 0) {
-            throw new IllegalArgumentException("samples/run.sh " + command + " failed");
-        }
-        String text = out.toString().strip() + "\n";
+        String text = OUTPUTS.computeIfAbsent(command, ResultsPages::run).strip() + "\n";
         return command.contains("--markdown") ? text : "```\n" + text + "```\n";
+    }
+
+    private static String run(String command) {
+        Path home = Path.of(System.getProperty("djlx.home", "../.."));
+        List<String> words = new ArrayList<>(List.of("bash", "samples/run.sh"));
+        words.addAll(List.of(command.split(" ")));
+        try {
+            Process process =
+                    new ProcessBuilder(words)
+                            .directory(home.toFile())
+                            .redirectError(ProcessBuilder.Redirect.INHERIT)
+                            .start();
+            String text =
+                    new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+            if (process.waitFor() == 0) {
+                return text;
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+        throw new IllegalArgumentException("samples/run.sh " + command + " failed");
     }
 
     /** Five rows for the README. */

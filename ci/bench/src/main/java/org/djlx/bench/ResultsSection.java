@@ -18,7 +18,7 @@ import java.util.stream.Stream;
 import org.djlx.bench.DecodeBenchCommand.FirstToken;
 import org.djlx.bench.DecodeBenchCommand.Loading;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
-import org.djlx.samples.common.TextTable;
+import org.djlx.collectives.launch.cli.TextTable;
 
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a

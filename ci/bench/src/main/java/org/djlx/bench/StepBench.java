@@ -9,10 +9,10 @@ import java.util.List;
 import java.util.Random;
 import java.util.concurrent.TimeoutException;
 import java.util.stream.Stream;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.Generation;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.llm.GeneratedPiece;
+import org.djlx.llm.Generation;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.TextGenerator;
 
 /**
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are

@@ -27,10 +27,10 @@ import java.util.function.UnaryOperator;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.train.ActivationCheckpoint;
-import org.djlx.collectives.train.DataParallelConfig;
-import org.djlx.collectives.train.ShardingStrategy;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.training.ActivationCheckpoint;
+import org.djlx.training.DataParallelConfig;
+import org.djlx.training.ShardingStrategy;
 
 /**
  * Times SGD training steps in float32: forward and backward pass, gradient synchronization, update.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.Device;
 import ai.djl.translate.TranslateException;
@@ -15,10 +15,10 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
+import org.djlx.collectives.launch.cli.Gpus;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.nativeops.NativeVersions;
-import org.djlx.samples.common.Gpus;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -4,6 +4,7 @@ package org.djlx.bench;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDManager;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -18,11 +19,13 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
-import org.djlx.fusedops.llm.model.KvCacheDtype;
-import org.djlx.fusedops.llm.model.LayerConfig;
-import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.Quantization;
-import org.djlx.fusedops.llm.model.Rope;
+import org.djlx.llm.files.BytePairEncoding;
+import org.djlx.llm.files.LlamaDirectory;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -140,10 +143,21 @@ class DecodeBenchTest {
     @Test
     void saysWhatCannotBeMeasured() throws Exception {
         String model = folder.resolve("tiny").toString();
-        int written =
-                org.djlx.samples.Main.commandLine()
-                        .execute("serve-model", model, "--text", "pom.xml", "--max-length", "64");
-        assertEquals(0, written);
+        BytePairEncoding tokenizer =
+                BytePairEncoding.train(
+                        Files.readString(Path.of("pom.xml")), BytePairEncoding.smallest());
+        ModelConfig config =
+                LlamaDirectory.config(
+                        tokenizer.size(), 8, 8, 1, 1, 1, 64, 10_000, false, ScalarType.FLOAT32);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            LlamaDirectory.write(
+                    Path.of(model),
+                    config,
+                    tokenizer,
+                    1,
+                    1 << 20,
+                    weight -> LlamaDirectory.random(manager, weight));
+        }
         assertTrue(run(2, "bench-decode", "--clients", "0").contains("--clients must be 1"));
         assertTrue(run(2, "bench-decode", model, "--model", "8b").contains("--model"));
         assertTrue(run(2, "bench-decode", "--model", "9b").contains("8b"));

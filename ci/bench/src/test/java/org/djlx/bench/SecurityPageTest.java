@@ -27,7 +27,7 @@ class SecurityPageTest {
     private static Map<String, String> used() throws IOException {
         Map<String, String> used = new TreeMap<>();
         // What is optional stands on the class path of its module only.
-        for (String module : List.of("samples", "native-ops", "fused-ops")) {
+        for (String module : List.of("samples", "native-ops", "text-generation")) {
             String classPath =
                     Files.readString(ROOT.resolve(module + "/target/class-path")).strip();
             for (String entry : classPath.split(File.pathSeparator)) {
@@ -40,7 +40,7 @@ class SecurityPageTest {
                 }
             }
         }
-        Path libraries = ROOT.resolve("samples/src/main/npm/libraries.txt");
+        Path libraries = ROOT.resolve("text-generation/src/main/npm/libraries.txt");
         for (String line : Files.readAllLines(libraries)) {
             if (!line.startsWith("#")) {
                 used.put(line.split(" ")[0], line.split(" ")[1]);

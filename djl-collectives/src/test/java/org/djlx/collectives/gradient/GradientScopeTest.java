@@ -27,7 +27,7 @@ import java.util.concurrent.CompletionException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.train.Training;
+import org.djlx.collectives.TestArrays;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -523,7 +523,7 @@ class GradientScopeTest {
                     for (int i = 1; i < 100; i++) {
                         sum = sum.add(x.mul(0.5f));
                     }
-                    Training.reuseFreedMemory();
+                    TestArrays.reuseFreedMemory();
                     scope.backward(sum);
                     inner.suppressNotUsedWarning();
                 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.finetune;
 
-import static org.djlx.samples.common.UsageException.parsed;
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.parsed;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.util.Utils;
 import com.google.gson.JsonElement;
@@ -15,17 +15,17 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.engine.TextEngine;
-import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.fusedops.llm.text.ChatTemplate.Message;
-import org.djlx.fusedops.llm.text.TextTokenizer;
-import org.djlx.fusedops.llm.tune.ChatDataset;
-import org.djlx.fusedops.nn.Lora;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
+import org.djlx.llm.GeneratedPiece;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ChatTemplate.Message;
+import org.djlx.llm.text.TextTokenizer;
+import org.djlx.llm.tune.ChatDataset;
+import org.djlx.training.nn.Lora;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -17,10 +17,10 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.train.DistributedSampler;
-import org.djlx.fusedops.llm.tune.ChatDataset;
-import org.djlx.fusedops.llm.tune.TrainableModel;
-import org.djlx.fusedops.nn.Lora;
+import org.djlx.llm.tune.ChatDataset;
+import org.djlx.llm.tune.TrainableModel;
+import org.djlx.training.DistributedSampler;
+import org.djlx.training.nn.Lora;
 
 /** One rank of a fine-tuning. The ranks divide the model; their trainers get the same batches. */
 record FinetuneJob(

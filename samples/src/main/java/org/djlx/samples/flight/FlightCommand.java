@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.flight;
 
-import static org.djlx.samples.common.UsageException.parsed;
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.parsed;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import com.google.gson.JsonParseException;
 import java.io.IOException;
@@ -14,13 +14,13 @@ import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.Ranks;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.collectives.trace.FlightAnalysis;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightFinding;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.Ranks;
-import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Parameters;
 

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.generate;
 
-import static org.djlx.samples.common.UsageException.parsed;
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.parsed;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.TimeoutException;
-import org.djlx.fusedops.llm.FinishReason;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.Generation;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.engine.TextEngine;
-import org.djlx.samples.common.CliCommand;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.llm.FinishReason;
+import org.djlx.llm.GeneratedPiece;
+import org.djlx.llm.Generation;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.server.ModelOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;

@@ -3,8 +3,10 @@ package org.djlx.samples.generate;
 
 import java.io.IOException;
 import java.nio.file.Path;
-import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.tune.TrainableModel;
+import org.djlx.llm.files.BytePairEncoding;
+import org.djlx.llm.files.LlamaDirectory;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes a Llama trained on bytes of text in Hugging Face's layout. */

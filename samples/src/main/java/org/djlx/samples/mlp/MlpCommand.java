@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.mlp;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.DeviceKind;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -12,13 +12,13 @@ import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
-import org.djlx.samples.common.TextTable;
 
 /**
  * One rank of a tensor-parallel MLP on the bytes of a text, on the device of its group.

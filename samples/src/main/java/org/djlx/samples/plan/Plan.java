@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.plan;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.util.ArrayList;
 import java.util.List;
@@ -9,6 +9,8 @@ import java.util.Locale;
 import java.util.Set;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.launch.cli.MatmulShape;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.CostModel;
 import org.djlx.fusedops.cost.FusedOperator;
@@ -19,8 +21,6 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.MatmulShape;
-import org.djlx.samples.common.TextTable;
 
 /**
  * The predicted cost of an operator on groups of tensor-parallel ranks. Each group has a replica of

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.plan;
 
-import static org.djlx.samples.common.UsageException.parsed;
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.parsed;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.Device;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Collectors;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.Gpus;
+import org.djlx.collectives.launch.cli.MatmulShape;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.Gpus;
-import org.djlx.samples.common.MatmulShape;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;

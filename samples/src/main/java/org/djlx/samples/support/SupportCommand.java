@@ -10,12 +10,12 @@ import java.util.Map;
 import java.util.Set;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 

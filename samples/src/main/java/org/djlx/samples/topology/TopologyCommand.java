@@ -6,10 +6,10 @@ import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.Gpus;
 import picocli.CommandLine.Command;
 
 /** {@code topology}: prints the links between the GPUs of this host. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.train;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.training.util.ProgressBar;
 import java.io.IOException;
@@ -20,13 +20,13 @@ import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.collectives.launch.cli.DeviceKind;
+import org.djlx.collectives.launch.cli.RankOptions;
+import org.djlx.collectives.launch.cli.Ranks;
+import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.nativeops.host.FileWrites;
-import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
-import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;

@@ -23,23 +23,23 @@ import java.util.Set;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.checkpoint.CheckpointManager;
-import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
-import org.djlx.collectives.train.DataParallelConfig;
-import org.djlx.collectives.train.GradientReduction;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.sampling.Constraint;
-import org.djlx.fusedops.llm.sampling.Grammar;
-import org.djlx.fusedops.llm.sampling.Logits;
-import org.djlx.fusedops.llm.sampling.Sampler;
-import org.djlx.fusedops.llm.sampling.Vocabulary;
-import org.djlx.fusedops.llm.tune.TrainableModel;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.sampling.Constraint;
+import org.djlx.llm.sampling.Grammar;
+import org.djlx.llm.sampling.Logits;
+import org.djlx.llm.sampling.Sampler;
+import org.djlx.llm.sampling.Vocabulary;
+import org.djlx.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.samples.generate.TrainedLlama;
+import org.djlx.training.DataParallelConfig;
+import org.djlx.training.GradientReduction;
+import org.djlx.training.checkpoint.CheckpointManager;
+import org.djlx.training.checkpoint.TrainingProgress;
 
 /**
  * One rank of a training: a small Llama learns to predict the next byte of a text. Ranks share a

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.launch.cli;
+
+import java.io.PrintWriter;
+import java.nio.file.FileAlreadyExistsException;
+import java.nio.file.FileSystemException;
+import java.nio.file.NoSuchFileException;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import picocli.CommandLine;
+import picocli.CommandLine.MissingParameterException;
+import picocli.CommandLine.Model.ArgSpec;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Model.OptionSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.UnmatchedArgumentException;
+
+/**
+ * The root command, with the options of all commands. A subclass names its commands.
+ *
+ * <p>Exit codes: 0 for success, 1 for a failed run, 2 for wrong arguments or a missing input file.
+ * An error is one line on stderr; {@code --verbose} adds the stack trace.
+ */
+public abstract class RootCommand {
+
+    private static final String EXAMPLE = "Example: ";
+
+    @Option(
+            names = {"-h", "--help"},
+            usageHelp = true,
+            scope = CommandLine.ScopeType.INHERIT,
+            description = "Shows this help.")
+    private boolean help;
+
+    @Option(
+            names = "--verbose",
+            scope = CommandLine.ScopeType.INHERIT,
+            description = "Shows the stack trace of an error.")
+    private boolean verbose;
+
+    /** Returns the command line. Tests may replace its streams. */
+    protected final CommandLine build() {
+        CommandLine root = new CommandLine(this);
+        root.setCaseInsensitiveEnumValuesAllowed(true);
+        // Arguments of a rank's main method may begin with @.
+        root.setExpandAtFiles(false);
+        root.setParameterExceptionHandler((e, args) -> badArguments(e, e.getCommandLine()));
+        root.setExecutionExceptionHandler((e, command, result) -> failure(e, command));
+        for (CommandLine command : root.getSubcommands().values()) {
+            command.getCommandSpec().usageMessage().showDefaultValues(true);
+            configure(command.getCommandSpec(), command.getCommandSpec());
+        }
+        root.getSubcommands().get("launch").setStopAtPositional(true);
+        return root;
+    }
+
+    /** Configures rank options among the mixins of a spec, and among the mixins of these mixins. */
+    private static void configure(CommandSpec spec, CommandSpec command) {
+        for (CommandSpec mixin : spec.mixins().values()) {
+            if (mixin.userObject() instanceof RankOptions options) {
+                options.configure(command);
+            }
+            configure(mixin, command);
+        }
+    }
+
+    /** Runs a command and ends the JVM with its exit code. */
+    protected final void runAndExit(String... args) {
+        int code = build().execute(args);
+        // PrintStream throws no write errors.
+        if (System.out.checkError() && code == 0) {
+            System.err.println("error: cannot write to stdout");
+            code = 1;
+        }
+        System.exit(code);
+    }
+
+    private static int badArguments(Exception e, CommandLine command) {
+        PrintWriter err = command.getErr();
+        err.println("error: " + text(e));
+        if (!(e instanceof ParameterException parameter)
+                || !UnmatchedArgumentException.printSuggestions(parameter, err)) {
+            String example = e instanceof MissingParameterException ? example(command) : "";
+            err.println("Try: " + example + command.getCommandSpec().qualifiedName() + " --help");
+        }
+        return command.getCommandSpec().exitCodeOnInvalidInput();
+    }
+
+    /** Returns the example in a command's description, if there is one. */
+    private static String example(CommandLine command) {
+        return Stream.of(command.getCommandSpec().usageMessage().description())
+                .filter(line -> line.startsWith(EXAMPLE))
+                .map(line -> line.substring(EXAMPLE.length()) + ", or ")
+                .findFirst()
+                .orElse("");
+    }
+
+    private static String missing(MissingParameterException e) {
+        if (e.getMissing().isEmpty() || !e.getMissing().stream().allMatch(ArgSpec::required)) {
+            return e.getMessage(); // For example, the value of an option is missing.
+        }
+        return e.getMissing().stream()
+                .map(
+                        arg ->
+                                arg instanceof OptionSpec option
+                                        ? option.names()[0] + " " + option.paramLabel()
+                                        : arg.paramLabel())
+                .collect(
+                        Collectors.joining(
+                                " and ", e.getCommandLine().getCommandName() + " needs ", ""));
+    }
+
+    private static String text(Exception e) {
+        if (e instanceof MissingParameterException missing) {
+            return missing(missing);
+        }
+        if (e instanceof UnmatchedArgumentException unmatched
+                && unmatched.getCommandLine().getParent() == null
+                && !unmatched.isUnknownOption()) {
+            return "there is no command '" + unmatched.getUnmatched().get(0) + "'";
+        }
+        if (e instanceof FileSystemException file && file.getReason() == null) {
+            String reason = e.getClass().getSimpleName();
+            if (e instanceof NoSuchFileException) {
+                reason = "no such file or folder";
+            } else if (e instanceof FileAlreadyExistsException) {
+                reason = "a file of that name exists; a folder is needed";
+            }
+            return file.getFile() + ": " + reason;
+        }
+        return e.getMessage() == null ? e.toString() : e.getMessage();
+    }
+
+    private int failure(Exception e, CommandLine command) {
+        if (e instanceof UsageException) {
+            return badArguments(e, command);
+        }
+        PrintWriter err = command.getErr();
+        if (verbose) {
+            e.printStackTrace(err);
+        } else {
+            err.println("error: " + text(e));
+            err.println("(--verbose shows the stack trace)");
+        }
+        boolean missingFile = e instanceof NoSuchFileException;
+        return missingFile
+                ? command.getCommandSpec().exitCodeOnInvalidInput()
+                : command.getCommandSpec().exitCodeOnExecutionException();
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm;
+
+import org.djlx.llm.text.TextTokenizer;
+
+/** A prompt and its new tokens are longer than {@link TextGenerator#maxLength}. */
+public final class ContextLengthException extends IllegalArgumentException {
+
+    private static final long serialVersionUID = 1;
+
+    /** The length of the prompt, in words. */
+    private final String prompt;
+
+    /** The requested number of new tokens; 0 if the prompt alone is too long. */
+    private final int maxNewTokens;
+
+    private final int maxLength;
+
+    /**
+     * Creates an exception.
+     *
+     * @param promptTokens the number of tokens of the prompt
+     * @param maxNewTokens the requested number of new tokens
+     * @param maxLength the maximum number of tokens of a sequence
+     */
+    public ContextLengthException(int promptTokens, int maxNewTokens, int maxLength) {
+        this(promptTokens + " tokens", promptTokens <= maxLength ? maxNewTokens : 0, maxLength);
+    }
+
+    private ContextLengthException(String prompt, int maxNewTokens, int maxLength) {
+        super(
+                "generation request: "
+                        + text(
+                                prompt,
+                                maxNewTokens,
+                                "maxNewTokens",
+                                "the maxLength " + maxLength + " of this generator"));
+        this.prompt = prompt;
+        this.maxNewTokens = maxNewTokens;
+        this.maxLength = maxLength;
+    }
+
+    /**
+     * Returns the message for a client of an API.
+     *
+     * @param maxTokensName the API's name of the number of new tokens
+     * @return the message
+     */
+    public String text(String maxTokensName) {
+        String limit = "the context length of this model, " + maxLength + " tokens";
+        return text(prompt, maxNewTokens, maxTokensName, limit);
+    }
+
+    private static String text(
+            String prompt, int maxNewTokens, String maxTokensName, String limit) {
+        if (maxNewTokens == 0) {
+            return String.format(
+                    "the prompt has %s, more than %s; shorten the prompt", prompt, limit);
+        }
+        return String.format(
+                "the prompt has %s and %s is %d, together more than %s; shorten the prompt or ask"
+                        + " for fewer new tokens",
+                prompt, maxTokensName, maxNewTokens, limit);
+    }
+
+    /**
+     * Checks a prompt before it is encoded, which may take seconds.
+     *
+     * @param prompt the prompt
+     * @param tokenizer the model's tokenizer
+     * @param maxLength the maximum number of tokens of a sequence
+     * @throws ContextLengthException if the prompt certainly has more tokens
+     */
+    public static void check(String prompt, TextTokenizer tokenizer, int maxLength) {
+        long least = tokenizer.leastTokens(prompt);
+        if (least > maxLength) {
+            throw new ContextLengthException(
+                    prompt.length() + " characters, " + least + " tokens or more", 0, maxLength);
+        }
+    }
+}

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm;
+
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.OptionalLong;
+import org.djlx.llm.sampling.Grammar;
+import org.djlx.llm.sampling.SamplingOptions;
+
+/**
+ * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
+ * to the logits in this order, as in vLLM: grammar, bias, repetition penalty, frequency penalty,
+ * presence penalty, temperature, min-p, top-k, top-p. Immutable.
+ */
+public final class GenerationRequest implements SamplingOptions {
+
+    /** The largest number of {@linkplain Builder#optTopLogProbabilities most probable tokens}. */
+    public static final int MAX_TOP_LOG_PROBABILITIES = 20;
+
+    private final Builder values; // never changed
+
+    private GenerationRequest(Builder values) {
+        this.values = values;
+    }
+
+    /** {@return a new builder} */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /** {@return the prompt's text; empty if the prompt was set by its tokens} */
+    public Optional<String> prompt() {
+        return Optional.ofNullable(values.prompt);
+    }
+
+    /** {@return a copy of the prompt's tokens; empty if the prompt was set as text} */
+    public Optional<int[]> promptTokens() {
+        return Optional.ofNullable(values.promptTokens).map(int[]::clone);
+    }
+
+    /** {@return the maximum number of tokens to generate} */
+    public int maxNewTokens() {
+        return values.maxNewTokens;
+    }
+
+    @Override
+    public double temperature() {
+        return values.temperature;
+    }
+
+    @Override
+    public int topK() {
+        return values.topK;
+    }
+
+    @Override
+    public double topP() {
+        return values.topP;
+    }
+
+    @Override
+    public double repetitionPenalty() {
+        return values.repetitionPenalty;
+    }
+
+    @Override
+    public OptionalLong seed() {
+        return values.seed == null ? OptionalLong.empty() : OptionalLong.of(values.seed);
+    }
+
+    /**
+     * {@return a copy of the stop tokens, which end generation in addition to the model's
+     * end-of-text tokens}
+     */
+    public int[] stopTokens() {
+        return values.stopTokens.clone();
+    }
+
+    /** {@return the stop strings} */
+    public List<String> stopStrings() {
+        return values.stopStrings;
+    }
+
+    /** {@return whether generation continues after the model's end-of-text tokens} */
+    public boolean ignoresEndOfText() {
+        return values.ignoreEndOfText;
+    }
+
+    @Override
+    public double minP() {
+        return values.minP;
+    }
+
+    @Override
+    public double frequencyPenalty() {
+        return values.frequencyPenalty;
+    }
+
+    @Override
+    public double presencePenalty() {
+        return values.presencePenalty;
+    }
+
+    @Override
+    public Map<Integer, Double> logitBias() {
+        return values.logitBias;
+    }
+
+    @Override
+    public int minNewTokens() {
+        return values.minNewTokens;
+    }
+
+    /** {@return the grammar that the generated text follows, if one was set} */
+    public Optional<Grammar> grammar() {
+        return Optional.ofNullable(values.grammar);
+    }
+
+    @Override
+    public int topLogProbabilities() {
+        return values.topLogProbabilities;
+    }
+
+    /** {@return whether the log probabilities of the prompt's tokens are computed} */
+    public boolean hasPromptLogProbabilities() {
+        return values.promptLogProbabilities;
+    }
+
+    /** Builds a {@link GenerationRequest}. */
+    public static final class Builder implements Cloneable {
+
+        private String prompt;
+        private int[] promptTokens;
+        private int maxNewTokens = 128;
+        private double temperature;
+        private int topK;
+        private double topP = 1;
+        private double repetitionPenalty = 1;
+        private Long seed;
+        private int[] stopTokens = {};
+        private List<String> stopStrings = List.of();
+        private boolean ignoreEndOfText;
+        private double minP;
+        private double frequencyPenalty;
+        private double presencePenalty;
+        private Map<Integer, Double> logitBias = Map.of();
+        private int minNewTokens;
+        private Grammar grammar;
+        private int topLogProbabilities;
+        private boolean promptLogProbabilities;
+
+        private Builder() {}
+
+        /**
+         * Sets the prompt as text. Either this or {@link #setPromptTokens} is required.
+         *
+         * @param prompt the text; the tokenizer adds its special tokens
+         * @return this builder
+         */
+        public Builder setPrompt(String prompt) {
+            this.prompt = prompt;
+            return this;
+        }
+
+        /**
+         * Sets the prompt by its tokens. Either this or {@link #setPrompt} is required.
+         *
+         * @param tokens the tokens; no special tokens are added
+         * @return this builder
+         */
+        public Builder setPromptTokens(int... tokens) {
+            promptTokens = tokens == null ? null : tokens.clone();
+            return this;
+        }
+
+        /**
+         * Sets the maximum number of tokens to generate.
+         *
+         * @param maxNewTokens the number, 1 or more; default 128
+         * @return this builder
+         */
+        public Builder optMaxNewTokens(int maxNewTokens) {
+            this.maxNewTokens = maxNewTokens;
+            return this;
+        }
+
+        /**
+         * Sets the temperature, by which the logits are divided.
+         *
+         * @param temperature the temperature, 0 or more; default 0, greedy sampling
+         * @return this builder
+         */
+        public Builder optTemperature(double temperature) {
+            this.temperature = temperature;
+            return this;
+        }
+
+        /**
+         * Samples only from the most probable tokens.
+         *
+         * @param topK the number of tokens, 0 or more; default 0, all tokens
+         * @return this builder
+         */
+        public Builder optTopK(int topK) {
+            this.topK = topK;
+            return this;
+        }
+
+        /**
+         * Samples only from the smallest set of most probable tokens that together have the
+         * probability {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
+         * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
+         *
+         * @param topP the probability, above 0 and at most 1; default 1, all tokens
+         * @return this builder
+         */
+        public Builder optTopP(double topP) {
+            this.topP = topP;
+            return this;
+        }
+
+        /**
+         * Lowers the logits of tokens that occur in the prompt or in the generated text: positive
+         * logits are divided by the penalty, negative logits multiplied (Keskar et al., 2019, <a
+         * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
+         *
+         * @param repetitionPenalty the penalty, above 0; default 1, no change
+         * @return this builder
+         */
+        public Builder optRepetitionPenalty(double repetitionPenalty) {
+            this.repetitionPenalty = repetitionPenalty;
+            return this;
+        }
+
+        /**
+         * Sets the seed of the random numbers.
+         *
+         * <ul>
+         *   <li>float16 and bfloat16: on the same ranks, the same request with the same seed gives
+         *       the same tokens, whatever other requests run, if prefix caching is off. With prefix
+         *       caching, keys and values of a shared beginning may differ in their last bit.
+         *   <li>float32: one matmul computes the tokens of several requests, and the batch size may
+         *       change the last bits of the logits. If two tokens are nearly equally probable,
+         *       these bits can change the choice, and then all tokens after it.
+         * </ul>
+         *
+         * @param seed the seed; default random
+         * @return this builder
+         */
+        public Builder optSeed(long seed) {
+            this.seed = seed;
+            return this;
+        }
+
+        /**
+         * Sets stop tokens, in addition to the model's end-of-text tokens.
+         *
+         * @param tokens the tokens; default none
+         * @return this builder
+         */
+        public Builder optStopTokens(int... tokens) {
+            stopTokens = tokens == null ? null : tokens.clone();
+            return this;
+        }
+
+        /**
+         * Sets stop strings. The model must have a tokenizer.
+         *
+         * @param strings the strings, none of them empty; default none
+         * @return this builder
+         */
+        public Builder optStopStrings(List<String> strings) {
+            stopStrings = strings;
+            return this;
+        }
+
+        /**
+         * Sets whether generation continues after the model's end-of-text tokens.
+         *
+         * @param ignoreEndOfText whether to continue; default false
+         * @return this builder
+         */
+        public Builder optIgnoreEndOfText(boolean ignoreEndOfText) {
+            this.ignoreEndOfText = ignoreEndOfText;
+            return this;
+        }
+
+        /**
+         * Samples only from tokens that are at least {@code minP} times as probable as the most
+         * probable token (Nguyen et al., 2024, <a
+         * href="https://arxiv.org/abs/2407.01082">arXiv:2407.01082</a>).
+         *
+         * @param minP the share, from 0 to 1; default 0, all tokens
+         * @return this builder
+         */
+        public Builder optMinP(double minP) {
+            this.minP = minP;
+            return this;
+        }
+
+        /**
+         * Subtracts the penalty from the logit of a token for each time it was generated.
+         *
+         * @param frequencyPenalty the penalty, from -2 to 2; default 0, no change
+         * @return this builder
+         */
+        public Builder optFrequencyPenalty(double frequencyPenalty) {
+            this.frequencyPenalty = frequencyPenalty;
+            return this;
+        }
+
+        /**
+         * Subtracts the penalty from the logits of tokens that were generated.
+         *
+         * @param presencePenalty the penalty, from -2 to 2; default 0, no change
+         * @return this builder
+         */
+        public Builder optPresencePenalty(double presencePenalty) {
+            this.presencePenalty = presencePenalty;
+            return this;
+        }
+
+        /**
+         * Adds to the logits of tokens, before the penalties.
+         *
+         * @param logitBias what is added, from -100 to 100, by token; default none
+         * @return this builder
+         */
+        public Builder optLogitBias(Map<Integer, Double> logitBias) {
+            this.logitBias = logitBias;
+            return this;
+        }
+
+        /**
+         * Generates no end-of-text token and no stop token before a minimum number of new tokens.
+         * Stop strings in the text of these tokens are ignored.
+         *
+         * @param minNewTokens the number, from 0 to the maximum number of new tokens; default 0
+         * @return this builder
+         */
+        public Builder optMinNewTokens(int minNewTokens) {
+            this.minNewTokens = minNewTokens;
+            return this;
+        }
+
+        /**
+         * Generates only texts of a grammar (structured output). The model must have a tokenizer.
+         *
+         * @param grammar the texts; default null, any text
+         * @return this builder
+         */
+        public Builder optGrammar(Grammar grammar) {
+            this.grammar = grammar;
+            return this;
+        }
+
+        /**
+         * Lists the most probable tokens in each {@link GeneratedPiece}, with the log probabilities
+         * of the model: before penalties, biases and temperature.
+         *
+         * @param count how many, from 0 to {@link #MAX_TOP_LOG_PROBABILITIES}; default 0
+         * @return this builder
+         */
+        public Builder optTopLogProbabilities(int count) {
+            topLogProbabilities = count;
+            return this;
+        }
+
+        /**
+         * Computes the log probabilities of the prompt's tokens, too: {@link
+         * Generation#promptPieces}. Such a prompt is computed in decode steps, which takes longer,
+         * and does not use the prefix cache.
+         *
+         * @param promptLogProbabilities whether to compute them; default false
+         * @return this builder
+         */
+        public Builder optPromptLogProbabilities(boolean promptLogProbabilities) {
+            this.promptLogProbabilities = promptLogProbabilities;
+            return this;
+        }
+
+        /**
+         * {@return the request}
+         *
+         * @throws IllegalArgumentException if a value is out of range; the message names the value
+         */
+        public GenerationRequest build() {
+            check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");
+            check(prompt == null || !prompt.isEmpty(), "the prompt is empty");
+            check(promptTokens == null || promptTokens.length > 0, "the prompt has no tokens");
+            check(maxNewTokens >= 1, "maxNewTokens must be 1 or more, not " + maxNewTokens);
+            check(
+                    temperature >= 0 && Double.isFinite(temperature),
+                    "temperature must be a finite number, 0 or more, not " + temperature);
+            check(topK >= 0, "topK must be 0 or more, not " + topK);
+            check(topP > 0 && topP <= 1, "topP must be above 0 and at most 1, not " + topP);
+            check(
+                    repetitionPenalty > 0 && Double.isFinite(repetitionPenalty),
+                    "repetitionPenalty must be a finite number above 0, not " + repetitionPenalty);
+            check(stopTokens != null, "stopTokens is null");
+            check(stopStrings != null, "stopStrings is null");
+            check(
+                    stopStrings.stream().noneMatch(stop -> stop == null || stop.isEmpty()),
+                    "stopStrings must not contain an empty string: " + stopStrings);
+            checkRange("minP", minP, 0, 1);
+            checkRange("frequencyPenalty", frequencyPenalty, -2, 2);
+            checkRange("presencePenalty", presencePenalty, -2, 2);
+            check(logitBias != null, "logitBias is null");
+            logitBias.forEach(
+                    (token, bias) -> checkRange("logitBias of " + token, bias, -100, 100));
+            checkRange("minNewTokens", minNewTokens, 0, maxNewTokens);
+            checkRange("topLogProbabilities", topLogProbabilities, 0, MAX_TOP_LOG_PROBABILITIES);
+            try {
+                Builder values = (Builder) clone();
+                values.stopStrings = List.copyOf(stopStrings);
+                values.logitBias = Map.copyOf(logitBias);
+                return new GenerationRequest(values);
+            } catch (CloneNotSupportedException e) {
+                throw new AssertionError(e); // Builders are cloneable.
+            }
+        }
+
+        private static void checkRange(String name, double value, double least, double most) {
+            check(
+                    value >= least && value <= most,
+                    name + " must be from " + least + " to " + most + ", not " + value);
+        }
+
+        private static void check(boolean condition, String problem) {
+            if (!condition) {
+                throw new IllegalArgumentException("generation request: " + problem);
+            }
+        }
+    }
+
+    @Override
+    public String toString() {
+        String of =
+                values.prompt != null
+                        ? values.prompt.length() + " characters"
+                        : values.promptTokens.length + " tokens";
+        return "request(prompt of " + of + ", at most " + maxNewTokens() + " new tokens)";
+    }
+}

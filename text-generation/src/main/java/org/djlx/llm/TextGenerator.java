@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm;
+
+import java.util.Collections;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.llm.model.SamplingDefaults;
+import org.djlx.llm.text.TextTokenizer;
+
+/**
+ * Generates text for many requests at a time (continuous batching). Thread-safe.
+ *
+ * <pre>{@code
+ * Generation generation =
+ *         generator.submit(GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+ * GeneratedPiece piece;
+ * while ((piece = generation.next(Duration.ofSeconds(10))) != null) {
+ *     System.out.print(piece.text());
+ * }
+ * }</pre>
+ */
+public interface TextGenerator extends AutoCloseable {
+
+    /**
+     * Submits a request. Returns immediately.
+     *
+     * @param request the request
+     * @return the generation
+     * @throws IllegalArgumentException if the model cannot serve the request; see {@link
+     *     #submitAll}
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * @throws IllegalStateException if the generator is closed or has failed
+     */
+    default Generation submit(GenerationRequest request) {
+        return submitAll(Collections.singletonList(request)).get(0);
+    }
+
+    /**
+     * Submits requests: all of them or none. Returns immediately.
+     *
+     * @param requests one or more requests. With prefix caching, a prompt that several of them have
+     *     is computed once
+     * @return a generation for each
+     * @throws ContextLengthException if a prompt and its new tokens are longer than {@link
+     *     #maxLength()}
+     * @throws IllegalArgumentException if a prompt is empty, a token of a prompt, a stop token or
+     *     another token of a request is not in the vocabulary, or there are more requests than the
+     *     queue holds
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * @throws IllegalStateException if the generator is closed or has failed; {@link
+     *     #unavailabilityCause()} has the reason
+     */
+    List<Generation> submitAll(List<GenerationRequest> requests);
+
+    /** {@return the maximum length of a sequence: the tokens of the prompt and the new tokens} */
+    int maxLength();
+
+    /** {@return the sampling parameters that front ends take if a request does not set them} */
+    default SamplingDefaults samplingDefaults() {
+        return SamplingDefaults.NONE;
+    }
+
+    /**
+     * {@return the model's tokenizer; empty if the model has none: requests must then have token
+     * prompts} The generator closes it.
+     */
+    Optional<TextTokenizer> tokenizer();
+
+    /** {@return the counters at one moment} */
+    GeneratorStatistics statistics();
+
+    /**
+     * {@return why requests are not accepted; empty if requests are accepted, also while the model
+     * is loaded again after a rank has failed}
+     */
+    Optional<String> unavailabilityCause();
+
+    /**
+     * Cancels all requests and frees the model. Blocks until done. No-op if closed already. Must
+     * not be called by a {@linkplain Generation#onProgress progress listener}.
+     */
+    @Override
+    void close();
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.djl;
+
+import ai.djl.Device;
+import ai.djl.ndarray.types.DataType;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.function.Consumer;
+import java.util.function.Function;
+import java.util.function.IntConsumer;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.collectives.engine.ParallelModelLoader;
+import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.TorchThreads;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.server.TextApi;
+import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ToolFormat;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Loads a language model for DJL and DJL Serving, from a model directory in Hugging Face's layout
+ * with a {@code serving.properties}:
+ *
+ * <pre>
+ * engine=PyTorch-P2P
+ * option.tensor_parallel_degree=2
+ * load_on_devices=gpu0+gpu1
+ * </pre>
+ *
+ * <pre>{@code
+ * Criteria<Input, Output> criteria =
+ *         Criteria.builder().setTypes(Input.class, Output.class).optModelPath(directory).build();
+ * try (ZooModel<Input, Output> model = criteria.loadModel();
+ *         Predictor<Input, Output> predictor = model.newPredictor()) {
+ *     Input input = new Input();
+ *     input.add(BytesSupplier.wrap("{\"inputs\": \"Once\", \"parameters\": {\"max_new_tokens\": 20}}"));
+ *     System.out.println(predictor.predict(input).getData().getAsString());
+ * }
+ * }</pre>
+ *
+ * <p><b>Requests and answers</b>: see {@link TextApi}. {@code predict} returns immediately; the
+ * answer's data is a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each
+ * piece if the request is streamed, otherwise one chunk. So one worker of DJL Serving serves many
+ * requests at a time.
+ *
+ * <p><b>Ranks</b> are threads of this JVM by default. They are processes if {@code RANK} and {@code
+ * WORLD_SIZE} are set, as {@code samples/run.sh launch} and torchrun do, and {@code WORLD_SIZE} is
+ * the tensor-parallel degree. Then each process loads the model, on the GPU that {@code LOCAL_RANK}
+ * names. Rank 0 serves requests. The other ranks refuse requests; closing their model waits until
+ * rank 0 has closed its model.
+ *
+ * <p><b>Progress</b> of loading goes to the log. The {@link ai.djl.util.Progress} of {@code
+ * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
+ *
+ * <p><b>Options</b>, all optional. A value that is not supported is an error, and so is every other
+ * option:
+ *
+ * <ul>
+ *   <li>{@code tensor_parallel_degree}: the number of ranks. {@code max} means all GPUs that the
+ *       model is loaded on; if it is loaded on one GPU, that GPU and all GPUs after it. The default
+ *       is one rank per process if there are several processes; otherwise one per GPU that the
+ *       model is loaded on, or one on the CPU. With one GPU and a larger degree, the ranks take
+ *       that GPU and the GPUs after it. DJL Serving loads a model once for each GPU that {@code
+ *       load_on_devices} allows.
+ *   <li>{@code dtype}: {@code fp32}, {@code fp16}, {@code bf16}, or {@code auto} for the type in
+ *       {@code config.json}; see {@link TextEngine.Builder#optDataType}.
+ *   <li>{@code max_model_len}: see {@link TextEngine.Builder#optMaxLength}.
+ *   <li>{@code max_rolling_batch_size}: see {@link TextEngine.Builder#optMaxRunning}. DJL Serving
+ *       sets 32 unless {@code rolling_batch} is {@code vllm} or {@code trtllm}.
+ *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link TextEngine.Builder#optPrefillTokens}.
+ *       vLLM's name {@code max_num_batched_tokens} is accepted, too, and TensorRT-LLM's, {@code
+ *       max_num_tokens}: DJL Serving sets it to 16384 if {@code rolling_batch} is {@code trtllm}.
+ *   <li>{@code max_queue_size}: see {@link TextEngine.Builder#optMaxQueued}.
+ *   <li>{@code kv_cache_bytes}: see {@link TextEngine.Builder#optCacheBytes}.
+ *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
+ *   <li>{@code quantize}: {@code fp8} on GPUs, {@code int8} on CPUs, or {@code int4}; see {@link
+ *       TextEngine.Builder#optQuantization}.
+ *   <li>{@code kv_cache_dtype}: {@code auto} or, on GPUs, {@code fp8}; see {@link
+ *       TextEngine.Builder#optKvCacheDtype}.
+ *   <li>{@code enable_prefix_caching}: see {@link TextEngine.Builder#optPrefixCaching}.
+ *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
+ * </ul>
+ *
+ * <p>{@code model_id} names the model directory if it is not the one with the {@code
+ * serving.properties}. Options of LMI that choose what this loader does anyway are accepted with
+ * the values that do not change it: {@code rolling_batch}, {@code async_mode}, {@code mpi_mode},
+ * {@code parallel_loading} and {@code trust_remote_code} with any, {@code entryPoint} with {@code
+ * djl_python}'s, and the defaults of {@code output_formatter}, {@code pipeline_parallel_degree},
+ * {@code enable_lora}, {@code enable_streaming}, {@code tgi_compat}, {@code model_loading_timeout},
+ * {@code load_format}, {@code enforce_eager}, {@code enable_chunked_prefill}, {@code
+ * cpu_offload_gb_per_gpu}, {@code tokenizer_mode}, {@code disable_sliding_window}, {@code
+ * enable_auto_tool_choice} and {@code task}.
+ */
+public final class TextModelLoader implements ParallelModelLoader {
+
+    private static final Logger LOG = LoggerFactory.getLogger(TextModelLoader.class);
+
+    // Hugging Face's file names.
+    private static final Pattern WEIGHTS =
+            Pattern.compile(
+                    "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json");
+
+    private static final String FLAG = "true|false";
+
+    /** Options of LMI without effect here, and the values that have none there either. */
+    private static final Map<String, String> NEUTRAL =
+            Map.ofEntries(
+                    Map.entry("modelName", ".*"), // DJL's
+                    Map.entry("rolling_batch", "auto|disable|vllm|trtllm|lmi-dist"),
+                    Map.entry("async_mode", FLAG),
+                    Map.entry("mpi_mode", FLAG),
+                    Map.entry("parallel_loading", FLAG),
+                    Map.entry("trust_remote_code", FLAG),
+                    Map.entry("entryPoint", "djl_python\\..*"),
+                    Map.entry("output_formatter", "json"),
+                    Map.entry("pipeline_parallel_degree", "1"),
+                    Map.entry("enable_lora", "false"),
+                    Map.entry("enable_streaming", "false"),
+                    Map.entry("tgi_compat", "false"),
+                    Map.entry("model_loading_timeout", "1800"),
+                    Map.entry("load_format", "auto|safetensors"),
+                    Map.entry("enforce_eager", "false"),
+                    Map.entry("enable_chunked_prefill", "true"),
+                    Map.entry("cpu_offload_gb_per_gpu", "0"),
+                    Map.entry("tokenizer_mode", "auto"),
+                    Map.entry("disable_sliding_window", "false"),
+                    Map.entry("enable_auto_tool_choice", "true"),
+                    Map.entry("task", "auto|generate"));
+
+    private static final Map<String, DataType> TYPES =
+            Map.of(
+                    "fp32", DataType.FLOAT32,
+                    "float32", DataType.FLOAT32,
+                    "fp16", DataType.FLOAT16,
+                    "float16", DataType.FLOAT16,
+                    "bf16", DataType.BFLOAT16,
+                    "bfloat16", DataType.BFLOAT16);
+
+    /** Creates the loader; for {@link java.util.ServiceLoader}. */
+    public TextModelLoader() {}
+
+    @Override
+    public boolean canLoad(Path directory) {
+        List<String> names;
+        try (Stream<Path> files = Files.list(directory)) {
+            names = files.map(file -> file.getFileName().toString()).toList();
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+        // Also true without config.json: load() then names the missing file, while DJL's PyTorch
+        // engine would ask for a TorchScript file.
+        return names.stream().anyMatch(name -> WEIGHTS.matcher(name).matches())
+                && (names.contains("config.json")
+                        || names.stream().noneMatch(name -> name.endsWith(".pt")));
+    }
+
+    @Override
+    public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
+            throws IOException {
+        // Checked before weights are read.
+        if (!Files.isRegularFile(directory.resolve("tokenizer.json"))) {
+            throw new IllegalArgumentException(
+                    directory + " has no tokenizer.json; download it from where the weights are");
+        }
+        TextEngine.Builder builder =
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optProgress(new LoadingProgress(LOG::info));
+        Map<String, String> left = new TreeMap<>();
+        options.forEach((option, value) -> left.put(option, String.valueOf(value).trim()));
+        Integer degree = degree(left, device.getDevices());
+        number(left, "max_model_len", builder::optMaxLength);
+        number(left, "max_rolling_batch_size", builder::optMaxRunning);
+        number(left, "max_num_batched_tokens", builder::optPrefillTokens);
+        number(left, "max_num_tokens", builder::optPrefillTokens);
+        number(left, "max_rolling_batch_prefill_tokens", builder::optPrefillTokens);
+        number(left, "max_queue_size", builder::optMaxQueued);
+        set(left, "kv_cache_bytes", "a whole number", Long::valueOf, builder::optCacheBytes);
+        set(
+                left,
+                "gpu_memory_utilization",
+                "a number",
+                Double::valueOf,
+                builder::optGpuMemoryUtilization);
+        set(
+                left,
+                "enable_prefix_caching",
+                "true or false",
+                value -> Boolean.valueOf(oneOf(value, FLAG)),
+                builder::optPrefixCaching);
+        set(
+                left,
+                "quantize",
+                "none, fp8, int8 or int4",
+                value -> Quantization.valueOf(value.toUpperCase(Locale.ROOT)),
+                builder::optQuantization);
+        set(
+                left,
+                "kv_cache_dtype",
+                "auto or fp8",
+                value -> KvCacheDtype.valueOf(value.toUpperCase(Locale.ROOT)),
+                builder::optKvCacheDtype);
+        set(
+                left,
+                "dtype",
+                "auto, fp32, fp16 or bf16",
+                value -> TYPES.get(oneOf(value, "auto|" + String.join("|", TYPES.keySet()))),
+                builder::optDataType);
+        String parser = left.remove("tool_call_parser");
+        ToolFormat tools = parser == null ? null : ToolFormat.named(parser);
+        left.forEach(
+                (option, value) -> {
+                    String values = NEUTRAL.get(option);
+                    if (values == null || !value.matches("(?i)" + values)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "option %s=%s is not supported: %s",
+                                        option,
+                                        value,
+                                        values == null ? "remove it" : "it must be " + values));
+                    }
+                });
+        boolean gpu = device.getDevices().get(0).isGpu();
+        boolean processes = areProcesses(degree);
+        if (!gpu) {
+            TorchThreads.choose(processes || degree == null ? 1 : degree);
+        }
+        if (gpu && !processes) {
+            builder.optDevices(gpus(device.getDevices(), degree));
+        } else if (degree != null && !processes) {
+            builder.optRanks(degree);
+        }
+        ChatTemplate template = ChatTemplate.of(directory);
+        if (processes) {
+            builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
+        }
+        TextEngine generator = builder.build();
+        try {
+            return new TextModelService(generator, new TextApi(name, generator, template, tools));
+        } catch (Throwable e) {
+            generator.close();
+            throw e;
+        }
+    }
+
+    /** Returns whether the ranks are processes. */
+    private static boolean areProcesses(Integer degree) {
+        LaunchEnvironment launcher = LaunchEnvironment.current();
+        return launcher.isDistributed()
+                && (degree == null || launcher.get("WORLD_SIZE").equals(degree.toString()));
+    }
+
+    /** Takes an option, if it is there, and sets its value. */
+    private static <T> void set(
+            Map<String, String> left,
+            String name,
+            String must,
+            Function<String, T> parser,
+            Consumer<T> setter) {
+        String value = left.remove(name);
+        if (value == null) {
+            return;
+        }
+        T parsed;
+        try {
+            parsed = parser.apply(value);
+        } catch (IllegalArgumentException e) { // It says less.
+            throw new IllegalArgumentException(
+                    String.format("option %s must be %s, not %s", name, must, value));
+        }
+        setter.accept(parsed);
+    }
+
+    private static void number(Map<String, String> left, String name, IntConsumer setter) {
+        set(left, name, "a whole number, 1 or more", TextModelLoader::positive, setter::accept);
+    }
+
+    private static int positive(String value) {
+        int number = Integer.parseInt(value);
+        if (number < 1) {
+            throw new IllegalArgumentException(value);
+        }
+        return number;
+    }
+
+    /** Returns a value in lower case, which is one of those of a pattern. */
+    private static String oneOf(String value, String pattern) {
+        String lower = value.toLowerCase(Locale.ROOT);
+        if (!lower.matches(pattern)) {
+            throw new IllegalArgumentException(value);
+        }
+        return lower;
+    }
+
+    /** Takes the tensor-parallel degree; null if none is given. */
+    private static Integer degree(Map<String, String> left, List<Device> given) {
+        String name = "tensor_parallel_degree";
+        if (!"max".equals(left.get(name))) {
+            Integer[] degree = {null};
+            number(left, name, value -> degree[0] = value);
+            return degree[0];
+        }
+        left.remove(name);
+        if (!given.get(0).isGpu()) {
+            throw new IllegalArgumentException(
+                    "option " + name + " is max, which is for GPUs only; on CPUs set a number");
+        }
+        return areProcesses(null) ? null : maxDegree(given, CudaDevice.count());
+    }
+
+    /**
+     * Returns the tensor-parallel degree for {@code max}.
+     *
+     * @param given the GPUs that the model is loaded on
+     * @param gpus the number of GPUs of the machine
+     */
+    static int maxDegree(List<Device> given, int gpus) {
+        int first = given.get(0).getDeviceId();
+        if (first >= gpus) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the model is loaded on %s, but the machine has %d GPUs",
+                            given.get(0), gpus));
+        }
+        return given.size() > 1 ? given.size() : gpus - first;
+    }
+
+    /** Returns the GPUs of a tensor-parallel degree, which may be null. */
+    static List<Device> gpus(List<Device> given, Integer degree) {
+        if (degree == null || degree == given.size()) {
+            return given;
+        }
+        if (given.size() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "tensor_parallel_degree is %d, but the model is loaded on %s; set the"
+                                    + " number of these, or leave it out",
+                            degree, given));
+        }
+        List<Device> all = new ArrayList<>();
+        for (int i = 0; i < degree; i++) {
+            all.add(Device.gpu(given.get(0).getDeviceId() + i));
+        }
+        return all;
+    }
+}

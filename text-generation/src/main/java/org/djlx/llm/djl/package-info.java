@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * TextModelService  serves requests of DJL Serving with a generator
+ */
+/**
+ * Loads a model directory as a DJL model, for {@code Criteria} and DJL Serving. Start with {@link
+ * org.djlx.llm.djl.TextModelLoader}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.llm.djl.TextModelLoader} - loads a model directory
+ *   <li>{@link org.djlx.llm.djl.LoadingProgress} - writes the progress of loading as lines
+ * </ul>
+ */
+package org.djlx.llm.djl;

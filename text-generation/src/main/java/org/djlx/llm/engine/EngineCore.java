@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.engine;
+
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.llm.FinishReason;
+import org.djlx.llm.GeneratorStatistics;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.ops.TokenBatch;
+import org.djlx.llm.sampling.Sampler;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The engine loop: a thread that schedules sequences, runs steps on the ranks and publishes tokens.
+ * If ranks are threads, the loop reloads the model after a rank has failed. A follower has no
+ * requests of its own and never starts the thread. All non-private methods are thread-safe.
+ */
+final class EngineCore {
+
+    private static final Logger LOG = LoggerFactory.getLogger(EngineCore.class);
+
+    // Longer than a decode step takes.
+    private static final long SPIN_NANOS = 20_000_000;
+
+    private final Path directory;
+    private final ModelConfig config;
+    private final GeneratorSettings settings;
+    private final Thread thread;
+
+    // Used by the engine thread only: the launched step whose tokens are not taken yet, or null.
+    private Step inFlight;
+
+    // Replaced by the engine thread.
+    private volatile ModelRanks ranks;
+
+    // Guarded by this.
+    private final Scheduler scheduler;
+    private String failure; // why the engine has stopped permanently; null while it works
+    private boolean closed;
+    private long finishedBeforeReload = -1; // requests, at the last reload
+    private int reloads;
+
+    /**
+     * Loads the model and starts the engine thread.
+     *
+     * @throws IOException if files cannot be read
+     */
+    EngineCore(Path directory, ModelConfig config, GeneratorSettings settings) throws IOException {
+        this.directory = directory;
+        this.config = config;
+        this.settings = settings;
+        thread = new Thread(this::run, "engine-" + directory.getFileName());
+        thread.setDaemon(true);
+        if (settings.group() != null) {
+            ModelRanks.checkAgreement(config, settings);
+        }
+        ranks = load();
+        scheduler = new Scheduler(settings, ranks.cacheBlocks());
+        try {
+            if (settings.group() != null) {
+                pool().whenFailed().thenRun(this::wake);
+            }
+            if (!settings.isFollower()) {
+                thread.start();
+            }
+        } catch (Throwable e) {
+            pool().close();
+            throw e;
+        }
+    }
+
+    private ModelRanks load() throws IOException {
+        return ModelRanks.load(thread.getName(), directory, config, settings);
+    }
+
+    /**
+     * Accepts sequences: all of them or none.
+     *
+     * @throws IllegalStateException if the engine does not accept requests
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     */
+    synchronized void add(List<Sequence> sequences) {
+        checkAvailable();
+        scheduler.addAll(sequences);
+        notifyAll();
+    }
+
+    /**
+     * Wakes the engine thread: a sequence has been cancelled, or the process of a rank has ended.
+     */
+    synchronized void wake() {
+        notifyAll();
+    }
+
+    void checkAvailable() {
+        Optional<String> unavailable = unavailabilityCause();
+        if (unavailable.isPresent()) {
+            throw new IllegalStateException(unavailable.get());
+        }
+    }
+
+    synchronized Optional<String> unavailabilityCause() {
+        if (failure != null) {
+            return Optional.of(failure);
+        }
+        if (closed) {
+            return Optional.of("the generator of " + directory + " is closed");
+        }
+        return settings.isFollower()
+                ? Optional.of("this process follows rank 0; send requests to rank 0")
+                : Optional.empty();
+    }
+
+    synchronized GeneratorStatistics statistics() {
+        return scheduler.statistics(config, reloads);
+    }
+
+    RankPool<StepRequest, List<Sampler.SampledToken>> pool() {
+        return ranks.pool();
+    }
+
+    private void run() {
+        try {
+            while (awaitWork()) {
+                if (pool().failure().isPresent()) {
+                    boolean started;
+                    synchronized (this) {
+                        started = scheduler.hasStarted();
+                    }
+                    if (started) {
+                        endAll(FinishReason.ERROR, pool().failure().get());
+                    }
+                    inFlight = null;
+                    reload();
+                    continue;
+                }
+                try {
+                    step();
+                } catch (ExecutionException e) {
+                    endAll(FinishReason.ERROR, e.getCause());
+                    reload();
+                }
+            }
+        } catch (InterruptedException | RuntimeException | Error e) {
+            LOG.error("{}: the engine thread has failed", directory, e);
+            fail("the generator of " + directory + " has failed: " + e, e);
+        } finally {
+            endAll(FinishReason.CANCELLED, null);
+            pool().close();
+        }
+    }
+
+    /**
+     * Waits until a sequence runs, or a process has failed. Returns false once closed or failed.
+     */
+    private synchronized boolean awaitWork() throws InterruptedException {
+        while (true) {
+            scheduler.removeEnded();
+            if (closed || failure != null) {
+                return false;
+            }
+            boolean processFailed = settings.group() != null && pool().failure().isPresent();
+            if (scheduler.admit() || processFailed) {
+                return true;
+            }
+            wait();
+        }
+    }
+
+    /**
+     * A step.
+     *
+     * @param sampled the sequences that get a token each, in the order of the batch
+     */
+    private record Step(StepRequest request, List<Sequence> sampled) {}
+
+    /**
+     * Runs one step. With on-device sampling, launches step n+1 before step n's tokens reach the
+     * host (async scheduling); if a token of step n ends its sequence, step n+1 has computed one
+     * token of that sequence too many, which is dropped. Otherwise launches step n+1 after sampling
+     * step n and before publishing its tokens: their detokenization overlaps with the model.
+     */
+    private void step() throws InterruptedException, ExecutionException {
+        Step step = inFlight == null ? launch() : inFlight;
+        inFlight = null;
+        if (step == null) {
+            return; // All sequences have been cancelled.
+        }
+        Step next = ranks.samplesOnDevice() ? nextStep(true) : null;
+        CompletableFuture<List<Sampler.SampledToken>> result =
+                pool().submit(next == null ? StepRequest.FLUSH : next.request);
+        long start = System.nanoTime();
+        while (settings.isGpu() && !result.isDone() && System.nanoTime() - start < SPIN_NANOS) {
+            Thread.onSpinWait(); // Spins because GPUs idle while this thread wakes up.
+        }
+        List<Sampler.SampledToken> tokens = result.get();
+        List<Sequence> sequences = new ArrayList<>();
+        List<Sampler.SampledToken> appended = new ArrayList<>();
+        for (int i = 0; i < tokens.size(); i++) {
+            if (append(step.sampled.get(i), tokens.get(i))) {
+                sequences.add(step.sampled.get(i));
+                appended.add(tokens.get(i));
+            }
+        }
+        inFlight = next == null ? launch() : next;
+        for (int i = 0; i < sequences.size(); i++) {
+            publish(sequences.get(i), appended.get(i));
+        }
+        synchronized (this) {
+            scheduler.countGenerated(sequences.size());
+        }
+    }
+
+    /** Launches a step. Returns null if there is nothing to compute. */
+    private Step launch() {
+        Step step = nextStep(false);
+        if (step != null) {
+            pool().submit(step.request);
+        }
+        return step;
+    }
+
+    /**
+     * Schedules the next step. Returns null if there is nothing to compute.
+     *
+     * @param async whether the tokens of the previous step are not known yet; a prefill then waits,
+     *     and the result is null
+     */
+    private Step nextStep(boolean async) {
+        List<Sequence> sampled = new ArrayList<>();
+        TokenBatch batch;
+        synchronized (this) {
+            if (async && scheduler.hasPrefill()) {
+                return null;
+            }
+            batch = scheduler.schedule(sampled);
+        }
+        if (batch.chunks().isEmpty()) {
+            return null;
+        }
+        return new Step(new StepRequest(batch), sampled);
+    }
+
+    /**
+     * Appends a token to its sequence. Returns false if the sequence has ended, or if the token
+     * belongs to its prompt.
+     */
+    private static boolean append(Sequence sequence, Sampler.SampledToken sampled) {
+        if (sequence.isEnded()) {
+            return false; // Cancelled in the meantime.
+        }
+        if (sampled == null) {
+            sequence.queue.end(
+                    FinishReason.ERROR,
+                    new ArithmeticException("the model's logits are infinite or NaN"));
+            return false;
+        }
+        try {
+            return sequence.append(sampled);
+        } catch (IllegalArgumentException e) { // No token continues the grammar.
+            sequence.queue.end(FinishReason.ERROR, e);
+            return false;
+        }
+    }
+
+    private static void publish(Sequence sequence, Sampler.SampledToken sampled) {
+        try {
+            sequence.publish(sampled);
+        } catch (RuntimeException e) { // For example of the tokenizer. Other sequences continue.
+            sequence.queue.end(FinishReason.ERROR, e);
+        }
+    }
+
+    /**
+     * Loads the model again after a rank has failed. Stops the engine permanently if ranks are
+     * processes, or if no request has finished since the last reload.
+     */
+    private void reload() {
+        CollectiveException cause = pool().failure().orElseThrow();
+        String why = null; // the engine stops; null if it continues
+        synchronized (this) {
+            if (settings.group() != null) {
+                why = "a rank of " + directory + " has failed; start all ranks again";
+            } else if (scheduler.finished() == finishedBeforeReload) {
+                why = "a rank of " + directory + " has failed again after the model was reloaded";
+            } else {
+                finishedBeforeReload = scheduler.finished();
+                reloads++;
+            }
+        }
+        if (why != null) {
+            LOG.error("{}", why, cause);
+            fail(why + ": " + cause.getMessage(), cause);
+            return;
+        }
+        LOG.warn("{}: reloading the model, because a rank has failed", directory, cause);
+        pool().close();
+        try {
+            ranks = load();
+            synchronized (this) {
+                scheduler.resetCache(ranks.cacheBlocks());
+            }
+        } catch (IOException | RuntimeException e) {
+            fail(directory + " could not be reloaded after a rank had failed: " + e, e);
+        }
+    }
+
+    private void fail(String why, Throwable cause) {
+        synchronized (this) {
+            failure = why;
+        }
+        endAll(FinishReason.ERROR, cause);
+    }
+
+    private void endAll(FinishReason reason, Throwable cause) {
+        List<Sequence> all;
+        synchronized (this) {
+            all = scheduler.all();
+        }
+        all.forEach(sequence -> sequence.queue.end(reason, cause));
+        synchronized (this) {
+            scheduler.removeEnded();
+        }
+    }
+
+    /** Cancels all sequences, ends the engine thread and frees the model. */
+    void close() {
+        if (Thread.currentThread() == thread) {
+            throw new IllegalStateException(
+                    "a progress listener must not close its generator; close it on another thread");
+        }
+        synchronized (this) {
+            closed = true;
+            notifyAll();
+        }
+        if (settings.isFollower()) {
+            pool().close(); // No engine thread closes it.
+            return;
+        }
+        boolean interrupted = false;
+        while (thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException e) {
+                interrupted = true; // Keeps waiting: the model must be freed.
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

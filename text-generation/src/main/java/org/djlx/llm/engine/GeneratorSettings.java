@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.engine;
+
+import ai.djl.Device;
+import ai.djl.util.Progress;
+import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.ops.KvCache;
+import org.djlx.llm.ops.ModelKernels;
+
+/**
+ * The checked options of a {@link TextEngine}; its builder describes them.
+ *
+ * @param quantization how the weights of projections are stored
+ * @param group the group in which this process is a rank; null if ranks are threads
+ * @param devices the GPUs of ranks that are threads; empty for CPU ranks
+ * @param maxLength the maximum number of tokens of a sequence
+ * @param maxRunning the maximum number of running sequences
+ * @param maxQueued the maximum number of waiting sequences
+ * @param cacheBytes the size of the KV cache on each rank; 0 to take what the device has left
+ * @param memoryUtilization the part of the memory that is left for the KV cache, if {@code
+ *     cacheBytes} is 0
+ * @param prefixCaching whether sequences share the blocks of equal beginnings
+ * @param batchInvariant whether kernels give a sequence the same bits in every batch
+ * @param prefillTokens the prefill budget of a step, in tokens
+ * @param timeout how long ranks wait for each other
+ * @param progress notified while the model loads; may be null
+ */
+record GeneratorSettings(
+        Quantization quantization,
+        ProcessGroup group,
+        List<Device> devices,
+        int cpuRanks,
+        int maxLength,
+        int maxRunning,
+        int maxQueued,
+        long cacheBytes,
+        double memoryUtilization,
+        boolean prefixCaching,
+        boolean batchInvariant,
+        int prefillTokens,
+        Duration timeout,
+        Progress progress) {
+
+    /** Checks the options of a builder, and sets the defaults that depend on the model. */
+    static GeneratorSettings of(TextEngine.Builder builder, ModelConfig config) {
+        if (builder.devices == null || builder.timeout == null) {
+            throw new IllegalArgumentException("the devices or the timeout are null");
+        }
+        int cpuRanks = builder.ranks == null ? 1 : builder.ranks;
+        checkPositive("ranks", cpuRanks);
+        checkPositive("maxRunning", builder.maxRunning);
+        checkPositive("maxQueued", builder.maxQueued);
+        checkPositive("prefillTokens", builder.prefillTokens);
+        for (Device device : builder.devices) {
+            if (device == null || !device.isGpu()) {
+                throw new IllegalArgumentException(
+                        device + " is not a GPU; set the number of CPU ranks with optRanks");
+            }
+        }
+        ProcessGroup group = builder.group;
+        if (group != null && (builder.ranks != null || !builder.devices.isEmpty())) {
+            throw new IllegalArgumentException(
+                    "ranks or devices cannot be combined with a process group, which has its own");
+        }
+        int ranks = ranks(group, builder.devices, cpuRanks);
+        config.checkDivisible(ranks);
+        int length =
+                builder.maxLength == 0
+                        ? Math.min(config.maxLength(), TextEngine.DEFAULT_MAX_LENGTH)
+                        : builder.maxLength;
+        checkPositive("maxLength", length);
+        if (length > config.maxLength()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "maxLength %d is out of range: the model has at most %d positions",
+                            length, config.maxLength()));
+        }
+        double utilization = builder.memoryUtilization;
+        if (!(utilization > 0 && utilization <= 1)) {
+            throw new IllegalArgumentException(
+                    "gpuMemoryUtilization must be above 0 and at most 1, not " + utilization);
+        }
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        if (builder.cacheBytes != 0) {
+            checkCache(builder.cacheBytes / blockBytes, blockBytes, length);
+        }
+        GeneratorSettings settings =
+                new GeneratorSettings(
+                        builder.quantization,
+                        group,
+                        List.copyOf(builder.devices),
+                        cpuRanks,
+                        length,
+                        builder.maxRunning,
+                        builder.maxQueued,
+                        builder.cacheBytes,
+                        utilization,
+                        builder.prefixCaching,
+                        builder.batchInvariant,
+                        builder.prefillTokens,
+                        builder.timeout,
+                        builder.progress);
+        settings.checkQuantization(config);
+        return settings;
+    }
+
+    private void checkQuantization(ModelConfig config) {
+        if (quantization == null) {
+            throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
+        }
+        ModelKernels.check(config, device(), ranks(), quantization);
+    }
+
+    /**
+     * Checks that a KV cache holds a sequence of maximum length: then every request fits that
+     * {@link InputProcessor} accepts.
+     */
+    private static void checkCache(long blocks, long blockBytes, int length) {
+        long needed = KvCacheManager.blocks(length);
+        if (blocks < needed) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a KV cache of %d bytes on each rank is too small: one sequence of"
+                                    + " maxLength %d takes %d bytes; lower maxLength, or give the"
+                                    + " cache more memory",
+                            blocks * blockBytes, length, needed * blockBytes));
+        }
+    }
+
+    /**
+     * Returns the number of KV cache blocks: as many as fit, but at most what {@code maxRunning}
+     * sequences of maximum length take.
+     *
+     * @param availableBytes the memory for the cache on this rank, if {@code cacheBytes} is 0
+     * @throws IllegalArgumentException if a sequence of maximum length does not fit
+     */
+    int cacheBlocks(ModelConfig config, long availableBytes) {
+        long blockBytes = KvCache.byteSize(config, ranks(), KvCache.BLOCK_TOKENS);
+        long ofSequence = KvCacheManager.blocks(maxLength);
+        long most = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
+        if (cacheBytes != 0) {
+            return (int) Math.min(most, cacheBytes / blockBytes);
+        }
+        long blocks = Math.min(ofSequence * maxRunning, availableBytes / blockBytes);
+        checkCache(blocks, blockBytes, maxLength);
+        return (int) Math.min(most, blocks);
+    }
+
+    private static void checkPositive(String name, int value) {
+        if (value < 1) {
+            throw new IllegalArgumentException(name + " must be 1 or more, not " + value);
+        }
+    }
+
+    private static int ranks(ProcessGroup group, List<Device> devices, int cpuRanks) {
+        return group != null ? group.worldSize() : devices.isEmpty() ? cpuRanks : devices.size();
+    }
+
+    int ranks() {
+        return ranks(group, devices, cpuRanks);
+    }
+
+    boolean isFollower() {
+        return group != null && group.rank() > 0;
+    }
+
+    boolean isGpu() {
+        return device().isGpu();
+    }
+
+    /** Returns the device of the first rank of this process. */
+    Device device() {
+        return group != null ? group.device() : devices.isEmpty() ? Device.cpu() : devices.get(0);
+    }
+
+    /** Creates the groups of ranks that are threads. */
+    List<ProcessGroup> groups() {
+        if (devices.isEmpty()) {
+            return ProcessGroups.local("shm", cpuRanks, new BackendOptions(timeout));
+        }
+        Device[] each = devices.toArray(new Device[0]);
+        NcclOptions nccl = NcclOptions.builder().optDevices(each).optTimeout(timeout).build();
+        if (each.length == 1) { // It needs neither P2P memory nor a communicator.
+            return ProcessGroups.local("nccl", 1, nccl);
+        }
+        CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
+        return ProcessGroups.local("cuda_p2p", each.length, options);
+    }
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * BlockHash          identifies a block's tokens and all tokens before them
+ * BlockPool          the blocks of the KV cache: references, hashes, eviction
+ * CacheSize          chooses the size of the KV cache from the memory that is left
+ * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
+ * GeneratorSettings  the checked options of a generator
+ * InputProcessor     checks requests and tokenizes prompts
+ * KvCacheManager     gives sequences blocks, and finds the blocks of equal beginnings
+ * ModelRank          the worker of one rank
+ * ModelRanks         all ranks of a generator, and loading the model onto them
+ * PieceQueue         the queue between the engine thread and the caller
+ * Scheduler          continuous batching, chunked prefill, preemption
+ * Sequence           a request being served
+ * StepRequest        one step, as sent to all ranks
+ * TokenizerReader    reads the tokenizer while the ranks load the model
+ */
+/**
+ * The generation engine. A request becomes a sequence; the scheduler picks the sequences and tokens
+ * of each step; the ranks run the step and sample. Start with {@link
+ * org.djlx.llm.engine.TextEngine}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.llm.engine.TextEngine} - generates text with a model from a directory
+ * </ul>
+ */
+package org.djlx.llm.engine;

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.files;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import com.google.gson.Gson;
+import com.sun.management.OperatingSystemMXBean;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.lang.management.ManagementFactory;
+import java.nio.file.DirectoryNotEmptyException;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.function.Function;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the
+ * JVM, deletes it. All layers have the same weights, because generating weights takes longer than
+ * writing them.
+ */
+public final class RandomLlama implements AutoCloseable {
+
+    /** Model sizes. */
+    public enum Size {
+        /** The defaults of {@code serve-model}, for CPUs. */
+        TINY(
+                "tiny",
+                ScalarType.FLOAT32,
+                t -> LlamaDirectory.config(512, 128, 256, 2, 8, 4, 8192, 10_000, false, t)),
+        /** The sizes of llama2.c's 110 M, for CPUs. */
+        LLAMA_110M(
+                "110m",
+                ScalarType.FLOAT32,
+                t -> LlamaDirectory.config(32_000, 768, 2048, 12, 12, 12, 8192, 10_000, true, t)),
+        /** The sizes of TinyLlama, for CPUs. */
+        LLAMA_1B(
+                "1b",
+                ScalarType.BFLOAT16,
+                t -> LlamaDirectory.config(32_000, 2048, 5632, 22, 32, 4, 8192, 10_000, false, t)),
+        /** The sizes of Llama 3 8B. */
+        LLAMA_8B(
+                "8b",
+                ScalarType.BFLOAT16,
+                t ->
+                        LlamaDirectory.config(
+                                128_256, 4096, 14_336, 32, 32, 8, 8192, 500_000, false, t));
+
+        private final String text;
+        private final ScalarType type;
+        private final Function<ScalarType, ModelConfig> config;
+
+        Size(String text, ScalarType type, Function<ScalarType, ModelConfig> config) {
+            this.text = text;
+            this.type = type;
+            this.config = config;
+        }
+
+        @Override
+        public String toString() {
+            return text;
+        }
+    }
+
+    private static final Path SHARED_MEMORY = Path.of("/dev/shm");
+    private static final long OTHER_FILES = 64L << 20;
+    private static final int SEED = 1;
+
+    private final Path directory;
+
+    private RandomLlama(Path directory) {
+        this.directory = directory;
+    }
+
+    /**
+     * Writes a model.
+     *
+     * @param type the type of the weights; null for that of the size
+     * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
+     *     the JVM's temporary folder
+     * @return the model, to be closed
+     * @throws IOException if there is too little room or a file cannot be written; then no file
+     *     remains
+     */
+    public static RandomLlama write(Size size, ScalarType type, Path parent) throws IOException {
+        return write(size.config.apply(type == null ? size.type : type), parent);
+    }
+
+    public static RandomLlama write(ModelConfig config, Path parent) throws IOException {
+        List<TensorSpec> tensors = LlamaDirectory.tensors(config);
+        long bytes = tensors.stream().mapToLong(TensorSpec::byteSize).sum();
+        Path place = parent == null ? place(bytes) : parent;
+        if (!hasRoom(place, bytes)) {
+            throw new IOException(
+                    String.format(
+                            "%s has no room for the %d bytes of a Llama, or is not a writable"
+                                    + " folder; name another folder",
+                            place, bytes));
+        }
+        RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
+        Runtime.getRuntime().addShutdownHook(new Thread(model::close, "random-llama-end"));
+        try {
+            BytePairEncoding tokenizer =
+                    BytePairEncoding.train("", BytePairEncoding.smallest())
+                            .fillUp(config.vocabularySize());
+            LlamaDirectory.writeAllButWeights(model.directory, config, tokenizer, 1);
+            model.writeWeights(tensors);
+            return model;
+        } catch (Throwable e) {
+            model.close();
+            throw e;
+        }
+    }
+
+    private static Path place(long bytes) throws IOException {
+        var system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        // Files in /dev/shm count as memory of the container, and loading needs memory too.
+        return system.getTotalMemorySize() / 3 > bytes && hasRoom(SHARED_MEMORY, bytes)
+                ? SHARED_MEMORY
+                : Path.of(System.getProperty("java.io.tmpdir"));
+    }
+
+    private static boolean hasRoom(Path place, long bytes) throws IOException {
+        return Files.isWritable(place)
+                && Files.getFileStore(place).getUsableSpace() - OTHER_FILES > bytes;
+    }
+
+    /** Writes a file for each layer, several in parallel, and the index. */
+    private void writeWeights(List<TensorSpec> tensors) throws IOException {
+        Map<String, List<TensorSpec>> files = new LinkedHashMap<>();
+        Map<String, String> map = new LinkedHashMap<>();
+        for (TensorSpec tensor : tensors) {
+            String file = file(tensor);
+            files.computeIfAbsent(file, name -> new ArrayList<>()).add(tensor);
+            map.put(tensor.name(), file);
+        }
+        String index = new Gson().toJson(Map.of("metadata", Map.of(), "weight_map", map));
+        LlamaDirectory.write(directory.resolve("model.safetensors.index.json"), index);
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Function<TensorSpec, NDArray> weights = draw(manager, tensors);
+            files.entrySet().parallelStream()
+                    .forEach(file -> write(file.getKey(), file.getValue(), weights));
+        } catch (UncheckedIOException e) {
+            throw e.getCause();
+        }
+    }
+
+    /** Returns the file of a tensor: one for each layer, and one for each other tensor. */
+    private static String file(TensorSpec tensor) {
+        String[] words = tensor.name().replace("model.", "").split("\\.");
+        return (words[0].equals("layers") ? "layer-" + words[1] : words[0]) + ".safetensors";
+    }
+
+    private void write(
+            String file, List<TensorSpec> tensors, Function<TensorSpec, NDArray> weights) {
+        try {
+            SafetensorsWriter.write(directory.resolve(file), tensors, weights);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    /** Generates random weights, one for each kind of tensor. */
+    private static Function<TensorSpec, NDArray> draw(NDManager manager, List<TensorSpec> tensors) {
+        manager.getEngine().setRandomSeed(SEED);
+        Map<String, NDArray> drawn = new HashMap<>();
+        for (TensorSpec tensor : tensors) {
+            String kind = kind(tensor);
+            if (!drawn.containsKey(kind)) {
+                try (NDArray random = LlamaDirectory.random(manager, tensor)) {
+                    NDArray array = Torch.empty(manager, tensor.shape(), tensor.type());
+                    Torch.copy(array, random);
+                    drawn.put(kind, array);
+                }
+            }
+        }
+        // Returns a view, because the writer closes its arrays.
+        return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
+    }
+
+    /** Returns the name without the layer's number. */
+    private static String kind(TensorSpec tensor) {
+        return tensor.name().replaceFirst("\\d+", "");
+    }
+
+    /** Returns the model directory. */
+    public Path directory() {
+        return directory;
+    }
+
+    /** Deletes the directory. */
+    @Override
+    public void close() {
+        try {
+            while (Files.exists(directory)) {
+                try (DirectoryStream<Path> files = Files.newDirectoryStream(directory)) {
+                    for (Path file : files) {
+                        Files.deleteIfExists(file);
+                    }
+                }
+                deleteIfEmpty();
+            }
+        } catch (NoSuchFileException e) {
+            // The shutdown hook has deleted it.
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot delete " + directory, e);
+        }
+    }
+
+    private void deleteIfEmpty() throws IOException {
+        try {
+            Files.deleteIfExists(directory);
+        } catch (DirectoryNotEmptyException e) {
+            // Another thread still writes files while the JVM ends.
+        }
+    }
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.model;
+
+import java.util.Map;
+
+/**
+ * Gemma 2: norms before and after attention and MLP, limited scores and logits, and a sliding
+ * window in every second layer. Norms multiply by 1 plus their weight.
+ */
+class Gemma2 extends Architecture {
+
+    @Override
+    LayerConfig layer(ConfigEntries json, int index) {
+        return layer(json, window(json, index, index % 2 == 0), rope(json), false);
+    }
+
+    LayerConfig layer(ConfigEntries json, int window, Rope rope, boolean headNorms) {
+        boolean bias = json.flag("attention_bias", false);
+        double scale = 1 / Math.sqrt(json.number("query_pre_attn_scalar", 256.0));
+        double cap = json.number("attn_logit_softcapping", 0.0);
+        return new LayerConfig(
+                new LayerConfig.Attention(rope, window, scale, cap, bias, bias, headNorms),
+                mlp(json),
+                true);
+    }
+
+    @Override
+    Map<TensorPart, String> names() {
+        return Map.of(TensorPart.MLP_NORM, "pre_feedforward_layernorm");
+    }
+
+    @Override
+    boolean isGemma() {
+        return true;
+    }
+
+    @Override
+    int defaultHeadSize() {
+        return 256;
+    }
+}

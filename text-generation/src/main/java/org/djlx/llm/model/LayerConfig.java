@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.model;
+
+import static org.djlx.llm.model.ConfigEntries.check;
+
+/**
+ * What one layer computes: attention, then an MLP, each added to the residual stream.
+ *
+ * @param attention the attention
+ * @param mlp the MLP
+ * @param postNorms whether the results of attention and MLP are normalised before they are added
+ */
+public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
+
+    /**
+     * {@return a layer as in Llama, without biases}
+     *
+     * @param rope the rotary embedding
+     * @param headSize the head size
+     * @param intermediateSize the intermediate size of the MLP
+     */
+    public static LayerConfig llama(Rope rope, int headSize, int intermediateSize) {
+        Mlp mlp = new Mlp(intermediateSize, Activation.SILU, false, null);
+        return new LayerConfig(Attention.of(rope, headSize, false), mlp, false);
+    }
+
+    /**
+     * {@return this layer with experts in place of its MLP}
+     *
+     * @param intermediateSize the intermediate size of an expert
+     * @param experts the experts
+     */
+    public LayerConfig withExperts(int intermediateSize, Experts experts) {
+        Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
+        return new LayerConfig(attention, mixture, postNorms);
+    }
+
+    /** The function that an MLP applies to its gate. */
+    public enum Activation {
+        /** {@code x sigmoid(x)}. */
+        SILU,
+        /** GELU in its approximation by tanh. */
+        GELU_TANH
+    }
+
+    /**
+     * Attention.
+     *
+     * @param rope the rotary embedding of queries and keys
+     * @param window the number of tokens that a token attends to, itself included; 0 for all
+     * @param scale the factor of the scores
+     * @param cap limits scores to {@code cap · tanh(score / cap)}; 0 for no limit
+     * @param inputBias whether the projections to queries, keys and values have biases
+     * @param outputBias whether the output projection has a bias
+     * @param headNorms whether queries and keys have an RMSNorm of each head, before the rotation
+     */
+    public record Attention(
+            Rope rope,
+            int window,
+            double scale,
+            double cap,
+            boolean inputBias,
+            boolean outputBias,
+            boolean headNorms) {
+
+        /** {@return attention as in Llama, with or without biases} */
+        static Attention of(Rope rope, int headSize, boolean bias) {
+            return new Attention(rope, 0, 1 / Math.sqrt(headSize), 0, bias, bias, false);
+        }
+
+        /**
+         * {@return this attention with another window}
+         *
+         * @param tokens the number of tokens that a token attends to, itself included; 0 for all
+         */
+        public Attention withWindow(int tokens) {
+            check(tokens >= 0, "sliding_window must be 1 or more, not %d", tokens);
+            return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
+        }
+
+        Attention withHeadNorms() {
+            return new Attention(rope, window, scale, cap, inputBias, outputBias, true);
+        }
+
+        /**
+         * {@return whether all tokens of a sequence are attended to, by softmax of the scores}
+         *
+         * @param headSize the head size
+         * @param length the length of the sequence
+         */
+        public boolean isPlain(int headSize, int length) {
+            boolean all = window == 0 || length <= window;
+            return all && cap == 0 && scale == 1 / Math.sqrt(headSize);
+        }
+    }
+
+    /**
+     * An MLP, {@code down(activation(gate(x)) · up(x))}, or a mixture of such experts.
+     *
+     * @param intermediateSize the number of outputs of gate and up
+     * @param activation the function of the gate
+     * @param bias whether the three projections have biases
+     * @param experts the experts; null if the layer has one MLP
+     */
+    public record Mlp(int intermediateSize, Activation activation, boolean bias, Experts experts) {}
+
+    /**
+     * A mixture of experts. A router scores the experts of each token; the result is the sum of the
+     * chosen experts' results, weighted by the softmax of the scores.
+     *
+     * @param count the number of experts
+     * @param chosen the number of experts that compute a token
+     * @param normalizes whether the weights of the chosen experts are divided by their sum
+     */
+    public record Experts(int count, int chosen, boolean normalizes) {
+
+        /**
+         * Checks the numbers.
+         *
+         * @param count the number of experts
+         * @param chosen the number of experts that compute a token
+         * @param normalizes whether the weights of the chosen experts are divided by their sum
+         */
+        public Experts {
+            check(
+                    count >= 1 && count <= ModelConfig.MAX_LAYERS && chosen >= 1 && chosen <= count,
+                    "num_experts_per_tok must be from 1 to the number of experts, not %d of %d",
+                    chosen,
+                    count);
+        }
+    }
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.kernel.Product;
+import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The matmuls of a {@link Decoder}'s steps, the RMSNorms of their residual stream, and the buffers
+ * between them. The kernel of a matmul depends on the step:
+ *
+ * <ul>
+ *   <li>{@linkplain #isLarge large} steps: {@link WideMatmul} if it supports the matmul, else
+ *       cuBLASLt;
+ *   <li>few rows, one rank, Hopper: {@link MatmulChain}, in which one kernel computes all matmuls
+ *       and norms between two attentions;
+ *   <li>otherwise: {@link DecoderKernels#matmul}.
+ * </ul>
+ *
+ * <p>Use it on the decoder's thread, while the decoder's stream is torch's current stream: some
+ * kernels are launched on the one, some on the other.
+ */
+final class DecoderMatmuls {
+
+    private final ModelConfig config;
+    private final ProcessGroup group;
+    private final ModelWeights weights;
+    private final ModelKernels gpu;
+    private final DecoderKernels kernels;
+    private final CudaStream stream;
+    private final int inner; // of the MLP, on this rank
+    private final boolean batchInvariant;
+    private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
+    private final WideMatmul wideMatmul; // null if it does not support the weights or the GPU
+
+    // Buffers for the maximum number of rows. A step of fewer rows uses the first rows.
+    private final NDArray[] residuals = new NDArray[3];
+    private final NDArray zeros;
+    private final NDArray norm;
+    private final NDArray gateUp; // before activation; for cuBLASLt
+    private final NDArray activated; // large steps with fp8 weights read e4m3Rows instead
+    private final NDArray e4m3Rows; // left operands in large steps with fp8 weights
+    private final NDArray e4m3Scales;
+    private final NDArray chainArrivals; // counter of the chain's barrier
+
+    /**
+     * Allocates buffers and clears some, on the current stream. The caller synchronizes it before
+     * the first step.
+     *
+     * @param manager owns the buffers
+     * @param stream the decoder's stream
+     * @param maxRows the most rows of a step
+     * @param attentionSize the elements of a row of attention's output, on this rank
+     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows;
+     *     then no step is large
+     */
+    DecoderMatmuls(
+            ModelConfig config,
+            ProcessGroup group,
+            ModelWeights weights,
+            ModelKernels gpu,
+            NDManager manager,
+            CudaStream stream,
+            int maxRows,
+            int attentionSize,
+            boolean batchInvariant) {
+        this.config = config;
+        this.group = group;
+        this.weights = weights;
+        this.gpu = gpu;
+        this.stream = stream;
+        this.batchInvariant = batchInvariant;
+        kernels = gpu.kernels();
+        wideMatmul = kernels.wideMatmul();
+        int ranks = group.worldSize();
+        int hidden = config.hiddenSize();
+        inner = config.intermediateSize() / ranks;
+        chain = ranks > 1 ? null : kernels.chain(hidden, attentionSize, inner);
+        for (int i = 0; i < residuals.length; i++) {
+            residuals[i] = rows(manager, maxRows, hidden);
+        }
+        zeros = rows(manager, maxRows, hidden);
+        norm = rows(manager, maxRows, hidden);
+        gateUp = rows(manager, maxRows, 2 * inner);
+        activated = rows(manager, maxRows, inner);
+        int deepest = Math.max(Math.max(hidden, inner), attentionSize);
+        e4m3Rows = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
+        e4m3Scales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
+        chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
+        try (NDArray zero = manager.create(0f)) {
+            Torch.copy(zeros, zero.broadcast(zeros.getShape()));
+        }
+    }
+
+    private NDArray rows(NDManager manager, int rows, int size) {
+        return Torch.empty(manager, new Shape(rows, size), config.type());
+    }
+
+    /**
+     * The first partial sum of a step: what this rank has of the first layer's input, zeros in the
+     * rows of other ranks. The step overwrites it.
+     */
+    NDArray firstPartial() {
+        return residuals[0];
+    }
+
+    /**
+     * Returns whether a step is large: whether it has more rows than {@link
+     * ModelKernels#matmulRows}. No step is large if the decoder is batch-invariant or the weights
+     * are INT4.
+     */
+    boolean isLarge(int rows) {
+        // With INT4, reading the weights again for each 32 rows is faster than converting them.
+        Quantization quantization = weights.quantization();
+        boolean neverLarge = batchInvariant || quantization == Quantization.INT4;
+        return !neverLarge && rows > ModelKernels.matmulRows(quantization, false);
+    }
+
+    /** Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run. */
+    Step begin(int rows) {
+        return new Step(rows);
+    }
+
+    private static NDArray first(NDArray array, int rows) {
+        return array.get(new NDIndex().addSliceDim(0, rows));
+    }
+
+    /** Returns the first {@code width} rows of a weight. */
+    private static QuantizeKernels.Matrix matrix(
+            ModelWeights.Linear linear, long width, long depth) {
+        QuantizedMatrix quantized = linear.quantized();
+        return quantized == null
+                ? new QuantizeKernels.Matrix(
+                        16, Torch.dataPointer(linear.weight()), 0, width, depth)
+                : new QuantizeKernels.Matrix(
+                        quantized.quantization().gpuBits(),
+                        quantized.weights(),
+                        quantized.scales(),
+                        width,
+                        depth);
+    }
+
+    private static long bias(ModelWeights.Linear linear) {
+        return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+    }
+
+    /** A step that is being recorded or launched. */
+    final class Step {
+
+        private final int rows;
+        private final boolean large;
+        private final boolean chained;
+        private final List<MatmulChain.Link> links = new ArrayList<>(); // of the next chain
+        private NDArray partial; // this rank's addend of the residual stream
+        private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
+        private NDArray sum; // the residual stream; zeros at first
+        private NDArray free; // for the next partial sum, or in a chain for the next sum
+        private NDArray spare; // becomes free at the first norm, in place of zeros; then null
+
+        private Step(int rows) {
+            this.rows = rows;
+            large = DecoderMatmuls.this.isLarge(rows);
+            chained = chain != null && !large && chain.isFor(rows);
+            partial = first(residuals[0], rows);
+            sum = first(zeros, rows);
+            free = first(residuals[1], rows);
+            spare = first(residuals[2], rows);
+        }
+
+        /** Returns whether {@link WideMatmul} or cuBLASLt multiplies. */
+        boolean isLarge() {
+            return large;
+        }
+
+        /** Returns whether matmuls wait for {@link #launchChain}. */
+        boolean isChained() {
+            return chained;
+        }
+
+        /** Launches the matmuls since the last chain. No-op if the step is not chained. */
+        void launchChain() {
+            if (chained) {
+                chain.launch(stream, rows, Torch.dataPointer(chainArrivals), links);
+                links.clear();
+            }
+        }
+
+        /**
+         * Adds all ranks' partial sums to the residual stream, and multiplies the RMSNorm of the
+         * sum by a projection, bias included. Writes {@code width} columns of {@code out} from
+         * {@code column} on; with a bias they must be all of its columns. If the step is chained,
+         * {@link #launchChain} launches it.
+         */
+        void multiplyNormed(
+                NDArray out,
+                int column,
+                NDArray normWeight,
+                ModelWeights.Linear linear,
+                int width) {
+            multiplyNormed(false, out, column, normWeight, linear, width);
+        }
+
+        /**
+         * Computes this rank's partial sum, which is added to the residual stream next. An e4m3
+         * product by cuBLASLt without a bias is left unscaled; {@link #scales} then has its scales.
+         */
+        void multiplyToPartial(NDArray x, ModelWeights.Linear linear, int depth) {
+            // The bias is added once by all ranks together.
+            ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
+            int hidden = config.hiddenSize();
+            boolean usesCublas = large && !usesWideMatmul(hidden, hidden);
+            if (usesCublas && own.quantized() != null && own.bias() == null) {
+                long to = Torch.dataPointer(partial);
+                scales = gpu.multiplyUnscaled(e4m3(x, depth), own.quantized(), to, hidden);
+            } else {
+                scales = null;
+                multiply(false, partial, 0, x, own, hidden, depth, null);
+            }
+        }
+
+        /** Computes an MLP as {@link #multiplyNormed} and {@link #multiplyToPartial}. */
+        void mlp(ModelWeights.Layer layer) {
+            multiplyNormed(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
+            multiplyToPartial(activated, layer.mlp().down(), inner);
+        }
+
+        private void multiplyNormed(
+                boolean gated,
+                NDArray out,
+                int column,
+                NDArray normWeight,
+                ModelWeights.Linear linear,
+                int width) {
+            MatmulChain.Norm chainNorm = null;
+            NDArray x;
+            NDArray oldSum = sum;
+            if (chained) {
+                x = partial;
+                chainNorm =
+                        new MatmulChain.Norm(
+                                Torch.dataPointer(normWeight),
+                                Torch.dataPointer(sum),
+                                Torch.dataPointer(free),
+                                (float) config.epsilon());
+                sum = free;
+            } else {
+                x = addAndNorm(normWeight);
+                sum = partial;
+                partial = free;
+            }
+            free = spare == null ? oldSum : spare;
+            spare = null;
+            multiply(gated, out, column, x, linear, width, config.hiddenSize(), chainNorm);
+        }
+
+        /**
+         * Writes the sum in place of the partial sum, and returns its norm, in e4m3 if a product of
+         * e4m3 matrices is next.
+         */
+        private NDArray addAndNorm(NDArray weight) {
+            int hidden = config.hiddenSize();
+            float epsilon = (float) config.epsilon();
+            if (group.worldSize() > 1) {
+                NormedResidual to = new NormedResidual(partial, first(norm, rows));
+                FusedOps.allReduceRmsNorm(to, partial, sum, weight, epsilon, group);
+                return norm;
+            }
+            long address = Torch.dataPointer(partial);
+            RmsNormKernels.Rows arrays =
+                    new RmsNormKernels.Rows(
+                            address,
+                            Torch.dataPointer(norm),
+                            address,
+                            Torch.dataPointer(sum),
+                            Torch.dataPointer(weight),
+                            config.type(),
+                            rows,
+                            hidden);
+            if (weights.quantization() == Quantization.NONE || !large) {
+                gpu.norms().add(arrays, epsilon);
+                return norm;
+            }
+            gpu.quantize().norm(arrays, scales, epsilon, e4m3Rows(hidden));
+            return e4m3Rows;
+        }
+
+        /**
+         * Multiplies x by a weight and adds its bias; if the step is chained, only adds the matmul
+         * to the chain.
+         *
+         * @param gated whether the weight has {@code width} rows of gates, then of values, and the
+         *     result is {@code silu(gates) * values}
+         * @param chainNorm how the chain normalises x first; null for none
+         */
+        private void multiply(
+                boolean gated,
+                NDArray out,
+                int column,
+                NDArray x,
+                ModelWeights.Linear linear,
+                int width,
+                int depth,
+                MatmulChain.Norm chainNorm) {
+            if (large) {
+                multiplyLarge(gated, out, column, x, linear, width, depth);
+                return;
+            }
+            long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
+            long from = Torch.dataPointer(x);
+            QuantizeKernels.Matrix matrix = matrix(linear, width, depth); // for its addresses
+            long weight = matrix.elements();
+            long weightScales = matrix.scales();
+            long bias = bias(linear);
+            int stride = (int) out.getShape().get(1);
+            if (chained) {
+                links.add(
+                        new MatmulChain.Link(
+                                gated,
+                                to,
+                                from,
+                                weight,
+                                weightScales,
+                                bias,
+                                width,
+                                depth,
+                                stride,
+                                chainNorm));
+                return;
+            }
+            kernels.matmul(
+                    stream,
+                    gated,
+                    rows,
+                    to,
+                    from,
+                    weight,
+                    weightScales,
+                    bias,
+                    width,
+                    depth,
+                    stride);
+        }
+
+        /** As {@link #multiply}, by {@link WideMatmul} if it supports the matmul, else cuBLASLt. */
+        private void multiplyLarge(
+                boolean gated,
+                NDArray out,
+                int column,
+                NDArray x,
+                ModelWeights.Linear linear,
+                int width,
+                int depth) {
+            QuantizedMatrix quantized = linear.quantized();
+            long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
+            int stride = (int) out.getShape().get(1);
+            if (usesWideMatmul(width, stride)) {
+                QuantizeKernels.Matrix left =
+                        quantized == null
+                                ? new QuantizeKernels.Matrix(
+                                        16, Torch.dataPointer(x), 0, rows, depth)
+                                : e4m3(x, depth);
+                QuantizeKernels.Matrix right = matrix(linear, gated ? 2L * width : width, depth);
+                wideMatmul.launch(stream, gated, left, right, bias(linear), to, stride);
+                if (gated && quantized != null) {
+                    gpu.quantize().quantize(to, e4m3Rows(width));
+                }
+                return;
+            }
+            if (gated) {
+                multiplyLarge(false, gateUp, 0, x, linear, 2 * width, depth);
+                if (quantized == null) {
+                    kernels.activate(stream, to, Torch.dataPointer(gateUp), rows, width);
+                } else {
+                    gpu.quantize().activate(Torch.dataPointer(gateUp), e4m3Rows(width));
+                }
+                return;
+            }
+            if (quantized == null) {
+                gpu.product(config.type(), rows, width, depth, stride, false)
+                        .run(to, Torch.dataPointer(x), Torch.dataPointer(linear.weight()), null);
+            } else {
+                gpu.multiply(e4m3(x, depth), quantized, to, stride, false);
+            }
+            if (linear.bias() != null) {
+                try (NDArray product = first(out, rows)) {
+                    product.addi(linear.bias());
+                }
+            }
+        }
+
+        private boolean usesWideMatmul(int width, int stride) {
+            return wideMatmul != null && wideMatmul.isFor(rows, width, stride);
+        }
+
+        /**
+         * Returns x in e4m3, in {@code e4m3Rows}. If x is {@code e4m3Rows} or {@code activated},
+         * the previous kernel has written it there already.
+         */
+        private QuantizeKernels.Matrix e4m3(NDArray x, int depth) {
+            QuantizeKernels.Matrix to = e4m3Rows(depth);
+            if (x != e4m3Rows && x != activated) {
+                gpu.quantize().quantize(Torch.dataPointer(x), to);
+            }
+            return to;
+        }
+
+        /** Returns the buffer for rows in e4m3. */
+        private QuantizeKernels.Matrix e4m3Rows(int depth) {
+            return new QuantizeKernels.Matrix(
+                    8, Torch.dataPointer(e4m3Rows), Torch.dataPointer(e4m3Scales), rows, depth);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import org.djlx.llm.model.LayerConfig;
+
+/**
+ * The tokens of one expert, and the weight of the expert's result for each. The host chooses them
+ * from the router's scores.
+ */
+final class ExpertRouter {
+
+    private final List<Integer> tokens = new ArrayList<>();
+    private final List<Float> weights = new ArrayList<>();
+
+    private ExpertRouter() {}
+
+    /**
+     * Chooses for each token the experts with the highest scores; of equal scores the first ones.
+     *
+     * @param scores of shape (tokens, experts)
+     * @return the tokens of each expert that has some; without those whose weight rounds to 0
+     */
+    static Map<Integer, ExpertRouter> route(LayerConfig.Experts experts, float[] scores) {
+        int count = experts.count();
+        Map<Integer, ExpertRouter> routes = new TreeMap<>();
+        for (int token = 0; token < scores.length / count; token++) {
+            float[] row = Arrays.copyOfRange(scores, token * count, (token + 1) * count);
+            boolean[] taken = new boolean[count];
+            int[] chosen = new int[experts.chosen()];
+            for (int i = 0; i < chosen.length; i++) {
+                chosen[i] = -1;
+                for (int expert = 0; expert < count; expert++) {
+                    if (!taken[expert] && (chosen[i] < 0 || row[expert] > row[chosen[i]])) {
+                        chosen[i] = expert;
+                    }
+                }
+                taken[chosen[i]] = true;
+            }
+            double sum = 0;
+            for (int expert = 0; expert < count; expert++) {
+                boolean counts = taken[expert] || !experts.normalizes();
+                sum += counts ? Math.exp(row[expert] - row[chosen[0]]) : 0;
+            }
+            for (int expert : chosen) {
+                float weight = (float) (Math.exp(row[expert] - row[chosen[0]]) / sum);
+                if (weight != 0) {
+                    ExpertRouter route = routes.computeIfAbsent(expert, e -> new ExpertRouter());
+                    route.tokens.add(token);
+                    route.weights.add(weight);
+                }
+            }
+        }
+        return routes;
+    }
+
+    /** Returns the rows of the tokens. */
+    long[] tokens() {
+        return tokens.stream().mapToLong(Integer::longValue).toArray();
+    }
+
+    float[] weights() {
+        float[] all = new float[weights.size()];
+        for (int i = 0; i < all.length; i++) {
+            all[i] = weights.get(i);
+        }
+        return all;
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.cuda.TensorMap;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Multiplies few rows by several weights, one after the other, in one persistent kernel, {@code
+ * chain.cu}. The kernel reads the next matmul's weights while it waits for the results of the last
+ * one. For Hopper GPUs and one rank. Results have the bits of {@link DecoderKernels#matmul}. Not
+ * thread-safe.
+ */
+public final class MatmulChain {
+
+    static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "decoder/chain.cu");
+
+    /** Leaves registers for a thread block of attention on the same SM. */
+    static final String REGISTERS = "--maxrregcount=72";
+
+    // The kernel supports 8 rows. With 16-bit weights, DecoderKernels.matmul is faster from 2 on.
+    private static final int MAX_16_BIT_ROWS = 1;
+    private static final int MAX_QUANTIZED_ROWS = 8;
+
+    // Shared memory of a thread block. It leaves room on the SM for a thread block of attention.
+    private static final int SHARED_BYTES = 200 << 10;
+    private static final int X_BUDGET = 64 << 10; // of it, for the rows of x
+    private static final int WORD = Integer.BYTES;
+    private static final int BOX_ROWS = 8;
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final KernelConstants.Layout CHAIN = CONSTANTS.struct("Chain");
+    private static final KernelConstants.Layout LINK = CONSTANTS.struct("Link");
+    private static final int MAX_LINKS = CONSTANTS.value("MAX_LINKS");
+    private static final int THREADS = (CONSTANTS.value("CONSUMERS") + 1) * CONSTANTS.value("WARP");
+
+    private final CudaKernel kernel;
+    private final int bits; // of a weight
+    private final int blocks;
+    private final int stageBytes;
+    private final int segmentBytes; // of a row of a weight in a stage
+    private final int segmentScales; // of these bytes, with 4 bits
+    private final int segmentXBytes; // of a row of x, for a segment
+    private final int xPad; // the bytes after a row of x
+    private final int maxStages;
+    private final int sumBytes;
+    private final int normDepth; // of matmuls that normalise their rows
+    private final int maxSegments; // of a row of the deepest matmul
+    private final boolean hasAlignedScales; // TMA can copy the scales of all rows
+    private final KernelStruct struct = new KernelStruct(CHAIN.byteSize());
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * A matmul, {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
+     * biases of both. Arrays are given by address.
+     *
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
+     * @param output the output: rows of {@code width}, {@code stride} elements apart
+     * @param x the rows, of shape (rows, depth); may be the output of an earlier matmul of the
+     *     chain
+     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
+     * @param scales the scales of quantized weights; not read with 16 bits
+     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
+     * @param norm how to normalise x first; null for none
+     */
+    public record Link(
+            boolean gated,
+            long output,
+            long x,
+            long weight,
+            long scales,
+            long bias,
+            int width,
+            int depth,
+            int stride,
+            Norm norm) {}
+
+    /**
+     * A residual addition and RMSNorm before a matmul: x is added to the residual, and the norm of
+     * the sum is multiplied. It has the same bits as from {@link RmsNormKernels#add}. All arrays
+     * except the weight have the shape of x.
+     *
+     * @param newResidual receives the sum; must be neither x nor the residual
+     * @param epsilon the number added to the mean of squares
+     */
+    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
+
+    /**
+     * Prepares launches.
+     *
+     * @param hidden the depth of matmuls that normalise their rows
+     * @param depths the depths of the other matmuls
+     */
+    MatmulChain(CudaDevice device, CudaModule module, int bits, int hidden, int... depths) {
+        this.bits = bits;
+        normDepth = hidden;
+        KernelConstants constants = new KernelConstants(SOURCE, "-DWEIGHT_BITS=" + bits);
+        stageBytes = constants.value("STAGE_BYTES");
+        segmentBytes = constants.value("SEGMENT");
+        segmentScales = constants.value("SCALES");
+        segmentXBytes = constants.value("X_BYTES");
+        xPad = constants.value("X_PAD");
+        maxStages = constants.value("MAX_STAGES");
+        sumBytes = constants.value("SUM_BYTES");
+        int deepest = Math.max(hidden, Arrays.stream(depths).max().orElse(0));
+        maxSegments = segments(deepest);
+        hasAlignedScales =
+                bits != 4
+                        || isAligned(hidden)
+                                && Arrays.stream(depths).allMatch(MatmulChain::isAligned);
+        blocks = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        kernel = module.kernel("decode_chain");
+        kernel.allowSharedMemory(SHARED_BYTES);
+        kernel.preferSharedMemory();
+    }
+
+    /** Returns whether the 4-bit scales of a row have a size that TMA supports. */
+    private static boolean isAligned(int depth) {
+        return QuantizeKernels.rowScales(4, depth) * Float.BYTES % TensorMap.ALIGNMENT == 0;
+    }
+
+    private long rowBytes(long depth) {
+        return bits == 16 ? depth * Short.BYTES : QuantizeKernels.rowBytes(bits, depth);
+    }
+
+    private int segments(int depth) {
+        return Math.toIntExact((rowBytes(depth) + segmentBytes - 1) / segmentBytes);
+    }
+
+    /** Returns the segments of each row of x that are in shared memory at a time. */
+    private int window(int rows) {
+        return Math.min(maxSegments, X_BUDGET / rows / segmentXBytes);
+    }
+
+    /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
+    public boolean isFor(int rows) {
+        int maxRows = bits == 16 ? MAX_16_BIT_ROWS : MAX_QUANTIZED_ROWS;
+        return rows <= maxRows && hasAlignedScales && segments(normDepth) <= window(rows);
+    }
+
+    /**
+     * Launches matmuls.
+     *
+     * @param rows the number of rows, allowed by {@link #isFor}
+     * @param arrivals the address of an int, the counter of a barrier: initially 0, and used by one
+     *     stream only
+     * @param links the matmuls; those with a norm have the depth {@code hidden}
+     * @throws IllegalArgumentException if there are no matmuls or too many, or for too many rows
+     */
+    public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
+        if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
+            throw new IllegalArgumentException(
+                    "a chain of %d matmuls of %d rows: use 1 to %d matmuls, and rows as isFor allows"
+                            .formatted(links.size(), rows, MAX_LINKS));
+        }
+        for (int i = 0; i < links.size(); i++) {
+            put(i * LINK.byteSize(), links.get(i));
+        }
+        int window = window(rows);
+        int sharedForX = rows * (window * segmentXBytes + xPad);
+        int stages = Math.min(maxStages, (SHARED_BYTES - sumBytes - sharedForX) / stageBytes);
+        struct.put(CHAIN.offset("count"), links.size())
+                .put(CHAIN.offset("batch"), rows)
+                .put(CHAIN.offset("stages"), stages)
+                .put(CHAIN.offset("window"), window)
+                .put(CHAIN.offset("arrivals"), arrivals);
+        LaunchSize size =
+                LaunchSize.of(blocks, THREADS)
+                        .withShared(stages * stageBytes + sumBytes + sharedForX);
+        kernel.launch(stream, size.asDependent().asCooperative(), arguments.clear().add(struct));
+    }
+
+    private void put(int at, Link link) {
+        long rowBytes = rowBytes(link.depth);
+        long weightRows = link.gated ? 2L * link.width : link.width;
+        putTensorMap(at, "weight", link.weight, rowBytes, weightRows, segmentBytes);
+        if (bits == 4) {
+            long scaleBytes = QuantizeKernels.rowScales(bits, link.depth) * Float.BYTES;
+            int boxBytes = segmentScales * Float.BYTES;
+            putTensorMap(at, "groups", link.scales, scaleBytes, weightRows, boxBytes);
+        }
+        Norm norm = link.norm == null ? new Norm(0, 0, 0, 0) : link.norm;
+        put(at, "output", link.output);
+        put(at, "x", link.x);
+        put(at, "scales", link.scales);
+        put(at, "bias", link.bias);
+        put(at, "width", link.width);
+        put(at, "depth", link.depth);
+        put(at, "stride", link.stride);
+        put(at, "gated", link.gated ? 1 : 0);
+        put(at, "norm_weight", norm.weight);
+        put(at, "residual", norm.residual);
+        put(at, "new_residual", norm.newResidual);
+        put(at, "epsilon", Float.floatToRawIntBits(norm.epsilon));
+    }
+
+    private void put(int at, String member, long value) {
+        struct.put(at + LINK.offset(member), value);
+    }
+
+    private void putTensorMap(
+            int at, String member, long address, long rowBytes, long rows, int boxBytes) {
+        int offset = at + LINK.offset(member);
+        long[] sizes = {rowBytes / WORD, rows};
+        long[] strides = {rowBytes};
+        new TensorMap(struct, offset, ScalarType.INT32, sizes, strides, boxBytes / WORD, BOX_ROWS)
+                .place(address);
+    }
+}

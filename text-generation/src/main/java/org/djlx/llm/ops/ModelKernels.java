@@ -1,0 +1,664 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.kernel.Compute;
+import org.djlx.fusedops.kernel.Product;
+import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.model.WeightMap;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The kernels of a model on one rank's GPU, and the prefill operations that launch them on the
+ * current stream. Kernels compute in float32 and round once. Use it on the rank's thread only.
+ */
+public final class ModelKernels implements AutoCloseable {
+
+    private static final int FP8_CAPABILITY = 9; // as a major number, for products by cuBLASLt
+    private static final String NO_KERNELS =
+            "%s need kernels, which this model, its type or these GPUs do not have:"
+                    + " docs/text-generation.md says which have them; use %s";
+
+    private final ModelConfig config;
+    private final ProcessGroup group;
+    private final int kvHeads;
+    private final CudaDevice device;
+    private final CurrentStreams currentStreams;
+    private final DecoderKernels kernels;
+    private final RmsNormKernels norms;
+    private final QuantizeKernels quantize; // null if weights are not quantized
+    private final boolean hasE4m3Prefill; // matmuls of prefills take activations in e4m3
+    private final NDManager manager;
+    private final NDArray one; // in float32
+    private final Compute compute;
+    private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
+
+    private ModelKernels(
+            ModelConfig config,
+            ProcessGroup group,
+            Quantization quantization,
+            boolean batchInvariant) {
+        this.config = config;
+        this.group = group;
+        int ranks = group.worldSize();
+        kvHeads = WeightMap.kvHeads(config, ranks);
+        device = CudaDevice.open(group.device());
+        currentStreams = new CurrentStreams(device);
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        kernels =
+                new DecoderKernels(
+                        device, compiler, model(config, ranks, quantization, batchInvariant));
+        quantize =
+                quantization == Quantization.NONE
+                        ? null
+                        : new QuantizeKernels(group.device(), config.type());
+        hasE4m3Prefill = quantization == Quantization.FP8;
+        manager = NDManager.newBaseManager(group.device());
+        one = manager.create(1f);
+        compute = new Compute(group.device(), ranks, manager);
+        norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
+    }
+
+    private static DecoderKernels.Model model(
+            ModelConfig config, int ranks, Quantization quantization, boolean batchInvariant) {
+        return new DecoderKernels.Model(
+                config.type(),
+                quantization.gpuBits(),
+                matmulRows(quantization, batchInvariant),
+                config.headSize(),
+                config.heads() / ranks / WeightMap.kvHeads(config, ranks),
+                KvCache.BLOCK_TOKENS,
+                config.kvCacheDtype() == KvCacheDtype.FP8 ? 8 : 16);
+    }
+
+    /**
+     * Returns the largest number of rows that {@link DecoderKernels#matmul} multiplies at a time.
+     *
+     * <p>Steps of more rows use a {@code WideMatmul} or cuBLASLt, unless the engine is
+     * batch-invariant; their bits depend on the number of rows. With INT4 the kernel runs again for
+     * each further 32 rows.
+     */
+    static int matmulRows(Quantization quantization, boolean batchInvariant) {
+        return switch (quantization) {
+            case NONE -> batchInvariant ? DecoderKernels.MATMUL_ROWS : 32;
+            case FP8 -> batchInvariant ? DecoderKernels.QUANTIZED_ROWS : 8;
+            default -> DecoderKernels.QUANTIZED_ROWS;
+        };
+    }
+
+    /**
+     * Running compilations. They run on their own threads, so ranks can connect and read weights
+     * while kernels that are not cached are compiled. {@link ModelKernels#create} waits for them.
+     */
+    public static final class Compilations implements AutoCloseable {
+
+        private final CudaDevice device;
+        private final List<CompletableFuture<Void>> ends;
+
+        private Compilations(CudaDevice device, List<CompletableFuture<Void>> ends) {
+            this.device = device;
+            this.ends = ends;
+        }
+
+        /** Waits for the compilations, so that none continues after loading a model has failed. */
+        @Override
+        public void close() {
+            ends.forEach(CompletableFuture::join);
+            device.close();
+        }
+    }
+
+    /**
+     * Starts to compile the kernels that {@link #create} needs, before a group exists.
+     *
+     * @param config the model's configuration
+     * @param device a GPU of the same kind as those of all ranks
+     * @param ranks the number of ranks
+     * @param quantization how weights are stored
+     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
+     * @return the compilations, to be closed after all ranks have created their kernels; empty if
+     *     there are no kernels for the model
+     */
+    public static Optional<Compilations> compile(
+            ModelConfig config,
+            Device device,
+            int ranks,
+            Quantization quantization,
+            boolean batchInvariant) {
+        // A GPU that does not exist is reported when the group is created.
+        if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
+            return Optional.empty();
+        }
+        CudaDevice gpu = CudaDevice.open(device);
+        if (!isSupported(config, gpu, ranks, quantization)) {
+            gpu.close();
+            return Optional.empty();
+        }
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        CompletableFuture<Void> own =
+                DecoderKernels.prepare(
+                        gpu, compiler, model(config, ranks, quantization, batchInvariant));
+        CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
+        return Optional.of(new Compilations(gpu, List.of(own, norms)));
+    }
+
+    /**
+     * Compiles the kernels. All ranks call this, and all get kernels or none does.
+     *
+     * @return the kernels; empty in any of these cases:
+     *     <ul>
+     *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
+     *       <li>float32
+     *       <li>a mixture of experts; GELU; norms after attention or MLP; limited scores or logits
+     *       <li>a head size above 128, or not a multiple of 16
+     *       <li>a vocabulary of more than {@value DecoderKernels#MAX_TOKENS} tokens
+     *       <li>more than 8 query heads for each KV head
+     *       <li>a hidden size, query size of a rank or intermediate size of a rank that is not a
+     *           multiple of 8
+     *       <li>no peer access between the ranks
+     *     </ul>
+     *
+     * @throws IllegalArgumentException if there are no kernels, but weights are quantized on a GPU
+     *     or the KV cache is in fp8
+     */
+    static Optional<ModelKernels> create(
+            ModelConfig config,
+            ProcessGroup group,
+            Quantization quantization,
+            boolean batchInvariant) {
+        if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
+            requireKernels(config, Quantization.NONE, false, true);
+            return Optional.empty();
+        }
+        if (!isPossibleOnAll(config, group, quantization)) {
+            requireKernels(config, quantization, false, false);
+            return Optional.empty();
+        }
+        return Optional.of(new ModelKernels(config, group, quantization, batchInvariant));
+    }
+
+    /**
+     * Checks that a device can compute with quantized weights, and with a KV cache in fp8. That all
+     * ranks have peer access is checked later.
+     *
+     * @param config the model's configuration
+     * @param device a device of the same kind as those of all ranks
+     * @param ranks the number of ranks
+     * @param quantization how weights are stored
+     * @throws IllegalArgumentException if the device, or the kernels for this model, cannot
+     * @throws UnsatisfiedLinkError if the CPU lacks the kernels
+     */
+    public static void check(
+            ModelConfig config, Device device, int ranks, Quantization quantization) {
+        boolean fp8Cache = config.kvCacheDtype() == KvCacheDtype.FP8;
+        if (quantization == Quantization.NONE && !fp8Cache) {
+            return;
+        }
+        if (!device.isGpu()) {
+            require(!fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
+            require(quantization != Quantization.FP8, "fp8 weights are for GPUs; use int8 or int4");
+            NativeLibrary.CPU_KERNELS.ensureAvailability();
+            return;
+        }
+        boolean possible = config.type() != ScalarType.FLOAT32 && computes(config);
+        requireKernels(config, Quantization.NONE, possible, true);
+        boolean fp8 = quantization == Quantization.FP8;
+        require(
+                quantization != Quantization.INT8,
+                "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
+                device);
+        require(
+                ranks == 1 || quantization == Quantization.NONE,
+                "%s weights on GPUs need 1 rank, not %d; use one GPU, or no quantization",
+                quantization,
+                ranks);
+        require(
+                !fp8 || config.type() == ScalarType.BFLOAT16,
+                "fp8 weights need a model in bfloat16, not in %s; set the data type bfloat16",
+                config.type());
+        if (device.getDeviceId() >= CudaDevice.count()) {
+            return; // It is reported when the group is created.
+        }
+        try (CudaDevice gpu = CudaDevice.open(device)) {
+            int major = gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
+            require(
+                    !fp8 || major >= FP8_CAPABILITY,
+                    "fp8 weights need a GPU of compute capability %d.0 or later, and %s has"
+                            + " %d.%d; use int4, or no quantization",
+                    FP8_CAPABILITY,
+                    device,
+                    major,
+                    gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MINOR));
+            requireKernels(
+                    config,
+                    quantization,
+                    isSupported(config, gpu, ranks, Quantization.NONE),
+                    isSupported(config, gpu, ranks, quantization));
+        }
+    }
+
+    /**
+     * Requires kernels for a KV cache in fp8, and for quantized weights.
+     *
+     * @param forCache whether there are kernels for the model with weights in 16 bits
+     * @param forWeights whether there are kernels for its weights as they are stored
+     */
+    private static void requireKernels(
+            ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
+        require(
+                forCache || config.kvCacheDtype() != KvCacheDtype.FP8,
+                NO_KERNELS,
+                "fp8 keys and values",
+                "the KV cache dtype auto");
+        require(
+                forWeights || quantization == Quantization.NONE,
+                NO_KERNELS,
+                quantization + " weights",
+                "no quantization");
+    }
+
+    private static void require(boolean condition, String message, Object... arguments) {
+        if (!condition) {
+            throw new IllegalArgumentException(String.format(message, arguments));
+        }
+    }
+
+    private static boolean isPossibleOnAll(
+            ModelConfig config, ProcessGroup group, Quantization quantization) {
+        boolean own = isPossible(config, group, quantization);
+        if (group.worldSize() == 1) { // It does without a communicator.
+            return own;
+        }
+        try (NDManager manager = NDManager.newBaseManager(group.device());
+                NDArray possible = manager.create(own ? 1f : 0f)) {
+            // A sum, as ranks that share a GPU have no other reduction.
+            group.allReduce(possible, ReduceOp.SUM).await();
+            return possible.getFloat() == group.worldSize();
+        }
+    }
+
+    private static boolean isPossible(
+            ModelConfig config, ProcessGroup group, Quantization quantization) {
+        int ranks = group.worldSize();
+        boolean fused =
+                ranks == 1
+                        || FusedOps.isFused(
+                                config.type(),
+                                DecoderKernels.MATMUL_ROWS,
+                                config.hiddenSize(),
+                                group);
+        try (CudaDevice device = CudaDevice.open(group.device())) {
+            return fused && isSupported(config, device, ranks, quantization);
+        }
+    }
+
+    private static boolean isSupported(
+            ModelConfig config, CudaDevice device, int ranks, Quantization quantization) {
+        return computes(config)
+                && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
+                && DecoderKernels.isSupported(
+                        device,
+                        model(config, ranks, quantization, false),
+                        config.hiddenSize(),
+                        config.heads() / ranks * config.headSize(),
+                        config.intermediateSize() / ranks);
+    }
+
+    /** Returns whether the kernels compute all that the configuration describes. */
+    static boolean computes(ModelConfig config) {
+        return config.layerConfigs().stream().allMatch(layer -> hasKernels(config, layer))
+                && config.embeddingScale() == 1
+                && config.logitCap() == 0;
+    }
+
+    private static boolean hasKernels(ModelConfig config, LayerConfig layer) {
+        LayerConfig.Attention attention = layer.attention();
+        return attention.withWindow(0).isPlain(config.headSize(), config.maxLength())
+                && layer.mlp().activation() == LayerConfig.Activation.SILU
+                && layer.mlp().experts() == null
+                && !layer.postNorms();
+    }
+
+    CudaDevice device() {
+        return device;
+    }
+
+    CurrentStreams currentStreams() {
+        return currentStreams;
+    }
+
+    DecoderKernels kernels() {
+        return kernels;
+    }
+
+    RmsNormKernels norms() {
+        return norms;
+    }
+
+    /** Returns the kernels that quantize; null if weights are not quantized. */
+    QuantizeKernels quantize() {
+        return quantize;
+    }
+
+    /**
+     * Returns {@code out = x weight^T}, to be run on the current stream.
+     *
+     * @param type the type of x and of the weight
+     * @param stride the distance between rows of the output, in elements
+     * @param fast whether products of float8 matrices may be added in fewer bits than float32
+     */
+    Product product(ScalarType type, long rows, long width, long depth, long stride, boolean fast) {
+        compute.begin();
+        return products.computeIfAbsent(
+                List.of(type, rows, width, depth, stride, fast),
+                key ->
+                        compute.product(
+                                type,
+                                new MatrixLayout(rows, width, stride, 1),
+                                MatrixLayout.contiguous(rows, depth),
+                                MatrixLayout.contiguous(width, depth).transposed(),
+                                fast));
+    }
+
+    /** Multiplies contiguous rows, without the bias. */
+    NDArray multiply(Operand x, ModelWeights.Linear linear) {
+        QuantizedMatrix weights = linear.quantized();
+        if (weights == null) {
+            return x.elements().matMul(linear.weight());
+        }
+        NDManager step = x.elements().getManager();
+        long depth = weights.inputs();
+        long width = weights.outputs();
+        if (weights.quantization() == Quantization.INT4) {
+            try (NDArray wide = Torch.empty(step, new Shape(width, depth), config.type());
+                    NDArray transposed = wide.transpose()) {
+                quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));
+                return x.elements().matMul(transposed);
+            }
+        }
+        try (Operand temporary = x.isE4m3() ? null : toE4m3(x.elements())) {
+            QuantizeKernels.Matrix of = (temporary == null ? x : temporary).matrix();
+            NDArray product = Torch.empty(step, new Shape(of.rows(), width), config.type());
+            multiply(of, weights, Torch.dataPointer(product), width, true);
+            return product;
+        }
+    }
+
+    /** Rounds rows of the model's type to e4m3. */
+    private Operand toE4m3(NDArray rows) {
+        Operand to = Operand.allocateE4m3(rows.getManager(), rows.getShape());
+        quantize.quantize(Torch.dataPointer(rows), to.matrix());
+        return to;
+    }
+
+    /**
+     * Multiplies rows in e4m3 by weights in e4m3, into rows {@code stride} elements apart at {@code
+     * out}.
+     *
+     * @param fast whether products may be added in fewer bits than float32: the error is small
+     *     beside that of rounding to e4m3
+     */
+    void multiply(
+            QuantizeKernels.Matrix x,
+            QuantizedMatrix weights,
+            long out,
+            long stride,
+            boolean fast) {
+        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride, fast)
+                .run(
+                        out,
+                        x.elements(),
+                        weights.weights(),
+                        new Product.Scales(x.scales(), weights.scales(), true));
+    }
+
+    /**
+     * As {@link #multiply}, without the scales: cuBLASLt has faster algorithms for few rows then.
+     *
+     * @return the scales of the product's rows and columns
+     */
+    Product.Scales multiplyUnscaled(
+            QuantizeKernels.Matrix x, QuantizedMatrix weights, long out, long stride) {
+        long unit = Torch.dataPointer(one);
+        product(ScalarType.FLOAT8_E4M3FN, x.rows(), weights.outputs(), x.depth(), stride, false)
+                .run(out, x.elements(), weights.weights(), new Product.Scales(unit, unit, false));
+        return new Product.Scales(x.scales(), weights.scales(), true);
+    }
+
+    /**
+     * The input of prefill kernels: chunks of sequences one after the other, padded.
+     *
+     * @param inputs int32: the tokens of all rows, the KV cache slots of all rows, then the
+     *     positions of all rows
+     * @param rows the number of rows, padding included
+     */
+    record PrefillInputs(NDArray inputs, int rows, int tokens) {
+
+        private long slots() {
+            return Torch.dataPointer(inputs) + (long) rows * Integer.BYTES;
+        }
+
+        private long positions() {
+            return slots() + (long) rows * Integer.BYTES;
+        }
+    }
+
+    /**
+     * Copies the tokens, slots and positions of chunks to the device, padded to {@code rows}.
+     * Padding rows repeat the last token. Tokens attend to padding rows with weight 0, so their
+     * values must be finite.
+     */
+    static PrefillInputs inputs(NDManager manager, List<TokenBatch.Chunk> chunks, int rows) {
+        int[] inputs = new int[3 * rows];
+        int row = 0;
+        for (TokenBatch.Chunk chunk : chunks) {
+            for (int token : chunk.tokens()) {
+                inputs[row++] = token;
+            }
+            for (int position = chunk.start(); position < chunk.length(); position++) {
+                int of = row - chunk.length() + position;
+                inputs[rows + of] = chunk.slots()[position];
+                inputs[2 * rows + of] = position;
+            }
+        }
+        Arrays.fill(inputs, row, rows, inputs[row - 1]);
+        return new PrefillInputs(manager.create(inputs), rows, row);
+    }
+
+    /**
+     * Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other
+     * tokens.
+     */
+    NDArray embed(PrefillInputs prompts, ModelWeights weights) {
+        Shape shape = new Shape(prompts.rows, config.hiddenSize());
+        NDArray output = Torch.empty(prompts.inputs.getManager(), shape, config.type());
+        int tokens = WeightMap.vocabularyPart(config, group.worldSize());
+        kernels.embed(
+                currentStreams.get(),
+                prompts.rows,
+                Torch.dataPointer(output),
+                Torch.dataPointer(prompts.inputs),
+                0, // No token is a placeholder.
+                0,
+                Torch.dataPointer(weights.embedding()),
+                (long) tokens * group.rank(),
+                tokens,
+                config.hiddenSize());
+        return output;
+    }
+
+    /** Returns the RMSNorm of rows; in e4m3 if the next matmul takes that. */
+    Operand rmsNorm(NDArray rows, NDArray weight) {
+        try (NDArray zeros = Torch.empty(rows.getManager(), rows.getShape(), config.type())) {
+            long byteSize = rows.size() * config.type().itemSize();
+            currentStreams.get().memsetAsync(Torch.dataPointer(zeros), (byte) 0, byteSize);
+            return addRmsNorm(rows, zeros, weight);
+        }
+    }
+
+    /**
+     * Returns {@code silu(gate) · up} of rows; in e4m3 if the next matmul takes that. Each row
+     * holds the gate, then up.
+     */
+    Operand siluAndMul(NDArray gateUp) {
+        long rows = gateUp.getShape().get(0);
+        long width = gateUp.getShape().get(1) / 2;
+        Shape shape = new Shape(rows, width);
+        if (hasE4m3Prefill) {
+            Operand output = Operand.allocateE4m3(gateUp.getManager(), shape);
+            quantize.activate(Torch.dataPointer(gateUp), output.matrix());
+            return output;
+        }
+        NDArray output = Torch.empty(gateUp.getManager(), shape, config.type());
+        kernels.activate(
+                currentStreams.get(),
+                Torch.dataPointer(output),
+                Torch.dataPointer(gateUp),
+                rows,
+                width);
+        return new Operand(output);
+    }
+
+    /**
+     * Adds rows to a residual and returns the RMSNorm of the sum; in e4m3 if the next matmul takes
+     * that.
+     *
+     * @param sum the rows; the sum is written to them
+     * @param residual the residual; not changed
+     * @param weight the norm's weight
+     */
+    Operand addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
+        Shape shape = sum.getShape();
+        Operand norm =
+                hasE4m3Prefill
+                        ? Operand.allocateE4m3(sum.getManager(), shape)
+                        : new Operand(Torch.empty(sum.getManager(), shape, config.type()));
+        long address = Torch.dataPointer(sum);
+        RmsNormKernels.Rows rows =
+                new RmsNormKernels.Rows(
+                        address,
+                        Torch.dataPointer(norm.elements()),
+                        address,
+                        Torch.dataPointer(residual),
+                        Torch.dataPointer(weight),
+                        config.type(),
+                        shape.get(0),
+                        shape.get(1));
+        float epsilon = (float) config.epsilon();
+        if (hasE4m3Prefill) {
+            quantize.norm(rows, null, epsilon, norm.matrix());
+        } else {
+            norms.add(rows, epsilon);
+        }
+        return norm;
+    }
+
+    /**
+     * Applies head norms and rotary embedding to queries and keys in place, and writes keys and
+     * values to the cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) ·
+     * head size), and may have no queries.
+     */
+    void rotate(
+            int layer,
+            ModelWeights.Layer weights,
+            NDArray qkv,
+            KvCache cache,
+            Attention attention,
+            PrefillInputs prompts) {
+        int heads = (int) (qkv.getShape().get(1) / config.headSize());
+        normHeads(currentStreams.get(), weights, (int) qkv.getShape().get(0), qkv);
+        kernels.rotateAndCache(
+                currentStreams.get(),
+                prompts.tokens,
+                Torch.dataPointer(qkv),
+                cache.addresses(layer),
+                prompts.slots(),
+                prompts.positions(),
+                Torch.dataPointer(attention.tables(layer).cosines()),
+                Torch.dataPointer(attention.tables(layer).sines()),
+                heads - 2 * kvHeads,
+                kvHeads);
+    }
+
+    /**
+     * Returns the keys and the values of the given slots, of shape (slots, KV heads, head size) in
+     * the model's type.
+     *
+     * @param slots int64
+     */
+    NDList gather(NDManager manager, int layer, NDArray slots, KvCache cache) {
+        Shape shape = new Shape(slots.size(), kvHeads, config.headSize());
+        NDArray keys = Torch.empty(manager, shape, config.type());
+        NDArray values = Torch.empty(manager, shape, config.type());
+        kernels.gather(
+                currentStreams.get(),
+                (int) slots.size(),
+                Torch.dataPointer(keys),
+                Torch.dataPointer(values),
+                cache.addresses(layer),
+                Torch.dataPointer(slots),
+                kvHeads);
+        return new NDList(keys, values);
+    }
+
+    /**
+     * Applies the norms of heads in place, if the layer has them.
+     *
+     * @param qkv contiguous; may have no queries
+     */
+    void normHeads(CudaStream stream, ModelWeights.Layer weights, int rows, NDArray qkv) {
+        if (weights.queryNorm() == null) {
+            return;
+        }
+        int heads = (int) (qkv.getShape().get(1) / config.headSize());
+        kernels.normHeads(
+                stream,
+                rows,
+                Torch.dataPointer(qkv),
+                Torch.dataPointer(weights.queryNorm()),
+                Torch.dataPointer(weights.keyNorm()),
+                heads - 2 * kvHeads,
+                kvHeads,
+                (float) config.epsilon());
+    }
+
+    @Override
+    public void close() {
+        products.values().forEach(Product::close);
+        compute.close();
+        manager.close();
+        if (quantize != null) {
+            quantize.close();
+        }
+        norms.close();
+        kernels.close();
+        currentStreams.close();
+        device.close();
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.Device;
+import java.util.Map;
+import org.djlx.fusedops.kernel.Product;
+import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Launches the kernels of {@code quantize.cu} on the current stream of one GPU, for elements of one
+ * 16-bit type. They round to the nearest number. Not thread-safe.
+ */
+public final class QuantizeKernels implements AutoCloseable {
+
+    /** The elements of a group with 4 bits, which has a scale. */
+    public static final int GROUP;
+
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "quantize/quantize.cu");
+    private static final int STATIC_BYTES = 1024; // at least the kernels' static shared memory
+    private static final int PACK = 8; // elements of a thread at a time
+    private static final int ROW_THREADS; // the most for a row in e4m3
+    private static final int NORM_THREADS;
+    private static final int GROUP_THREADS;
+    private static final int WARP;
+
+    static {
+        KernelConstants constants = new KernelConstants(SOURCE);
+        GROUP = constants.value("GROUP");
+        ROW_THREADS = constants.value("ROW_THREADS");
+        NORM_THREADS = constants.value("NORM_THREADS");
+        GROUP_THREADS = constants.value("GROUP_THREADS");
+        WARP = constants.value("WARP");
+    }
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final Map<Integer, CudaKernel> quantize; // by the bits
+    private final CudaKernel activate;
+    private final CudaKernel norm;
+    private final CudaKernel dequantize;
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param type float16 or bfloat16
+     */
+    public QuantizeKernels(Device gpu, ScalarType type) {
+        device = CudaDevice.open(gpu);
+        streams = new CurrentStreams(device);
+        module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
+        quantize =
+                Map.of(
+                        8,
+                        module.kernels("quantize_fp8").get(type),
+                        4,
+                        module.kernels("quantize_int4").get(type));
+        activate = module.kernels("activate_fp8").get(type);
+        norm = module.kernels("norm_fp8").get(type);
+        dequantize = module.kernels("dequantize_int4").get(type);
+        int most = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK) - STATIC_BYTES;
+        quantize.get(8).allowSharedMemory(most);
+        activate.allowSharedMemory(most);
+        norm.allowSharedMemory(most);
+    }
+
+    /**
+     * A matrix, by address.
+     *
+     * @param bits 8 for e4m3 with a scale for each row; 4 for groups of {@link #GROUP} with a scale
+     *     each; 16 for one that is not quantized
+     * @param elements the rows: {@link #rowBytes} each if quantized
+     * @param scales float32, {@link #rowScales} for each row; not used with 16 bits
+     * @param rows the number of rows
+     * @param depth the elements of a row, a multiple of 8
+     */
+    public record Matrix(int bits, long elements, long scales, long rows, long depth) {}
+
+    /** {@return new memory of the GPU, to be closed} */
+    public NativeMemory allocate(long byteSize) {
+        return CudaMemory.allocate(device, byteSize);
+    }
+
+    /** {@return the bytes of the elements of a quantized row} */
+    public static long rowBytes(int bits, long depth) {
+        return bits == 8 ? depth : rowScales(bits, depth) * GROUP / 2;
+    }
+
+    /** {@return the number of scales of a quantized row} */
+    public static long rowScales(int bits, long depth) {
+        return bits == 8 ? 1 : (depth + GROUP - 1) / GROUP;
+    }
+
+    /**
+     * Quantizes rows.
+     *
+     * @param from the address of the rows, contiguous and aligned to 16 bytes
+     */
+    public void quantize(long from, Matrix to) {
+        if (to.bits == 8) {
+            launchRow(quantize.get(8), from, to);
+        } else {
+            long warps = to.rows * rowScales(to.bits, to.depth);
+            launch(quantize.get(4), warps * WARP, from, to);
+        }
+    }
+
+    /**
+     * Computes {@code silu(gates) * values} of rows, rounds to 16 bits, and quantizes to e4m3.
+     *
+     * @param both the address of the gates and then the values of each row
+     */
+    public void activate(long both, Matrix to) {
+        launchRow(activate, both, to);
+    }
+
+    /**
+     * Converts a matrix of 4 bits to 16 bits.
+     *
+     * @param to the address of contiguous rows
+     */
+    public void dequantize(Matrix from, long to) {
+        launch(dequantize, from.rows * from.depth / PACK, to, from);
+    }
+
+    /**
+     * Adds a partial sum, times its scales, to the residual, and quantizes the RMSNorm of the
+     * result, rounded to 16 bits, to e4m3.
+     *
+     * @param of the arrays; {@code norm} is not used
+     * @param scales of the partial's rows and columns, null for none; those of rows may be the
+     *     scales of {@code to}
+     * @param epsilon the number added to the mean of squares
+     */
+    public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.newResidual(),
+                        to.elements,
+                        to.scales,
+                        of.partial(),
+                        scales == null ? 0 : scales.a(),
+                        scales == null ? 0 : scales.b(),
+                        of.residual(),
+                        of.weight(),
+                        of.hidden(),
+                        Float.floatToRawIntBits(epsilon));
+        norm.launch(streams.get(), rowSize(NORM_THREADS, to), arguments);
+    }
+
+    private void launchRow(CudaKernel kernel, long from, Matrix of) {
+        launch(kernel, rowSize(ROW_THREADS, of), from, of);
+    }
+
+    /** Returns a launch of a thread block for each row. */
+    private static LaunchSize rowSize(int mostThreads, Matrix of) {
+        long packs = of.depth / PACK;
+        int threads = (int) Math.min(mostThreads, (packs + WARP - 1) / WARP * WARP);
+        return LaunchSize.of(Math.toIntExact(of.rows), threads)
+                .withShared(Math.toIntExact(of.depth * Short.BYTES))
+                .asDependent();
+    }
+
+    private void launch(CudaKernel kernel, long threads, long elements, Matrix of) {
+        int blocks = Math.toIntExact((threads + GROUP_THREADS - 1) / GROUP_THREADS);
+        launch(kernel, LaunchSize.of(blocks, GROUP_THREADS), elements, of);
+    }
+
+    private void launch(CudaKernel kernel, LaunchSize size, long elements, Matrix of) {
+        arguments.clear().addStruct(elements, of.elements, of.scales, of.rows, of.depth);
+        kernel.launch(streams.get(), size, arguments);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+        streams.close();
+        device.close();
+    }
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.LongConsumer;
+import java.util.function.ObjLongConsumer;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
+import org.djlx.llm.model.TensorPart;
+import org.djlx.llm.model.WeightMap;
+import org.djlx.llm.model.WeightMap.Slice;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/** Reads a rank's part of the weights from safetensors; owns the memory of what it has read. */
+final class WeightReader implements AutoCloseable {
+
+    static final long READ_ELEMENTS = 8 << 20; // at a time, on a CPU
+
+    private static final long ALIGNMENT = 64; // of a weight in bytes
+
+    private final ModelConfig config;
+    private final int rank;
+    private final int ranks;
+    private final Quantization quantization;
+    private final Safetensors files;
+    private final boolean inPlace;
+    private final LongConsumer progress;
+    private final NDManager manager;
+    private final WeightQuantizer quantizer; // null if the model is not quantized
+    private final NativeMemory memory; // of weights; null if libtorch allocates them
+    private long used; // bytes of the memory
+
+    /** The slices of one projection that are read as one: parts of a layer, or of an expert. */
+    private record Rows(WeightMap.Layer layer, int expert, List<TensorPart> parts) {
+
+        Slice slice(TensorPart part, boolean isBias) {
+            return layer.get(part, expert, isBias);
+        }
+
+        boolean isBiased() {
+            return slice(parts.get(0), true) != null;
+        }
+    }
+
+    WeightReader(
+            ModelConfig config,
+            int rank,
+            int ranks,
+            Device device,
+            Quantization quantization,
+            Safetensors files,
+            boolean inPlace,
+            LongConsumer progress) {
+        this.config = config;
+        this.rank = rank;
+        this.ranks = ranks;
+        this.quantization = quantization;
+        this.files = files;
+        this.inPlace = inPlace && !device.isGpu();
+        this.progress = progress;
+        manager = NDManager.newBaseManager(device);
+        boolean quantizes = quantization != Quantization.NONE;
+        quantizer = quantizes ? new WeightQuantizer(config, quantization, manager) : null;
+        // A tensor may have three parts.
+        long padding = ALIGNMENT * (3L * WeightMap.shapes(config).size() + 2);
+        memory =
+                !device.isGpu() && !quantizes && !inPlace
+                        ? NativeMemory.allocateZeros(
+                                WeightMap.byteSize(config, ranks) + padding, true)
+                        : null;
+    }
+
+    /** Reads all weights. The result closes this reader. */
+    ModelWeights read() {
+        NDArray embedding = tokenRows(WeightMap.EMBEDDING);
+        List<ModelWeights.Layer> layers = new ArrayList<>();
+        for (int i = 0; i < config.layers(); i++) {
+            layers.add(layer(new WeightMap.Layer(config, i), config.layer(i)));
+        }
+        NDArray norm = norm(WeightMap.norm(config), 0);
+        return new ModelWeights(quantization, embedding, layers, norm, output(embedding), this);
+    }
+
+    private ModelWeights.Linear output(NDArray embedding) {
+        if (quantizer == null) {
+            NDArray head = config.tied() ? embedding : tokenRows(WeightMap.HEAD);
+            return new ModelWeights.Linear(head.transpose(), null);
+        }
+        QuantizedMatrix matrix =
+                config.tied()
+                        ? quantizer.quantize(embedding)
+                        : quantizer.quantize(
+                                embedding.getShape(),
+                                false,
+                                (to, row) -> fillTokens(to, row, WeightMap.HEAD));
+        quantizer.closeStaging();
+        return new ModelWeights.Linear(List.of(), null, matrix);
+    }
+
+    private ModelWeights.Layer layer(WeightMap.Layer map, LayerConfig of) {
+        int pairs = of.attention().rope().pairs();
+        List<ModelWeights.Mlp> mlps = new ArrayList<>();
+        for (int expert = 0; expert < map.mlps(); expert++) {
+            List<TensorPart> parts = map.mlpParts();
+            mlps.add(
+                    new ModelWeights.Mlp(
+                            rows(new Rows(map, expert, parts.subList(0, 2)), 0),
+                            columns(new Rows(map, expert, parts.subList(2, 3)))));
+        }
+        List<TensorPart> heads = List.of(TensorPart.QUERIES, TensorPart.KEYS, TensorPart.VALUES);
+        return new ModelWeights.Layer(
+                norm(map, TensorPart.ATTENTION_NORM, 0),
+                rows(new Rows(map, 0, heads), pairs),
+                norm(map, TensorPart.QUERY_NORM, pairs),
+                norm(map, TensorPart.KEY_NORM, pairs),
+                columns(new Rows(map, 0, List.of(TensorPart.ATTENTION_OUT))),
+                norm(map, TensorPart.ATTENTION_POST_NORM, 0),
+                norm(map, TensorPart.MLP_NORM, 0),
+                of.mlp().experts() == null
+                        ? null
+                        : array(new Rows(map, 0, List.of(TensorPart.ROUTER)), 0, false).transpose(),
+                mlps,
+                norm(map, TensorPart.MLP_POST_NORM, 0));
+    }
+
+    /**
+     * Reads this rank's rows of parts: into one matrix, or, if weights stay in the files, a matrix
+     * for each part.
+     *
+     * @param pairs the rotated pairs of a head of queries and keys
+     */
+    private ModelWeights.Linear rows(Rows of, int pairs) {
+        NDArray bias = of.isBiased() ? array(of, pairs, true) : null;
+        if (!inPlace || quantizer != null) {
+            return projection(
+                    shape(of, false), bias, false, (to, row) -> fill(to, row, of, pairs, false));
+        }
+        List<NDArray> weights = new ArrayList<>();
+        for (TensorPart part : of.parts) {
+            Slice slice = of.slice(part, false);
+            long from = slice.first() + slice.firstRow(config, rank, ranks);
+            boolean reordered = part != TensorPart.VALUES && isReordered(pairs);
+            Optional<NDArray> view =
+                    reordered
+                            ? Optional.empty()
+                            : view(slice.name(), 0, from, from + slice.rows(config, ranks));
+            Rows alone = new Rows(of.layer, of.expert, List.of(part));
+            weights.add(view.orElseGet(() -> array(alone, pairs, false)).transpose());
+        }
+        return new ModelWeights.Linear(weights, bias, null);
+    }
+
+    /** Reads this rank's columns of a projection. Each rank has the whole bias. */
+    private ModelWeights.Linear columns(Rows of) {
+        Slice slice = of.slice(of.parts.get(0), false);
+        NDArray bias = of.isBiased() ? array(of, 0, true) : null;
+        long count = slice.columns() / ranks;
+        if (quantizer == null) {
+            Optional<NDArray> view = view(slice.name(), 1, rank * count, (rank + 1) * count);
+            if (view.isPresent()) {
+                return new ModelWeights.Linear(view.get().transpose(), bias);
+            }
+        }
+        return projection(
+                new Shape(slice.rows(), count),
+                bias,
+                ranks > 1,
+                (to, row) -> {
+                    if (ranks == 1) {
+                        fill(to, 0, slice.name(), row, to.getShape().get(0));
+                    } else {
+                        files.read(slice.name(), 1, rank * count, (rank + 1) * count, to);
+                        progress.accept(to.size() * config.type().itemSize());
+                    }
+                });
+    }
+
+    /**
+     * Reads a projection.
+     *
+     * @param shape (outputs, inputs)
+     * @param whole whether it must be read at once
+     * @param source fills an array with rows, from a row on
+     */
+    private ModelWeights.Linear projection(
+            Shape shape, NDArray bias, boolean whole, ObjLongConsumer<NDArray> source) {
+        if (quantizer != null) {
+            QuantizedMatrix matrix = quantizer.quantize(shape, whole, source);
+            return new ModelWeights.Linear(List.of(), bias, matrix);
+        }
+        NDArray weight = empty(shape, config.type());
+        source.accept(weight, 0);
+        return new ModelWeights.Linear(weight.transpose(), bias);
+    }
+
+    /** Returns a part of a matrix in its file; empty if it must be copied. */
+    private Optional<NDArray> view(String name, int dimension, long from, long to) {
+        if (!inPlace || files.spec(name).type() != config.type()) {
+            return Optional.empty();
+        }
+        Optional<NDArray> view = files.view(name, dimension, from, to, manager);
+        view.ifPresent(array -> progress.accept(array.size() * config.type().itemSize()));
+        return view;
+    }
+
+    /** Reads this rank's rows of parts into one array, which is not quantized. */
+    private NDArray array(Rows of, int pairs, boolean isBias) {
+        NDArray array = empty(shape(of, isBias), config.type());
+        fill(array, 0, of, pairs, isBias);
+        return array;
+    }
+
+    private Shape shape(Rows of, boolean isBias) {
+        long total = 0;
+        for (TensorPart part : of.parts) {
+            total += of.slice(part, isBias).rows(config, ranks);
+        }
+        return of.slice(of.parts.get(0), isBias).shape(total);
+    }
+
+    /** Fills an array with this rank's rows of parts, one part after the other, from a row on. */
+    private void fill(NDArray array, long first, Rows of, int pairs, boolean isBias) {
+        long end = first + array.getShape().get(0);
+        long start = 0;
+        for (TensorPart part : of.parts) {
+            Slice slice = of.slice(part, isBias);
+            long next = start + slice.rows(config, ranks);
+            long from = Math.max(first, start);
+            long count = Math.min(end, next) - from;
+            if (count > 0) {
+                long row = slice.firstRow(config, rank, ranks) + from - start;
+                int rotated = part == TensorPart.VALUES ? 0 : pairs;
+                fill(array, from - first, slice, row, count, rotated);
+            }
+            start = next;
+        }
+    }
+
+    /** Returns an array to be filled. */
+    private NDArray empty(Shape shape, ScalarType type) {
+        if (memory == null) {
+            return Torch.empty(manager, shape, type);
+        }
+        long offset = used;
+        used += aligned(shape.size() * type.itemSize());
+        return Torch.view(manager, memory, offset, shape, type);
+    }
+
+    private static long aligned(long bytes) {
+        return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+
+    /**
+     * Reads rows of a part into the rows of an array from {@code row} on. If heads are rotated in
+     * part, reorders their rows: the first half of a head holds the first elements of pairs, then
+     * half of the elements that are not rotated. So all heads rotate alike; scores do not change.
+     *
+     * @param pairs the rotated pairs of a head; 0 if the rows are not rotated
+     */
+    private void fill(NDArray array, long row, Slice slice, long from, long count, int pairs) {
+        int head = config.headSize();
+        int half = head / 2;
+        int rest = half - pairs;
+        long first = slice.first() + from;
+        if (!isReordered(pairs)) {
+            fill(array, row, slice.name(), first, count);
+            return;
+        }
+        for (long at = 0; at < count; at += head) {
+            fill(array, row + at, slice.name(), first + at, pairs);
+            fill(array, row + at + pairs, slice.name(), first + at + 2 * pairs, rest);
+            fill(array, row + at + half, slice.name(), first + at + pairs, pairs);
+            fill(array, row + at + half + pairs, slice.name(), first + at + half + pairs, rest);
+        }
+    }
+
+    private boolean isReordered(int pairs) {
+        return pairs != 0 && pairs != config.headSize() / 2;
+    }
+
+    private void fill(NDArray array, long row, String name, long from, long count) {
+        // On a CPU a few rows at a time: the pages of the file that are being read take memory,
+        // too.
+        long columns = array.size() / array.getShape().get(0);
+        long step = array.getDevice().isGpu() ? count : 1 + READ_ELEMENTS / columns;
+        for (long done = 0; done < count; done += step) {
+            long next = Math.min(step, count - done);
+            long first = row + done;
+            try (NDArray rows = array.get(new NDIndex().addSliceDim(first, first + next))) {
+                files.read(name, 0, from + done, from + done + next, rows);
+                progress.accept(rows.size() * Torch.scalarType(rows).itemSize());
+            }
+        }
+    }
+
+    /** Reads this rank's rows of a matrix that has one row per token of the vocabulary. */
+    private NDArray tokenRows(String name) {
+        long count = WeightMap.vocabularyPart(config, ranks);
+        if ((rank + 1) * count <= config.vocabularySize()) {
+            Optional<NDArray> view = view(name, 0, rank * count, (rank + 1) * count);
+            if (view.isPresent()) {
+                return view.get();
+            }
+        }
+        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
+        fillTokens(array, 0, name);
+        return array;
+    }
+
+    /** Fills an array with this rank's rows of the vocabulary, from a row on; zeros after it. */
+    private void fillTokens(NDArray array, long first, String name) {
+        long from = rank * (long) WeightMap.vocabularyPart(config, ranks) + first;
+        long rows = array.getShape().get(0);
+        long present = Math.max(0, Math.min(rows, config.vocabularySize() - from));
+        if (present < rows) {
+            try (NDArray rest = Torch.narrow(array, 0, present, rows - present);
+                    NDArray zeros = manager.zeros(rest.getShape())) {
+                Torch.copy(rest, zeros);
+            }
+        }
+        if (present > 0) {
+            fill(array, 0, name, from, present);
+        }
+    }
+
+    /** Reads the weight of a norm; null if there is none. */
+    private NDArray norm(WeightMap.Layer map, TensorPart part, int pairs) {
+        Slice slice = map.get(part, 0, false);
+        return slice == null ? null : norm(slice, pairs);
+    }
+
+    private NDArray norm(Slice slice, int pairs) {
+        NDArray array = empty(slice.shape(slice.rows()), slice.type());
+        fill(array, 0, slice, 0, slice.rows(), pairs);
+        return config.addsOneToNorms() ? array.addi(1) : array;
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+        if (quantizer != null) {
+            quantizer.close();
+        }
+        if (memory != null) {
+            memory.close();
+        }
+    }
+}

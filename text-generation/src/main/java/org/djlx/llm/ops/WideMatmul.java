@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import java.util.Comparator;
+import java.util.List;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.cuda.TensorMap;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Multiplies up to 128 rows by a weight in 16 bits, or up to 64 rows by one in e4m3, with {@code
+ * wide_matmul.cu}. For Hopper GPUs. Bit for bit, a row of a product depends neither on the other
+ * rows nor on their number. Not thread-safe.
+ */
+public final class WideMatmul {
+
+    static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "decoder/wide_matmul.cu");
+
+    /** The largest number of rows in 16 bits. */
+    public static final int MAX_ROWS = 128;
+
+    /** The largest number of rows in e4m3: cuBLASLt is faster for more. */
+    public static final int MAX_E4M3_ROWS = 64;
+
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
+    private static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
+    private static final int THREADS = CONSTANTS.value("THREADS");
+    private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
+    private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
+    private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
+    private static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
+
+    private final ScalarType type; // of x and the weight
+    private final int maxRows;
+    private final int multiprocessors;
+    private final List<Variant> variants;
+    private final KernelStruct struct = new KernelStruct(MATMUL.byteSize());
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * A variant of the kernel.
+     *
+     * @param rows the largest number of rows of x, 64 or {@value #MAX_ROWS}
+     * @param columns the rows of the weight in a tile
+     * @param cluster the thread blocks that share a tile
+     */
+    private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
+
+        int sharedBytes() {
+            return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
+        }
+
+        int blocks(long weightRows) {
+            return Math.toIntExact(ceilDiv(weightRows, columns) * cluster);
+        }
+
+        /**
+         * Returns the rows that the busiest SM reads: rows of the weight, and half of the rows of
+         * x, which come from L2. An SM runs one thread block at a time. x counts as {@value
+         * #MAX_ROWS} rows whatever its number, so every number of rows gets the same cluster, hence
+         * the same bits.
+         */
+        double cost(long weightRows, int multiprocessors) {
+            long waves = ceilDiv(blocks(weightRows), multiprocessors);
+            return (double) waves * (columns + MAX_ROWS / 2) / cluster;
+        }
+    }
+
+    WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {
+        boolean e4m3 = weightBits == 8;
+        this.type = e4m3 ? ScalarType.FLOAT8_E4M3FN : type;
+        maxRows = e4m3 ? MAX_E4M3_ROWS : MAX_ROWS;
+        multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        variants =
+                CONSTANTS.calls("WIDE_MATMUL").stream()
+                        .filter(call -> call[0] <= maxRows)
+                        .map(call -> load(module, call))
+                        .toList();
+    }
+
+    private static Variant load(CudaModule module, int[] call) {
+        String name = "decode_wide_matmul_%d_%d_%d".formatted(call[0], call[1], call[2]);
+        Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2]);
+        variant.kernel.allowSharedMemory(variant.sharedBytes());
+        return variant;
+    }
+
+    /**
+     * Returns whether the kernel supports a matmul.
+     *
+     * @param width the columns of the output
+     * @param stride the distance between rows of the output, in elements
+     */
+    public boolean isFor(int rows, long width, long stride) {
+        return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
+    }
+
+    private Variant cheapest(int rows, long weightRows) {
+        int variantRows = rows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
+        return variants.stream()
+                .filter(variant -> variant.rows == variantRows)
+                .min(Comparator.comparingDouble(one -> one.cost(weightRows, multiprocessors)))
+                .orElseThrow();
+    }
+
+    /**
+     * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
+     * biases of both. Programmatic dependent launch: the weight and its scales are read while the
+     * previous kernel still runs, so they must be complete before that kernel starts. Arrays are
+     * given by address: x and the weight are aligned to 16 bytes, the output to 4.
+     *
+     * @param gated whether the weight holds the rows of the gates, then as many of the values
+     * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
+     * @param weight the weight, of the type and the depth of x; a scale for each row if in e4m3
+     * @param bias the bias of the weight's rows; 0 for none
+     * @param output the output, rows {@code stride} elements apart
+     */
+    public void launch(
+            CudaStream stream,
+            boolean gated,
+            QuantizeKernels.Matrix x,
+            QuantizeKernels.Matrix weight,
+            long bias,
+            long output,
+            long stride) {
+        Variant variant = cheapest(Math.toIntExact(x.rows()), weight.rows());
+        putTensorMap("weight", weight, variant.columns / QUARTERS);
+        putTensorMap("x", x, variant.rows);
+        put("weight_scales", weight.scales());
+        put("x_scales", x.scales());
+        put("output", output);
+        put("bias", bias);
+        put("batch", x.rows());
+        put("width", gated ? weight.rows() / 2 : weight.rows());
+        put("depth", x.depth());
+        put("stride", stride);
+        put("gated", gated ? 1 : 0);
+        LaunchSize size =
+                LaunchSize.of(variant.blocks(weight.rows()), THREADS)
+                        .withShared(variant.sharedBytes());
+        variant.kernel.launch(stream, size.asDependent(), arguments.clear().add(struct));
+    }
+
+    private void putTensorMap(String member, QuantizeKernels.Matrix matrix, int boxRows) {
+        long[] sizes = {matrix.depth(), matrix.rows()};
+        long[] strides = {matrix.depth() * type.itemSize()};
+        int boxColumns = BOX_BYTES / type.itemSize();
+        new TensorMap(struct, MATMUL.offset(member), type, sizes, strides, boxColumns, boxRows)
+                .place(matrix.elements());
+    }
+
+    private void put(String member, long value) {
+        struct.put(MATMUL.offset(member), value);
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * Attention        attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
+ * CpuDecoder       decode steps on a CPU, with kernels that read weights at the speed of memory
+ * Decoder          decode steps on a GPU, recorded as CUDA graphs
+ * DecoderMatmuls   the matmuls of those steps, and the norms between them
+ * ExpertRouter     chooses the experts of tokens
+ * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
+ * Operand          the input of a projection, in the model's type or in e4m3
+ * QuantizedMatrix  weights of a projection in 8 or 4 bits
+ * WeightQuantizer  quantizes projections while they are read
+ * WeightReader     reads a rank's weights from safetensors
+ */
+/**
+ * One rank's part of a language model: weights, KV cache, and the forward pass on CPU and GPU.
+ * Start with {@link org.djlx.llm.ops.TransformerModel}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.llm.ops.DecoderKernels} - launches the kernels of decoding: matmuls of few
+ *       rows, attention, sampling
+ *   <li>{@link org.djlx.llm.ops.KvCache} - a rank's part of the paged KV cache
+ *   <li>{@link org.djlx.llm.ops.MatmulChain} - several matmuls of few rows as one kernel
+ *   <li>{@link org.djlx.llm.ops.ModelKernels} - the model's kernels on a rank's GPU
+ *   <li>{@link org.djlx.llm.ops.ModelWeights} - a rank's weights in memory
+ *   <li>{@link org.djlx.llm.ops.QuantizeKernels} - conversions of 16-bit rows to 8 and 4 bits
+ *   <li>{@link org.djlx.llm.ops.TokenBatch} - the tokens of one forward pass
+ *   <li>{@link org.djlx.llm.ops.TransformerModel} - the layers, prefill and decode
+ *   <li>{@link org.djlx.llm.ops.WideMatmul} - a matmul of up to 128 rows in 16 bits, or 64 in e4m3
+ * </ul>
+ */
+package org.djlx.llm.ops;

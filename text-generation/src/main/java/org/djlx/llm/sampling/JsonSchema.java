@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.sampling;
+
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonPrimitive;
+import java.math.BigDecimal;
+import java.net.URLDecoder;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.BitSet;
+import java.util.Collections;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Set;
+
+/**
+ * Compiles a JSON schema to a term. {@link Grammar#jsonSchema} says what is supported. Every
+ * keyword that is not known is refused, so no keyword is ignored.
+ */
+final class JsonSchema {
+
+    private enum Type {
+        OBJECT("properties", "required", "additionalProperties"),
+        ARRAY("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+        STRING("minLength", "maxLength", "pattern", "format"),
+        NUMBER("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        INTEGER(),
+        BOOLEAN(),
+        NULL();
+
+        private final Set<String> keywords;
+
+        Type(String... keywords) {
+            this.keywords = Set.of(keywords);
+        }
+    }
+
+    private static final Set<Type> ALL =
+            EnumSet.complementOf(EnumSet.of(Type.INTEGER)); // A number may be an integer.
+    private static final Gson GSON =
+            new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
+    private static final int MAX_SIZE = 10_000; // of strings and arrays
+    private static final int MAX_NUMBER_LENGTH = 40; // of bounds
+    private static final int MAX_DEPTH = 200;
+
+    /** Keywords that do not change which values are valid. */
+    private static final Set<String> ANNOTATIONS =
+            Set.of(
+                    "$schema",
+                    "$id",
+                    "$comment",
+                    "$defs",
+                    "definitions",
+                    "title",
+                    "description",
+                    "default",
+                    "examples",
+                    "deprecated",
+                    "readOnly",
+                    "writeOnly");
+
+    private static final String DATE =
+            "(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])"
+                    + "|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)";
+    private static final String TIME =
+            "(?:[01]\\d|2[0-3])(?::[0-5]\\d){2}(?:\\.\\d{1,9})?(?:Z|[+-](?:0[1-9]|1[0-3]):[0-5]\\d)";
+    private static final String HOST =
+            "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\\.[a-z]{2,10}){1,3}";
+    private static final String OCTET = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
+
+    private final Terms terms;
+    private final JsonObject root;
+    private final Map<String, Terms.Term> references = new HashMap<>();
+    private final Terms.Term space;
+    private final Terms.Term comma;
+    private final Terms.Term unescaped; // a character that a JSON string holds as it is
+    private final Terms.Term character;
+    private final Terms.Term anyString;
+    private Terms.Term any; // null until used
+    private int depth;
+
+    JsonSchema(Terms terms, JsonObject root) {
+        this.terms = terms;
+        this.root = root;
+        space = regex("(?: |\n {0,32})?");
+        comma = terms.sequence(space, terms.literal(","), space);
+        Terms.Term escape =
+                regex(
+                        "\\\\(?:[\"\\\\/bfnrt]|u(?:[0-9A-CEFa-cef][0-9A-Fa-f]{3}|[Dd][0-7][0-9A-Fa-f]{2}"
+                            + "|[Dd][89ABab][0-9A-Fa-f]{2}\\\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}))");
+        BitSet all = new BitSet();
+        all.set(0, Character.MAX_CODE_POINT + 1);
+        unescaped = plain(all);
+        character = terms.choice(List.of(unescaped, escape));
+        anyString = string(terms.repeat(character, 0, Terms.UNBOUNDED));
+    }
+
+    Terms.Term compile() {
+        try {
+            return value(root, "#");
+        } catch (IllegalStateException | UnsupportedOperationException | ClassCastException e) {
+            throw wrong("#", "a keyword has a value of a wrong type: " + e.getMessage()); // of Gson
+        }
+    }
+
+    Terms.Term anyObject() {
+        return object(new JsonObject(), "#");
+    }
+
+    private Terms.Term regex(String regex) {
+        return Regex.compile(terms, regex, terms::codePoints, false);
+    }
+
+    /** Returns the term for a code point that a JSON string holds as it is. */
+    private Terms.Term plain(BitSet codePoints) {
+        BitSet plain = (BitSet) codePoints.clone();
+        plain.clear(0, ' ');
+        plain.clear('"');
+        plain.clear('\\');
+        return terms.codePoints(plain);
+    }
+
+    /** Returns the term for a code point in a JSON string, escaped where it must be. */
+    private Terms.Term escaped(BitSet codePoints) {
+        List<Terms.Term> parts = new ArrayList<>();
+        parts.add(plain(codePoints));
+        for (int c : "\"\\\b\f\n\r\t".chars().toArray()) {
+            if (codePoints.get(c)) {
+                String quoted = GSON.toJson(String.valueOf((char) c));
+                parts.add(terms.literal(quoted.substring(1, quoted.length() - 1)));
+            }
+        }
+        for (int c = codePoints.nextSetBit(0);
+                c >= 0 && c < ' ';
+                c = codePoints.nextSetBit(c + 1)) {
+            parts.add(terms.literal(String.format("\\u%04x", c)));
+        }
+        return terms.choice(parts);
+    }
+
+    private Terms.Term string(Terms.Term content) {
+        Terms.Term quote = terms.literal("\"");
+        return terms.lexeme(terms.sequence(quote, content, quote));
+    }
+
+    private static IllegalArgumentException wrong(String path, String problem) {
+        return new IllegalArgumentException("the JSON schema at " + path + ": " + problem);
+    }
+
+    private static IllegalArgumentException unsupported(String path, String keyword) {
+        return wrong(path, "the keyword '" + keyword + "' is not supported");
+    }
+
+    private Terms.Term value(JsonElement schema, String path) {
+        if (++depth > MAX_DEPTH) {
+            throw wrong(path, "schemas and references are nested more than " + MAX_DEPTH + " deep");
+        }
+        Terms.Term term = valueOf(schema, path);
+        depth--;
+        return term;
+    }
+
+    private Terms.Term valueOf(JsonElement schema, String path) {
+        if (schema instanceof JsonPrimitive primitive && primitive.isBoolean()) {
+            return primitive.getAsBoolean() ? any() : terms.none;
+        }
+        JsonObject object = requireObject(schema, path);
+        List<String> keywords = keywords(object);
+        for (String keyword : List.of("$ref", "allOf", "anyOf")) {
+            if (keywords.contains(keyword)) {
+                return combined(object, keyword, keywords, path);
+            }
+        }
+        List<JsonElement> constants = constants(object, path);
+        Set<Type> types = types(object, ALL, path);
+        for (String keyword : keywords) {
+            boolean isKnown =
+                    List.of("type", "const", "enum").contains(keyword)
+                            || constants == null
+                                    && EnumSet.allOf(Type.class).stream()
+                                            .anyMatch(type -> type.keywords.contains(keyword));
+            if (!isKnown) {
+                throw constants == null
+                        ? unsupported(path, keyword)
+                        : wrong(path, "'" + keyword + "' beside constants is not supported");
+            }
+        }
+        List<Terms.Term> parts = new ArrayList<>();
+        if (constants != null) {
+            for (JsonElement each : constants) {
+                if (types.stream().anyMatch(type -> matches(type, each))) {
+                    parts.add(terms.literal(GSON.toJson(each)));
+                }
+            }
+        } else {
+            types.forEach(type -> parts.add(value(object, type, path)));
+        }
+        return terms.choice(parts);
+    }
+
+    private static JsonObject requireObject(JsonElement schema, String path) {
+        if (!(schema instanceof JsonObject object)) {
+            throw wrong(path, "a schema must be an object, true or false");
+        }
+        return object;
+    }
+
+    private static List<String> keywords(JsonObject schema) {
+        return schema.keySet().stream().filter(key -> !ANNOTATIONS.contains(key)).toList();
+    }
+
+    /** Returns the values that {@code const} and {@code enum} allow; null without these. */
+    private static List<JsonElement> constants(JsonObject schema, String path) {
+        List<JsonElement> values = array(schema, "enum", path);
+        if (!schema.has("const")) {
+            return values;
+        }
+        JsonElement only = schema.get("const");
+        return values == null || values.contains(only) ? List.of(only) : List.of();
+    }
+
+    /** Returns the elements of a keyword's array; null without the keyword. */
+    private static List<JsonElement> array(JsonObject schema, String keyword, String path) {
+        JsonElement value = schema.get(keyword);
+        if (value != null && !value.isJsonArray()) {
+            throw wrong(path, "'" + keyword + "' must be an array");
+        }
+        return value == null ? null : value.getAsJsonArray().asList();
+    }
+
+    private static boolean matches(Type type, JsonElement value) {
+        if (value instanceof JsonPrimitive primitive) {
+            return switch (type) {
+                case STRING -> primitive.isString();
+                case BOOLEAN -> primitive.isBoolean();
+                case NUMBER -> primitive.isNumber();
+                case INTEGER ->
+                        primitive.isNumber()
+                                && primitive.getAsBigDecimal().stripTrailingZeros().scale() <= 0;
+                default -> false;
+            };
+        }
+        return value.isJsonObject()
+                ? type == Type.OBJECT
+                : value.isJsonArray() ? type == Type.ARRAY : type == Type.NULL;
+    }
+
+    /**
+     * Returns the types of a schema.
+     *
+     * @param defaults the types if neither {@code type} nor another keyword names one
+     */
+    private static Set<Type> types(JsonObject schema, Set<Type> defaults, String path) {
+        JsonElement type = schema.get("type");
+        Set<Type> types = EnumSet.noneOf(Type.class);
+        if (type == null) {
+            for (Type each : Type.values()) {
+                if (!Collections.disjoint(each.keywords, schema.keySet())) {
+                    types.add(each);
+                }
+            }
+            return types.isEmpty() || constants(schema, path) != null ? defaults : types;
+        }
+        for (JsonElement name : type instanceof JsonArray array ? array : List.of(type)) {
+            try {
+                types.add(Type.valueOf(name.getAsString().toUpperCase(Locale.ROOT)));
+            } catch (RuntimeException e) { // of Gson and of valueOf
+                throw wrong(path, "unknown type " + name);
+            }
+        }
+        return types;
+    }
+
+    /** Compiles a reference or a combination of schemas. */
+    private Terms.Term combined(
+            JsonObject schema, String keyword, List<String> keywords, String path) {
+        JsonElement value = schema.get(keyword);
+        if (keywords.size() > 1) {
+            throw wrong(
+                    path, "other keywords beside " + keyword + " are not supported: " + keywords);
+        }
+        if (keyword.equals("$ref")) {
+            String pointer = value.getAsString();
+            Terms.Term reference = references.get(pointer);
+            if (reference == null) {
+                reference = terms.reference(pointer);
+                references.put(pointer, reference);
+                reference.define(value(resolve(pointer, path), pointer));
+            }
+            return reference;
+        }
+        String place = path + "/" + keyword;
+        if (!(value instanceof JsonArray array) || array.isEmpty()) {
+            throw wrong(place, "must be an array of schemas");
+        }
+        if (keyword.equals("allOf") && array.size() > 1) {
+            throw wrong(place, "only one schema is supported");
+        }
+        List<Terms.Term> alternatives = new ArrayList<>();
+        for (int i = 0; i < array.size(); i++) {
+            alternatives.add(value(array.get(i), place + "/" + i));
+        }
+        return terms.choice(alternatives);
+    }
+
+    private JsonElement resolve(String pointer, String path) {
+        JsonElement found = pointer.matches("#(/.*)?") ? root : null;
+        for (String token : pointer.replaceFirst("#/?", "").split("/")) {
+            if (token.isEmpty()) {
+                continue;
+            }
+            // URLDecoder is for forms, in which + is a space.
+            String name =
+                    URLDecoder.decode(token.replace("+", "%2B"), StandardCharsets.UTF_8)
+                            .replace("~1", "/")
+                            .replace("~0", "~");
+            if (found instanceof JsonArray array && name.matches("\\d{1,4}")) {
+                int index = Integer.parseInt(name);
+                found = index < array.size() ? array.get(index) : null;
+            } else {
+                found = found instanceof JsonObject object ? object.get(name) : null;
+            }
+        }
+        if (found == null) {
+            throw wrong(path, "$ref '" + pointer + "' is not a place in the schema");
+        }
+        return found;
+    }
+
+    private static List<String> strings(JsonObject schema, String keyword, String path) {
+        JsonElement value = schema.get(keyword);
+        if (value == null) {
+            return List.of();
+        }
+        if (!(value instanceof JsonArray array)
+                || !array.asList().stream().allMatch(each -> matches(Type.STRING, each))) {
+            throw wrong(path, "'" + keyword + "' must be an array of strings");
+        }
+        return array.asList().stream().map(JsonElement::getAsString).toList();
+    }
+
+    private static int integer(JsonObject schema, String keyword, int defaultValue, String path) {
+        JsonElement value = schema.get(keyword);
+        if (value == null) {
+            return defaultValue;
+        }
+        if (!matches(Type.INTEGER, value)
+                || value.getAsBigDecimal().signum() < 0
+                || value.getAsBigDecimal().compareTo(BigDecimal.valueOf(MAX_SIZE)) > 0) {
+            throw wrong(path, "'" + keyword + "' must be an integer from 0 to " + MAX_SIZE);
+        }
+        return value.getAsBigDecimal().intValueExact();
+    }
+
+    private Terms.Term value(JsonObject schema, Type type, String path) {
+        return switch (type) {
+            case OBJECT -> object(schema, path);
+            case ARRAY -> array(schema, path);
+            case STRING -> string(schema, path);
+            case NUMBER, INTEGER -> number(schema, type == Type.INTEGER, path);
+            case BOOLEAN -> terms.choice(List.of(terms.literal("true"), terms.literal("false")));
+            case NULL -> terms.literal("null");
+        };
+    }
+
+    /** Returns the term for any value. */
+    private Terms.Term any() {
+        if (any == null) {
+            any = terms.reference("#");
+            List<Terms.Term> parts = new ArrayList<>();
+            for (Type type : List.of(Type.STRING, Type.NUMBER, Type.BOOLEAN, Type.NULL)) {
+                parts.add(value(new JsonObject(), type, "#"));
+            }
+            parts.add(brackets("[", listOf(any, 0, Terms.UNBOUNDED), "]"));
+            parts.add(brackets("{", listOf(member(anyString, any), 0, Terms.UNBOUNDED), "}"));
+            any.define(terms.choice(parts));
+        }
+        return any;
+    }
+
+    private Terms.Term brackets(String open, Terms.Term content, String close) {
+        return terms.sequence(terms.literal(open), space, content, space, terms.literal(close));
+    }
+
+    private Terms.Term member(Terms.Term name, Terms.Term value) {
+        return terms.sequence(name, terms.literal(":"), space, value);
+    }
+
+    private Terms.Term listOf(Terms.Term element, int min, int max) {
+        if (min > max || max == 0) {
+            return min > max ? terms.none : terms.empty;
+        }
+        int more = max == Terms.UNBOUNDED ? max : max - 1;
+        Terms.Term rest = terms.repeat(terms.sequence(comma, element), Math.max(0, min - 1), more);
+        Terms.Term some = terms.sequence(element, rest);
+        return min == 0 ? terms.optional(some) : some;
+    }
+
+    private Terms.Term object(JsonObject schema, String path) {
+        JsonObject declared =
+                schema.has("properties")
+                        ? requireObject(schema.get("properties"), path + "/properties")
+                        : new JsonObject();
+        JsonElement additional =
+                schema.has("additionalProperties")
+                        ? schema.get("additionalProperties")
+                        : new JsonPrimitive(!schema.has("properties"));
+        Terms.Term others = value(additional, path + "/additionalProperties");
+        Set<String> required = new LinkedHashSet<>(strings(schema, "required", path));
+        Map<String, Terms.Term> properties = new LinkedHashMap<>();
+        for (String name : declared.keySet()) {
+            String place = path + "/properties/" + name;
+            properties.put(name, value(declared.get(name), place));
+        }
+        required.forEach(name -> properties.putIfAbsent(name, others));
+        List<Terms.Term> quoted =
+                properties.keySet().stream().map(name -> terms.literal(GSON.toJson(name))).toList();
+        Terms.Term quote = terms.literal("\"");
+        Terms.Term name = terms.sequence(quote, terms.repeat(unescaped, 0, Terms.UNBOUNDED), quote);
+        Terms.Term other =
+                quoted.isEmpty() || others == terms.none
+                        ? anyString
+                        : terms.lexeme(terms.both(name, terms.not(terms.choice(quoted))));
+        // Built from the last property to the first: `after` is what may follow a property that
+        // was written, `first` what may be written if none was.
+        Terms.Term member = member(other, others);
+        Terms.Term after = terms.repeat(terms.sequence(comma, member), 0, Terms.UNBOUNDED);
+        Terms.Term first = listOf(member, 0, Terms.UNBOUNDED);
+        List<String> names = new ArrayList<>(properties.keySet());
+        for (int i = names.size() - 1; i >= 0; i--) {
+            Terms.Term property = member(quoted.get(i), properties.get(names.get(i)));
+            Terms.Term next = terms.sequence(comma, property, after);
+            Terms.Term begin = terms.sequence(property, after);
+            boolean isRequired = required.contains(names.get(i));
+            first = isRequired ? begin : terms.choice(List.of(begin, first));
+            after = isRequired ? next : terms.choice(List.of(next, after));
+        }
+        return brackets("{", first, "}");
+    }
+
+    private Terms.Term array(JsonObject schema, String path) {
+        if (schema.has("uniqueItems") && schema.get("uniqueItems").getAsBoolean()) {
+            throw unsupported(path, "uniqueItems");
+        }
+        int min = integer(schema, "minItems", 0, path);
+        int max = integer(schema, "maxItems", Terms.UNBOUNDED, path);
+        List<JsonElement> declared = array(schema, "prefixItems", path);
+        List<JsonElement> prefix = declared == null ? List.of() : declared;
+        JsonElement items = schema.has("items") ? schema.get("items") : new JsonPrimitive(true);
+        Terms.Term item = value(items, path + "/items");
+        if (prefix.isEmpty()) {
+            return brackets("[", listOf(item, min, max), "]");
+        }
+        int more = max == Terms.UNBOUNDED ? max : Math.max(0, max - prefix.size());
+        Terms.Term rest =
+                terms.repeat(terms.sequence(comma, item), Math.max(0, min - prefix.size()), more);
+        for (int i = prefix.size() - 1; i >= 0; i--) {
+            Terms.Term element = value(prefix.get(i), path + "/prefixItems/" + i);
+            Terms.Term next = terms.sequence(i == 0 ? terms.empty : comma, element, rest);
+            rest = i >= max ? terms.empty : i >= min ? terms.optional(next) : next;
+        }
+        return min > max ? terms.none : brackets("[", rest, "]");
+    }
+
+    private Terms.Term string(JsonObject schema, String path) {
+        int min = integer(schema, "minLength", 0, path);
+        int max = integer(schema, "maxLength", Terms.UNBOUNDED, path);
+        if (min > max) {
+            return terms.none;
+        }
+        boolean isBounded = min > 0 || max < Terms.UNBOUNDED;
+        Terms.Term content = isBounded ? terms.repeat(character, min, max) : null;
+        for (String keyword : List.of("pattern", "format")) {
+            if (schema.has(keyword)) {
+                String regex = schema.get(keyword).getAsString();
+                boolean isFormat = keyword.equals("format");
+                regex = isFormat ? format(regex, path) : regex;
+                try {
+                    Terms.Term matching = Regex.compile(terms, regex, this::escaped, !isFormat);
+                    content = content == null ? matching : terms.both(matching, content);
+                } catch (IllegalArgumentException e) {
+                    throw wrong(path, "'" + keyword + "': " + e.getMessage());
+                }
+            }
+        }
+        return content == null ? anyString : string(content);
+    }
+
+    /** Returns a regular expression for a format: for the usual values, not for all valid ones. */
+    private static String format(String name, String path) {
+        return switch (name) {
+            case "date" -> DATE;
+            case "time" -> TIME;
+            case "date-time" -> DATE + "T" + TIME;
+            case "duration" -> "P(?:\\d{1,4}D(?:T\\d{1,4}[HMS])?|T\\d{1,4}[HMS]|\\d{1,4}W)";
+            case "hostname" -> HOST;
+            case "email" -> "[a-z0-9]{1,16}(?:[._+-][a-z0-9]{1,16}){0,2}@" + HOST;
+            case "ipv4" -> "(?:" + OCTET + "\\.){3}" + OCTET;
+            case "ipv6" -> "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}";
+            case "uri" -> "https?://" + HOST + "(?:/[A-Za-z0-9._~-]+)*/?";
+            case "uuid" -> "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}";
+            default -> throw wrong(path, "the format '" + name + "' is not supported");
+        };
+    }
+
+    private Terms.Term number(JsonObject schema, boolean isInteger, String path) {
+        if (schema.has("multipleOf")
+                && !(isInteger && schema.get("multipleOf").equals(new JsonPrimitive(1)))) {
+            throw unsupported(path, "multipleOf");
+        }
+        BigDecimal low = bound(schema, "minimum", path);
+        BigDecimal high = bound(schema, "maximum", path);
+        BigDecimal above = bound(schema, "exclusiveMinimum", path);
+        BigDecimal below = bound(schema, "exclusiveMaximum", path);
+        Terms.Term minus = terms.literal("-");
+        Terms.Term magnitude =
+                regex(isInteger ? "0|[1-9]\\d{0,17}" : "(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?");
+        if (low == null && high == null && above == null && below == null) {
+            Terms.Term exponent = isInteger ? terms.empty : regex("(?:[eE][+-]?\\d{1,2})?");
+            return terms.lexeme(terms.sequence(terms.optional(minus), magnitude, exponent));
+        }
+        boolean isAbove = above != null && (low == null || above.compareTo(low) >= 0);
+        boolean isBelow = below != null && (high == null || below.compareTo(high) <= 0);
+        low = isAbove ? above : low;
+        high = isBelow ? below : high;
+        List<Terms.Term> parts = new ArrayList<>();
+        if (high == null || high.signum() >= 0) {
+            BigDecimal least = low == null || low.signum() < 0 ? BigDecimal.ZERO : low;
+            parts.add(between(magnitude, least, isAbove && least == low, high, isBelow));
+        }
+        if (low == null || low.signum() < 0) {
+            boolean isNegative = high != null && high.signum() < 0;
+            BigDecimal least = isNegative ? high.negate() : BigDecimal.ZERO;
+            BigDecimal most = low == null ? null : low.negate();
+            boolean exclusive = !isNegative || isBelow;
+            parts.add(terms.sequence(minus, between(magnitude, least, exclusive, most, isAbove)));
+        }
+        return terms.lexeme(terms.choice(parts));
+    }
+
+    /**
+     * Returns the term for the numbers of a term, none negative, between two bounds.
+     *
+     * @param most the upper bound; null for none
+     */
+    private Terms.Term between(
+            Terms.Term numbers,
+            BigDecimal least,
+            boolean aboveLeast,
+            BigDecimal most,
+            boolean belowMost) {
+        Terms.Term some = terms.both(numbers, regex(from(least, aboveLeast)));
+        return most == null ? some : terms.both(some, terms.not(regex(from(most, !belowMost))));
+    }
+
+    /**
+     * Returns a regular expression for the decimal numbers from a bound on, which is not negative.
+     */
+    private static String from(BigDecimal bound, boolean exclusive) {
+        String digits = bound.stripTrailingZeros().toPlainString();
+        boolean isWhole = digits.indexOf('.') < 0;
+        int whole = isWhole ? digits.length() : digits.indexOf('.');
+        // More digits before the point; the same digits up to one that is larger; the same digits.
+        StringBuilder regex = new StringBuilder("[1-9]\\d{" + whole + ",}(?:\\.\\d+)?");
+        for (int i = 0; i < digits.length(); i++) {
+            char digit = digits.charAt(i);
+            if (digit != '.' && digit != '9') {
+                regex.append('|').append(digits.substring(0, i).replace(".", "\\."));
+                regex.append('[').append((char) (digit + 1)).append("-9]");
+                regex.append(i < whole ? "\\d{" + (whole - i - 1) + "}(?:\\.\\d+)?" : "\\d*");
+            }
+        }
+        regex.append('|').append(digits.replace(".", "\\.")).append(isWhole ? "(?:\\." : "(?:");
+        return regex.append(exclusive ? "\\d*[1-9]\\d*)" : "\\d*)?").toString();
+    }
+
+    private static BigDecimal bound(JsonObject schema, String keyword, String path) {
+        JsonElement value = schema.get(keyword);
+        if (value == null) {
+            return null;
+        }
+        if (!matches(Type.NUMBER, value) || value.getAsString().length() > MAX_NUMBER_LENGTH) {
+            throw wrong(path, "'" + keyword + "' must be a number");
+        }
+        BigDecimal bound = value.getAsBigDecimal();
+        if (Math.abs(bound.scale()) > MAX_NUMBER_LENGTH) {
+            throw wrong(path, "'" + keyword + "' is too large or too small");
+        }
+        return bound;
+    }
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.server;
+
+import static org.djlx.collectives.launch.cli.UsageException.parsed;
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
+
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import org.djlx.collectives.launch.cli.CliCommand;
+import org.djlx.llm.TextGenerator;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ToolFormat;
+import org.slf4j.LoggerFactory;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.Parameters;
+
+/** {@code serve}: serves a model over HTTP to OpenAI's clients and to browsers. */
+@Command(
+        name = "serve",
+        description = {
+            "Serves a language model over HTTP: /v1/chat/completions, /v1/completions,"
+                    + " /v1/responses and /v1/models for OpenAI's clients, /tokenize as vLLM,"
+                    + " /invocations for DJL Serving's clients, /health, /metrics for Prometheus,"
+                    + " and a page to chat with at /.",
+            "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
+                    + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
+        })
+public final class ServeCommand extends CliCommand {
+
+    private static final String TOKEN = "DJLX_SERVE_TOKEN";
+
+    @Parameters(
+            paramLabel = "DIR",
+            description =
+                    "A model in Hugging Face's layout; serve-model writes one to try things with.")
+    private Path directory;
+
+    @Mixin private ModelOptions model;
+
+    @Option(names = "--host", description = "The address to listen on.")
+    private String host = "127.0.0.1";
+
+    @Option(names = "--port", description = "The port; 0 for any.")
+    private int port = 8080;
+
+    @Option(
+            names = "--allowed-host",
+            paramLabel = "NAME",
+            description =
+                    "Another host name that clients may use, such as a service's or a proxy's;"
+                            + " repeatable. Without a token, only localhost, IP addresses, --host"
+                            + " and these are allowed.")
+    private List<String> allowedHosts = List.of();
+
+    @Option(
+            names = "--name",
+            description = "The model's name in the API; the directory's name if not given.")
+    private String name;
+
+    @Option(
+            names = "--tool-call-parser",
+            paramLabel = "FORMAT",
+            description =
+                    "How the model writes calls of tools: llama3_json, hermes or mistral. Without"
+                            + " it, the chat template says so, or the model takes no tools.")
+    private String toolCallParser;
+
+    @Option(names = "--max-body", paramLabel = "BYTES", description = "Largest request.")
+    private int maxBody = 1048576;
+
+    @Option(
+            names = "--max-buffered",
+            paramLabel = "BYTES",
+            description = "Most bytes of requests in memory, of all connections.")
+    private int maxBuffered = 67108864;
+
+    @Option(names = "--max-connections", paramLabel = "N", description = "Most open connections.")
+    private int maxConnections = 1024;
+
+    @Option(
+            names = "--request-timeout",
+            paramLabel = "SECONDS",
+            description = "How long a client may take to send a request, or be idle.")
+    private int requestTimeout = 30;
+
+    @Option(
+            names = "--answer-timeout",
+            paramLabel = "SECONDS",
+            description = "How long an answer may take.")
+    private int answerTimeout = 300;
+
+    @Option(
+            names = "--shutdown-timeout",
+            paramLabel = "SECONDS",
+            description = "How long answers may go on after SIGTERM.")
+    private int shutdownTimeout = 10;
+
+    @Override
+    public Integer call() throws Exception {
+        refuseIf(name != null && name.isBlank(), "--name must not be empty");
+        ServerOptions options = options();
+        ToolFormat tools =
+                toolCallParser == null ? null : parsed(() -> ToolFormat.named(toolCallParser));
+        LoggerFactory.getILoggerFactory(); // slf4j drops what is logged while it starts.
+        // Takes about as long as loading libtorch.
+        FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
+        new Thread(reading, "chat-template").start();
+        model.check();
+        model.requireTokenizer(directory);
+        if (model.ranks().here().contains(0)) {
+            GenerationServer.checkAddress(options); // Before loading, which may take minutes.
+        }
+        ChatTemplate template = result(reading);
+        try (TextEngine generator = model.load(directory)) {
+            if (generator.isFollower()) {
+                // SIGTERM reaches all ranks; close() waits for rank 0, which still needs this one.
+                Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
+                generator.awaitEnd();
+                return 0;
+            }
+            TextApi api = new TextApi(modelName(), generator, template, tools);
+            try (GenerationServer server = new GenerationServer(api, generator, options)) {
+                Runtime.getRuntime().addShutdownHook(ending(server, generator));
+                say(server);
+                server.await();
+            }
+        }
+        return 0;
+    }
+
+    /** Returns the result of a task; throws the exception of a task that has failed. */
+    private static <T> T result(FutureTask<T> task) throws Exception {
+        try {
+            return task.get();
+        } catch (ExecutionException e) {
+            throw e.getCause() instanceof Exception cause ? cause : e;
+        }
+    }
+
+    /** Returns the shutdown hook, which closes the server, then the generator. */
+    private Thread ending(GenerationServer server, TextGenerator generator) {
+        return new Thread(
+                () -> {
+                    int running = generator.statistics().running();
+                    if (running > 0) {
+                        err().printf(
+                                        "Stopping: %d running answers have %d s to end%n",
+                                        running, shutdownTimeout)
+                                .flush();
+                    }
+                    server.close();
+                    generator.close();
+                },
+                "serve-end");
+    }
+
+    private String modelName() {
+        return name == null
+                ? directory.toAbsolutePath().normalize().getFileName().toString()
+                : name;
+    }
+
+    private ServerOptions options() {
+        return parsed(
+                () ->
+                        new ServerOptions(
+                                host,
+                                port,
+                                System.getenv(TOKEN),
+                                allowedHosts,
+                                maxBody,
+                                maxBuffered,
+                                maxConnections,
+                                Duration.ofSeconds(requestTimeout),
+                                Duration.ofSeconds(answerTimeout),
+                                Duration.ofSeconds(shutdownTimeout)));
+    }
+
+    private void say(GenerationServer server) {
+        String shown = host.contains(":") ? '[' + host + ']' : host;
+        print("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
+        if (System.getenv(TOKEN) == null && !server.listensOnLoopback()) {
+            print(
+                    "Warning: anyone who reaches this port can use the model; set %s to require a"
+                            + " token.%n",
+                    TOKEN);
+        }
+    }
+}

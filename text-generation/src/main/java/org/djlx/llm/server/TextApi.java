@@ -1,0 +1,662 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.server;
+
+import com.google.gson.JsonObject;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.stream.IntStream;
+import org.djlx.llm.ContextLengthException;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.TextGenerator;
+import org.djlx.llm.sampling.Grammar;
+import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.TextTokenizer;
+import org.djlx.llm.text.ToolFormat;
+
+/**
+ * Reads requests for one model: OpenAI's <a
+ * href="https://platform.openai.com/docs/api-reference/chat">chat completions</a> and <a
+ * href="https://platform.openai.com/docs/api-reference/completions">completions</a> and <a
+ * href="https://platform.openai.com/docs/api-reference/responses">responses</a>, and DJL Serving's
+ * <a
+ * href="https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html">text
+ * generation</a>. Unknown options are errors, not ignored. Thread-safe.
+ */
+public final class TextApi {
+
+    /** OpenAI's code of errors about prompts that are too long. */
+    private static final String CONTEXT_LENGTH = "context_length_exceeded";
+
+    private static final int DEFAULT_COMPLETION = 16; // OpenAI's
+    private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
+
+    /** Parameters of LMI that do not change the answer; see {@link OpenAiOptions#neutral}. */
+    private static final Map<String, String[]> INVOCATION_NEUTRAL =
+            Map.of(
+                    "n", new String[] {"1"},
+                    "best_of", new String[] {"1"},
+                    "num_beams", new String[] {"1"},
+                    "early_stopping", new String[] {"false"},
+                    "length_penalty", new String[] {"1", "1.0"},
+                    "min_length", new String[] {"0", "1"},
+                    "skip_special_tokens", new String[] {"true"},
+                    "spaces_between_special_tokens", new String[] {},
+                    "include_stop_str_in_output", new String[] {"false"});
+
+    /** The options that a response repeats, with OpenAI's defaults. */
+    private static final String RESPONSE_SETTINGS =
+            """
+            {"instructions": null, "max_output_tokens": null, "metadata": {},
+            "parallel_tool_calls": true, "previous_response_id": null,
+            "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+            "truncation": "disabled"}\
+            """;
+
+    private final String model;
+    private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
+    private final TextGenerator generator;
+    private final TextTokenizer tokenizer;
+    private final ChatTemplate template;
+    private final LogProbabilities logProbabilities;
+    private final ToolFormat toolFormat; // null if the model has none
+    private final int toolMarker; // -1 if the format's marker is no special token
+
+    /**
+     * Creates an API.
+     *
+     * @param model the model's name for clients
+     * @param generator the generator; the caller closes it
+     * @param template the model's chat template
+     * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
+     */
+    public TextApi(String model, TextGenerator generator, ChatTemplate template) {
+        this(model, generator, template, null);
+    }
+
+    /**
+     * Creates an API for a model that calls tools in a format of its own.
+     *
+     * @param model the model's name for clients
+     * @param generator the generator; the caller closes it
+     * @param template the model's chat template
+     * @param toolFormat how the model writes calls of tools; null for what the template asks for
+     * @throws IllegalArgumentException if another argument is null, or the model has no tokenizer
+     */
+    public TextApi(
+            String model, TextGenerator generator, ChatTemplate template, ToolFormat toolFormat) {
+        if (model == null || generator == null || template == null) {
+            throw new IllegalArgumentException("the name, generator or chat template is null");
+        }
+        this.model = model;
+        names.add(model);
+        this.generator = generator;
+        this.template = template;
+        tokenizer =
+                generator
+                        .tokenizer()
+                        .orElseThrow(
+                                () ->
+                                        new IllegalArgumentException(
+                                                "the model " + model + " has no tokenizer"));
+        logProbabilities = new LogProbabilities(tokenizer);
+        this.toolFormat = toolFormat == null ? ToolFormat.of(template).orElse(null) : toolFormat;
+        toolMarker = this.toolFormat == null ? -1 : marker(this.toolFormat.marker());
+    }
+
+    /** Returns the special token that stands for a text; -1 if there is none. */
+    private int marker(String text) {
+        boolean isSpecial = tokenizer.specialTokens().contains(text);
+        int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
+        return tokens.length == 1 ? tokens[0] : -1;
+    }
+
+    /** {@return the model's name} */
+    public String model() {
+        return model;
+    }
+
+    /**
+     * Adds a name that requests may give the model. Their answers repeat it.
+     *
+     * @param name another name
+     * @throws IllegalArgumentException if the name is null
+     */
+    public void addName(String name) {
+        if (name == null) {
+            throw new IllegalArgumentException("the name is null");
+        }
+        names.add(name);
+    }
+
+    /**
+     * Reads a request in any of the three schemas: {@code messages} make it a chat completion,
+     * {@code inputs} DJL Serving's, otherwise it is a completion.
+     *
+     * @param json the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid. The error has the schema of the request, or
+     *     DJL Serving's schema if the request is not a JSON object
+     */
+    public TextCall read(byte[] json) {
+        JsonOptions options = parseInvocation(json);
+        if (options.has("messages")) {
+            return chat(options);
+        }
+        return options.has("inputs") ? invocation(options) : completion(options);
+    }
+
+    /**
+     * Reads a request for a chat completion.
+     *
+     * @param json the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid
+     */
+    public TextCall chat(byte[] json) {
+        return chat(JsonOptions.parse(json));
+    }
+
+    private TextCall chat(JsonOptions json) {
+        String name = prepare(json);
+        boolean streamed = json.flag("stream", false);
+        boolean usage = usage(json, streamed);
+        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        boolean listed = json.flag("logprobs", false);
+        int top = topLogProbabilities(json, "top_logprobs");
+        if (top > 0 && !listed) {
+            throw json.wrong("logprobs", "true if 'top_logprobs' is set");
+        }
+        int choices = OpenAiOptions.choices(json, 1);
+        if (json.has("max_tokens") && json.has("max_completion_tokens")) {
+            throw json.wrong("max_tokens", "left out beside 'max_completion_tokens', its new name");
+        }
+        String most = json.has("max_tokens") ? "max_tokens" : "max_completion_tokens";
+        json.neutral("echo", "false");
+        json.neutral("continue_final_message", "false");
+        json.neutral("add_special_tokens", "false");
+        Tools tools = tools(json);
+        Grammar grammar = OpenAiOptions.grammar(json);
+        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
+        readPrompt(json, "messages", messages(json, "messages"), tools, most, builder);
+        json.requireNoOthers();
+        return new TextCall(
+                OpenAiOptions.build(builder.optTopLogProbabilities(top), json, choices),
+                new OpenAiAnswer(
+                        true,
+                        streamed,
+                        usage,
+                        Collections.nCopies(choices, ""),
+                        choices,
+                        listed ? logProbabilities : null,
+                        tools,
+                        name),
+                most);
+    }
+
+    /** Encodes messages, and sets the prompt and the maximum number of new tokens. */
+    private void readPrompt(
+            JsonOptions json,
+            String of,
+            List<ChatTemplate.Message> messages,
+            Tools tools,
+            String maxTokensName,
+            GenerationRequest.Builder builder) {
+        long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
+        int[] prompt = encode(json, of, messages, tools, maxTokensName);
+        builder.setPromptTokens(prompt);
+        long left = Math.max(1, generator.maxLength() - prompt.length);
+        builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
+    }
+
+    private int[] encode(
+            JsonOptions json,
+            String of,
+            List<ChatTemplate.Message> messages,
+            Tools tools,
+            String maxTokensName) {
+        boolean generation = json.flag("add_generation_prompt", true);
+        Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
+        if (tools != null) {
+            if (!template.takesTools()) {
+                throw ApiException.badRequest(
+                        "tools",
+                        "the model's chat template does not read tools: leave them out, or describe"
+                                + " them in a message");
+            }
+            options.put("tools", tools.declarations());
+        }
+        try {
+            int[] prompt =
+                    template.encode(
+                            messages, generation, options, tokenizer, generator.maxLength());
+            if (tools == null || !tools.isForced()) {
+                return prompt;
+            }
+            int[] suffix = tokenizer.encode(toolFormat.promptSuffix(), false);
+            return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
+        } catch (ContextLengthException e) {
+            throw tooLong(e, of, maxTokensName);
+        } catch (IllegalArgumentException e) {
+            throw ApiException.badRequest(of, e.getMessage());
+        }
+    }
+
+    /** Returns the error about a prompt that is too long. */
+    static ApiException tooLong(ContextLengthException e, String option, String maxTokensName) {
+        return ApiException.badRequest(option, e.text(maxTokensName)).withCode(CONTEXT_LENGTH);
+    }
+
+    private static int topLogProbabilities(JsonOptions json, String name) {
+        return (int) json.integer(name, 0, GenerationRequest.MAX_TOP_LOG_PROBABILITIES, 0);
+    }
+
+    private static List<ChatTemplate.Message> messages(JsonOptions json, String name) {
+        return json.objects(name).stream().map(TextApi::message).toList();
+    }
+
+    private static ChatTemplate.Message message(JsonOptions json) {
+        json.neutral("name");
+        json.neutral("annotations", "[]");
+        String role = json.text("role", "");
+        if (role.equals("developer")) {
+            role = "system";
+        }
+        if (!List.of("system", "user", "assistant", "tool").contains(role)) {
+            throw json.wrong("role", "system, developer, user, assistant or tool");
+        }
+        String content = content(json, "content");
+        Map<String, Object> more = new LinkedHashMap<>();
+        if (role.equals("assistant") && !json.isEmpty("tool_calls")) {
+            more.put("tool_calls", json.objects("tool_calls").stream().map(TextApi::call).toList());
+        } else {
+            json.neutral("tool_calls", "[]");
+        }
+        if (content == null && more.isEmpty()) {
+            throw json.wrong("content", "a string or an array of texts");
+        }
+        if (role.equals("tool")) {
+            more.put("tool_call_id", json.text("tool_call_id", ""));
+        }
+        json.requireNoOthers();
+        return new ChatTemplate.Message(role, content, more);
+    }
+
+    /** Reads a text or the texts of an array; null if there is none. */
+    private static String content(JsonOptions json, String name) {
+        if (!json.isArray(name)) {
+            return json.text(name, null);
+        }
+        StringBuilder text = new StringBuilder();
+        for (JsonOptions part : json.objects(name)) {
+            if (!List.of("text", "input_text", "output_text").contains(part.text("type", ""))) {
+                throw part.wrong("type", "text");
+            }
+            part.neutral("annotations", "[]");
+            part.neutral("logprobs");
+            part.neutral("parsed");
+            text.append(part.text("text", ""));
+            part.requireNoOthers();
+        }
+        return text.toString();
+    }
+
+    /**
+     * Reads the items of a response's input. As in chats, an assistant's message has its calls: of
+     * the items that follow it, or of its own.
+     */
+    private static List<ChatTemplate.Message> items(JsonOptions json, String name) {
+        List<ChatTemplate.Message> messages = new ArrayList<>();
+        for (JsonOptions item : json.objects(name)) {
+            String type = item.text("type", "message");
+            item.neutral("id");
+            item.neutral("status");
+            item.neutral("parsed_arguments"); // of the npm client, as "parsed" of texts
+            switch (type) {
+                case "message" -> messages.add(message(item));
+                case "function_call" -> addCall(messages, call(item, item, "call_id"));
+                case "function_call_output" -> {
+                    Map<String, Object> id = Map.of("tool_call_id", item.text("call_id", ""));
+                    String output = content(item, "output");
+                    messages.add(
+                            new ChatTemplate.Message("tool", output == null ? "" : output, id));
+                }
+                default ->
+                        throw item.wrong(
+                                "type",
+                                "message, function_call or function_call_output; no items are"
+                                        + " stored, so send them all, with 'store' false");
+            }
+            item.requireNoOthers();
+        }
+        return messages;
+    }
+
+    private static void addCall(List<ChatTemplate.Message> messages, Map<String, Object> call) {
+        int last = messages.size() - 1;
+        boolean follows = last >= 0 && messages.get(last).role().equals("assistant");
+        ChatTemplate.Message before =
+                follows ? messages.remove(last) : new ChatTemplate.Message("assistant", null);
+        List<Object> calls = new ArrayList<>();
+        if (before.more().get("tool_calls") instanceof List<?> some) {
+            calls.addAll(some);
+        }
+        calls.add(call);
+        messages.add(
+                new ChatTemplate.Message(
+                        "assistant", before.content(), Map.of("tool_calls", calls)));
+    }
+
+    private static Map<String, Object> call(JsonOptions json) {
+        json.neutral("type", "\"function\"");
+        json.neutral("index");
+        Map<String, Object> call = call(json, json.object("function"), "id");
+        json.requireNoOthers();
+        return call;
+    }
+
+    /** Reads a call of a tool, for the template: with its arguments as an object. */
+    private static Map<String, Object> call(JsonOptions json, JsonOptions function, String idName) {
+        String id = json.text(idName, "");
+        String text = function.text("arguments", "");
+        Map<String, Object> arguments;
+        try {
+            byte[] utf8 = (text.isBlank() ? "{}" : text).getBytes(StandardCharsets.UTF_8);
+            arguments = JsonOptions.parse(utf8).values();
+        } catch (ApiException e) {
+            throw function.wrong("arguments", "a JSON object in a string: " + e.getMessage());
+        }
+        String name = function.text("name", "");
+        if (name.isEmpty()) {
+            throw function.wrong("name", "the name of a tool");
+        }
+        function.requireNoOthers();
+        Map<String, Object> called = new LinkedHashMap<>(); // in the order in which it is printed
+        called.put("name", name);
+        called.put("arguments", arguments);
+        Map<String, Object> call = new LinkedHashMap<>();
+        call.put("id", id);
+        call.put("type", "function");
+        call.put("function", called);
+        return call;
+    }
+
+    private Tools tools(JsonOptions json) {
+        return Tools.read(json, toolFormat, toolMarker, "function");
+    }
+
+    /**
+     * Reads a request for a <a
+     * href="https://platform.openai.com/docs/api-reference/responses">response</a>, OpenAI's newer
+     * schema of chats. Responses are not stored: each request has the whole chat.
+     *
+     * @param utf8 the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid
+     */
+    public TextCall response(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        String name = prepare(json);
+        boolean streamed = json.flag("stream", false);
+        usage(json, streamed);
+        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        boolean listed = json.texts("include").contains("message.output_text.logprobs");
+        int top = topLogProbabilities(json, "top_logprobs");
+        builder.optTopLogProbabilities(listed ? top : 0);
+        for (String unsupported : List.of("previous_response_id", "conversation", "prompt")) {
+            json.neutral(unsupported, "null");
+        }
+        json.neutral("background", "false");
+        json.neutral("truncation", "\"disabled\"");
+        json.neutral("max_tool_calls"); // of OpenAI's own tools
+        JsonOptions reasoning = json.object("reasoning");
+        reasoning.neutral("effort", "\"none\"");
+        reasoning.neutral("summary");
+        reasoning.requireNoOthers();
+        Tools tools = Tools.read(json, toolFormat, toolMarker, null);
+        JsonOptions text = json.object("text");
+        Grammar grammar =
+                text.has("format") ? OpenAiOptions.format(text.object("format"), null) : null;
+        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
+        text.neutral("verbosity", "\"medium\"");
+        text.requireNoOthers();
+        List<ChatTemplate.Message> messages = new ArrayList<>();
+        String instructions = json.text("instructions", null);
+        if (instructions != null) {
+            messages.add(new ChatTemplate.Message("system", instructions));
+        }
+        if (json.isArray("input")) {
+            messages.addAll(items(json, "input"));
+        } else {
+            messages.add(new ChatTemplate.Message("user", notEmpty(json, "input")));
+        }
+        readPrompt(json, "input", messages, tools, "max_output_tokens", builder);
+        json.requireNoOthers();
+        GenerationRequest request = OpenAiOptions.build(builder);
+        JsonObject settings = json.echo(RESPONSE_SETTINGS);
+        settings.addProperty("temperature", request.temperature());
+        settings.addProperty("top_p", request.topP());
+        return new TextCall(
+                List.of(request),
+                new ResponsesAnswer(
+                        streamed, settings, listed ? logProbabilities : null, tools, name),
+                "max_output_tokens");
+    }
+
+    /**
+     * Answers vLLM's request for the tokens of a {@code prompt} or of {@code messages}.
+     *
+     * @param utf8 the request, in UTF-8
+     * @return the answer, in JSON
+     * @throws ApiException if the request is not valid
+     */
+    public String tokenize(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        prepare(json);
+        json.neutral("return_token_strs", "false");
+        boolean isChat = json.has("messages");
+        boolean specialTokens = json.flag("add_special_tokens", !isChat);
+        if (isChat && specialTokens) {
+            throw json.wrong("add_special_tokens", "false; the chat template writes them");
+        }
+        int[] tokens =
+                isChat
+                        ? encode(
+                                json,
+                                "messages",
+                                messages(json, "messages"),
+                                tools(json),
+                                "max_tokens")
+                        : encode(notEmpty(json, "prompt"), specialTokens);
+        json.requireNoOthers();
+        JsonObject answer = JsonOptions.object("count", tokens.length);
+        answer.addProperty("max_model_len", generator.maxLength());
+        answer.add("tokens", JsonOptions.GSON.toJsonTree(tokens));
+        answer.add("token_strs", null);
+        return JsonOptions.GSON.toJson(answer);
+    }
+
+    private int[] encode(String prompt, boolean specialTokens) {
+        try {
+            ContextLengthException.check(prompt, tokenizer, generator.maxLength());
+        } catch (ContextLengthException e) {
+            throw tooLong(e, "prompt", "max_tokens");
+        }
+        return tokenizer.encode(prompt, specialTokens);
+    }
+
+    /**
+     * Reads a request for a completion of one or more prompts.
+     *
+     * @param json the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid
+     */
+    public TextCall completion(byte[] json) {
+        return completion(JsonOptions.parse(json));
+    }
+
+    private TextCall completion(JsonOptions json) {
+        String name = prepare(json);
+        boolean streamed = json.flag("stream", false);
+        boolean usage = usage(json, streamed);
+        json.neutral("suffix", "\"\"");
+        json.neutral("add_special_tokens", "true");
+        OpenAiOptions.refuseTools(json);
+        boolean echoes = json.flag("echo", false);
+        boolean listed = json.has("logprobs");
+        JsonOptions prompts = json.prompts("prompt");
+        int choices = OpenAiOptions.choices(json, prompts.names().size());
+        GenerationRequest.Builder builder =
+                OpenAiOptions.read(json)
+                        .optGrammar(OpenAiOptions.grammar(json))
+                        .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
+                        .optPromptLogProbabilities(echoes && listed)
+                        .optMaxNewTokens(
+                                (int)
+                                        json.integer(
+                                                "max_tokens",
+                                                1,
+                                                Integer.MAX_VALUE,
+                                                DEFAULT_COMPLETION));
+        List<GenerationRequest> requests = new ArrayList<>();
+        List<String> echoed = new ArrayList<>();
+        for (String prompt : prompts.names()) {
+            String text;
+            if (prompts.isArray(prompt)) {
+                int[] tokens = prompts.integers(prompt, Integer.MAX_VALUE);
+                if (tokens.length == 0) {
+                    throw prompts.wrong(prompt, "a non-empty text or array of tokens");
+                }
+                builder.setPrompt(null).setPromptTokens(tokens);
+                text = echoes ? tokenizer.decode(tokens) : "";
+            } else {
+                text = notEmpty(prompts, prompt);
+                builder.setPromptTokens((int[]) null).setPrompt(text);
+            }
+            requests.addAll(OpenAiOptions.build(builder, json, choices));
+            echoed.addAll(Collections.nCopies(choices, echoes ? text : ""));
+        }
+        json.requireNoOthers();
+        return new TextCall(
+                requests,
+                new OpenAiAnswer(
+                        false,
+                        streamed,
+                        usage,
+                        echoed,
+                        choices,
+                        listed ? logProbabilities : null,
+                        null,
+                        name),
+                "max_tokens");
+    }
+
+    private static String notEmpty(JsonOptions json, String name) {
+        String text = json.text(name, "");
+        if (text.isEmpty()) {
+            throw json.wrong(name, "a non-empty text");
+        }
+        return text;
+    }
+
+    private static boolean usage(JsonOptions json, boolean streamed) {
+        JsonOptions stream = json.object("stream_options");
+        boolean usage = stream.flag("include_usage", false);
+        stream.neutral("include_obfuscation");
+        stream.neutral("continuous_usage_stats", "false");
+        stream.requireNoOthers();
+        return usage && streamed;
+    }
+
+    /** Takes the model's sampling defaults, and returns the model's name in the request. */
+    private String prepare(JsonOptions json) {
+        json.setDefaults(generator.samplingDefaults().values());
+        String requested = json.text("model", model);
+        if (!names.contains(requested)) {
+            throw new ApiException(
+                    404,
+                    "model",
+                    "unknown model '" + requested + "'; this server has '" + model + "'");
+        }
+        return requested;
+    }
+
+    /**
+     * Reads a request in DJL Serving's schema.
+     *
+     * @param json the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid; the error has this schema, too
+     */
+    public TextCall invocation(byte[] json) {
+        return invocation(parseInvocation(json));
+    }
+
+    private static JsonOptions parseInvocation(byte[] json) {
+        try {
+            return JsonOptions.parse(json);
+        } catch (ApiException e) {
+            throw e.forInvocation();
+        }
+    }
+
+    private TextCall invocation(JsonOptions json) {
+        try {
+            return readInvocation(json);
+        } catch (ApiException e) {
+            throw e.forInvocation();
+        }
+    }
+
+    private TextCall readInvocation(JsonOptions json) {
+        prepare(json);
+        boolean array = json.isArray("inputs");
+        JsonOptions inputs = json.prompts("inputs");
+        List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
+        boolean streamed = json.flag("stream", false);
+        if (streamed && array) {
+            throw json.wrong(
+                    "stream", "false if 'inputs' is an array; send a request for each input");
+        }
+        JsonOptions options = json.object("parameters");
+        options.setDefaults(generator.samplingDefaults().values());
+        boolean samples =
+                options.flag(
+                        "do_sample",
+                        options.has("temperature") || options.has("top_k") || options.has("top_p"));
+        GenerationRequest.Builder builder =
+                OpenAiOptions.sampling(options, 1, samples ? 1 : 0)
+                        .optIgnoreEndOfText(options.flag("ignore_eos_token", false))
+                        .optMaxNewTokens(
+                                (int)
+                                        options.integer(
+                                                "max_new_tokens",
+                                                1,
+                                                Integer.MAX_VALUE,
+                                                DEFAULT_INVOCATION));
+        String stops = options.has("stop") ? "stop" : "stop_sequences";
+        builder.optStopStrings(OpenAiOptions.stops(options, stops));
+        if (options.flag("decoder_input_details", false)) {
+            throw options.wrong(
+                    "decoder_input_details",
+                    "false; log probabilities of the prompt are not supported");
+        }
+        OpenAiOptions.neutral(options, INVOCATION_NEUTRAL);
+        boolean details = options.flag("details", false);
+        boolean echoes = options.flag("return_full_text", false);
+        options.requireNoOthers();
+        json.requireNoOthers();
+        return new TextCall(
+                prompts.stream().map(builder::setPrompt).map(OpenAiOptions::build).toList(),
+                new InvocationAnswer(streamed, details, echoes, prompts, array),
+                "max_new_tokens");
+    }
+}

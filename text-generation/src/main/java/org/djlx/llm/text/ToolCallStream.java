@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.text;
+
+import com.google.gson.JsonParseException;
+import com.google.gson.JsonParser;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
+
+/**
+ * Finds calls of tools in an answer while it is generated. Text that may begin a call is held back.
+ * A call of a tool that does not exist, or without a name, stays text. Not thread-safe.
+ */
+public final class ToolCallStream {
+
+    /**
+     * A part of an answer. The parts of a call have its index; the first one has id and name.
+     *
+     * @param content text outside of calls; empty for a part of a call
+     * @param call the index of the call; -1 for text
+     * @param id the id of the call; null unless this part is its first
+     * @param name the name of the tool; null unless this part is the first
+     * @param arguments the next characters of the arguments, which are JSON; may be empty
+     */
+    public record Part(String content, int call, String id, String name, String arguments) {
+
+        private static Part text(String content) {
+            return new Part(content, -1, null, null, "");
+        }
+    }
+
+    private final ToolFormat format;
+    private final Set<String> names;
+    private final StringBuilder text = new StringBuilder(); // not handled yet
+    private final StringBuilder held = new StringBuilder(); // of a call whose name is not known
+    private boolean inCalls; // after a marker
+    private CallReader call; // null outside of a call
+    private boolean started; // content or a call was found
+    private int calls;
+
+    /**
+     * Creates a stream.
+     *
+     * @param format how the model writes calls
+     * @param names the names of the tools
+     * @param forced whether the prompt has the text that begins the calls
+     */
+    public ToolCallStream(ToolFormat format, Set<String> names, boolean forced) {
+        if (format == null || names == null) {
+            throw new IllegalArgumentException("the format or the names of the tools are null");
+        }
+        this.format = format;
+        this.names = names;
+        inCalls = forced && !format.promptSuffix().isEmpty();
+        started = inCalls;
+    }
+
+    /** {@return the number of calls found so far} */
+    public int calls() {
+        return calls;
+    }
+
+    /**
+     * Adds generated text.
+     *
+     * @param generated the text
+     * @return the parts that are certain now
+     */
+    public List<Part> add(String generated) {
+        if (generated == null) {
+            throw new IllegalArgumentException("the text is null");
+        }
+        text.append(generated);
+        List<Part> parts = new ArrayList<>();
+        while (call != null ? readCall(parts) : inCalls ? readBetween(parts) : readText(parts)) {
+            // Each step handles some text and says whether the next one may.
+        }
+        return parts;
+    }
+
+    /**
+     * Ends the answer.
+     *
+     * @return the parts that were held back
+     */
+    public List<Part> end() {
+        List<Part> parts = new ArrayList<>();
+        addContent(held.toString() + text, parts);
+        held.setLength(0);
+        text.setLength(0);
+        return parts;
+    }
+
+    private void addContent(String content, List<Part> parts) {
+        if (!content.isEmpty() && !(calls > 0 && content.isBlank())) {
+            started = true;
+            parts.add(Part.text(content));
+        }
+    }
+
+    private String take(int length) {
+        String taken = text.substring(0, length);
+        text.delete(0, length);
+        return taken;
+    }
+
+    /** Reads text up to a marker. */
+    private boolean readText(List<Part> parts) {
+        int blank = 0;
+        while (blank < text.length() && Character.isWhitespace(text.charAt(blank))) {
+            blank++;
+        }
+        boolean startsWithCall = format == ToolFormat.LLAMA3 && !started;
+        if (startsWithCall && blank < text.length() && text.charAt(blank) == '{') {
+            held.append(take(blank));
+            inCalls = true;
+            return true;
+        }
+        int found = text.indexOf(format.marker());
+        if (found >= 0) {
+            addContent(take(found), parts);
+            held.append(take(format.marker().length()));
+            inCalls = true;
+            return true;
+        }
+        int kept = (startsWithCall || calls > 0) && blank == text.length() ? blank : 0;
+        for (int length = format.marker().length() - 1; length > kept; length--) {
+            if (length <= text.length()
+                    && format.marker().startsWith(text.substring(text.length() - length))) {
+                kept = length;
+            }
+        }
+        addContent(take(text.length() - kept), parts);
+        return false;
+    }
+
+    /** Reads what stands between calls: whitespace, separators, brackets and the end of a tag. */
+    private boolean readBetween(List<Part> parts) {
+        String end = "</tool_call>";
+        while (text.length() > 0) {
+            char c = text.charAt(0);
+            if (c == '{') {
+                call = new CallReader();
+                return true;
+            }
+            boolean isTag = format == ToolFormat.HERMES && c == '<';
+            if (isTag && text.length() < end.length() && end.startsWith(text.toString())) {
+                return false;
+            }
+            if (isTag && text.toString().startsWith(end)
+                    || c == ']' && format == ToolFormat.MISTRAL) {
+                take(isTag ? end.length() : 1);
+                held.setLength(0);
+                inCalls = false;
+                return true;
+            }
+            boolean separates =
+                    Character.isWhitespace(c)
+                            || c == (format == ToolFormat.LLAMA3 ? ';' : ',')
+                            || c == '[' && format == ToolFormat.MISTRAL;
+            if (!separates) { // Not a call.
+                addContent(held.toString(), parts);
+                held.setLength(0);
+                inCalls = false;
+                started = true;
+                addContent(take(1), parts);
+                return true;
+            }
+            held.append(take(1));
+        }
+        return false;
+    }
+
+    /** Reads a call. */
+    private boolean readCall(List<Part> parts) {
+        int used = 0;
+        StringBuilder arguments = new StringBuilder();
+        boolean known = call.isKnown;
+        while (used < text.length() && !call.ended) {
+            call.read(text.charAt(used++), arguments);
+        }
+        String read = take(used);
+        if (!known && call.name != null && names.contains(call.name)) {
+            call.isKnown = true;
+            started = true;
+            held.setLength(0);
+            parts.add(new Part("", calls++, format.newId(), call.name, ""));
+            arguments.insert(0, call.early);
+        } else if (!known) {
+            call.early.append(arguments);
+            held.append(read);
+            if (call.ended || call.name != null) {
+                addContent(held.toString(), parts);
+                held.setLength(0);
+                call = null;
+                inCalls = false;
+                return true;
+            }
+            return false;
+        }
+        if (call.ended && !call.hasArguments) {
+            arguments.append("{}");
+        }
+        if (arguments.length() > 0) {
+            parts.add(new Part("", calls - 1, null, null, arguments.toString()));
+        }
+        boolean ended = call.ended;
+        call = ended ? null : call;
+        return ended;
+    }
+
+    /** Reads the JSON object of a call, character by character. */
+    private static final class CallReader {
+
+        private final StringBuilder early = new StringBuilder(); // arguments before the name
+        private final StringBuilder token = new StringBuilder(); // a key, or the name
+        private String key; // null while a key is expected
+        private String name;
+        private int depth;
+        private boolean inString;
+        private boolean escaped;
+        private boolean hasArguments;
+        private boolean inArguments;
+        private boolean isText; // the arguments are a string that holds JSON
+        private boolean isKnown;
+        private boolean ended;
+
+        /** Reads a character. Appends those of the arguments. */
+        void read(char c, StringBuilder arguments) {
+            boolean wasInString = inString;
+            if (inString) {
+                inString = escaped || c != '"';
+                escaped = !escaped && c == '\\';
+            } else if (c == '"') {
+                inString = true;
+            } else if (c == '{' || c == '[') {
+                if (depth++ == 0) {
+                    return;
+                }
+            } else if (c == '}' || c == ']') {
+                depth--;
+            }
+            boolean isTop = depth == 1 && !wasInString && !inString;
+            if (depth == 0 || isTop && c == ',') {
+                inArguments = false;
+                key = null;
+                ended = depth == 0;
+                token.setLength(0);
+            } else if (isTop && c == ':' && key == null) {
+                key = unquote(token.toString());
+                token.setLength(0);
+                inArguments = key.equals("arguments") || key.equals("parameters");
+                hasArguments |= inArguments;
+            } else if (inArguments) {
+                readArguments(c, wasInString, arguments);
+            } else {
+                token.append(c);
+                if (depth == 1 && wasInString && !inString && "name".equals(key)) {
+                    name = unquote(token.toString());
+                }
+            }
+        }
+
+        private void readArguments(char c, boolean wasInString, StringBuilder arguments) {
+            if (!isText && token.isEmpty() && arguments.isEmpty() && depth == 1) {
+                isText = c == '"';
+            }
+            if (isText) {
+                token.append(c);
+                if (wasInString && !inString) {
+                    arguments.append(unquote(token.toString()));
+                    isText = false;
+                    inArguments = false;
+                }
+            } else if (depth > 1 || wasInString || !Character.isWhitespace(c)) {
+                arguments.append(c);
+            }
+        }
+
+        private static String unquote(String json) {
+            try {
+                return JsonParser.parseString(json.strip()).getAsString();
+            } catch (JsonParseException | UnsupportedOperationException | IllegalStateException e) {
+                return json;
+            }
+        }
+    }
+}

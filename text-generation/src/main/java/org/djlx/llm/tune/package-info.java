@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * PeftFiles  adapters in PEFT's layout
+ */
+/**
+ * Fine-tuning: a model directory in Hugging Face's layout as a trainable DJL block, whole or by
+ * low-rank adapters.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.llm.tune.ChatDataset} - chats in JSONL as a DJL dataset
+ *   <li>{@link org.djlx.llm.tune.TrainableModel} - the block, its loss, its files
+ * </ul>
+ */
+package org.djlx.llm.tune;

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import ai.djl.training.loss.Loss;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Locale;
+import java.util.function.Function;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.host.Required;
+
+/**
+ * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
+ * system properties, and so do all options if the program passes another {@code TrainingConfig}:
+ * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
+ * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}, {@code
+ * org.djlx.shardingStrategy}, {@code org.djlx.mixedPrecision}.
+ */
+public final class DataParallelConfig extends DefaultTrainingConfig {
+
+    private static final String PREFIX = "org.djlx.";
+
+    private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
+
+    private Integer ranks = property("ranks", Integer::valueOf, null);
+    private final GradientReduction usualReduction =
+            property("gradientReduction", GradientReduction.class, GradientReduction.MEAN);
+    private GradientReduction reduction; // null if it is not set here
+    private GradientCompression compression =
+            property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
+    private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
+    private String backend = System.getProperty(PREFIX + "backend");
+    private Duration timeout =
+            Duration.ofSeconds(
+                    property(
+                            "timeoutSeconds",
+                            Long::valueOf,
+                            BackendOptions.DEFAULT_TIMEOUT.toSeconds()));
+    private boolean syncBatchNorm = flag("syncBatchNorm", Flag.TRUE);
+    private boolean checkForward = flag("checkForward", Flag.TRUE);
+    private boolean join = flag("join", Flag.FALSE);
+    private ShardingStrategy sharding =
+            property("shardingStrategy", ShardingStrategy.class, ShardingStrategy.NO_SHARD);
+    private MixedPrecisionPolicy precision =
+            property("mixedPrecision", MixedPrecisionPolicy.class, MixedPrecisionPolicy.NONE);
+    private GradScaler scaler; // null if it is not set here
+    private ProcessGroup group;
+
+    /**
+     * Creates a configuration.
+     *
+     * @param loss the loss
+     * @throws IllegalArgumentException if a system property has an illegal value
+     */
+    public DataParallelConfig(Loss loss) {
+        super(loss);
+        addTrainingListeners(new EngineCheck());
+    }
+
+    /** Refuses trainers of other engines, which would ignore the options. */
+    private final class EngineCheck extends TrainingListenerAdapter {
+
+        @Override
+        public void onTrainingBegin(Trainer trainer) {
+            boolean ignored =
+                    ranks() != null && ranks() > 1
+                            || group != null
+                            || join
+                            || sharding != ShardingStrategy.NO_SHARD
+                            || precision != MixedPrecisionPolicy.NONE;
+            if (ignored && !(trainer instanceof DataParallelTrainer)) {
+                throw new IllegalStateException(
+                        String.format(
+                                "newTrainer: the model's engine is %s, which would train on one"
+                                    + " rank and ignore ranks %s, sharding %s, mixed precision %s,"
+                                    + " join %s and the process group; create it by"
+                                    + " Model.newInstance(name, \"PyTorch-P2P\")",
+                                trainer.getManager().getEngine().getEngineName(),
+                                ranks,
+                                sharding,
+                                precision,
+                                join));
+            }
+        }
+    }
+
+    private static boolean flag(String name, Flag otherwise) {
+        return property(name, Flag.class, otherwise) == Flag.TRUE;
+    }
+
+    private enum Flag {
+        TRUE,
+        FALSE
+    }
+
+    private static <N> N property(String name, Function<String, N> parser, N otherwise) {
+        String value = System.getProperty(PREFIX + name);
+        try {
+            return value == null ? otherwise : parser.apply(value.trim());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the system property %s%s is not a number: %s", PREFIX, name, value),
+                    e);
+        }
+    }
+
+    private static <E extends Enum<E>> E property(String name, Class<E> type, E otherwise) {
+        String value = System.getProperty(PREFIX + name, otherwise.name());
+        try {
+            return Enum.valueOf(type, value.trim().toUpperCase(Locale.ROOT));
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the system property %s%s must be one of %s, not %s",
+                            PREFIX, name, Arrays.toString(type.getEnumConstants()), value),
+                    e);
+        }
+    }
+
+    /**
+     * Sets the number of CPU ranks in this JVM. On GPUs there is one rank per device.
+     *
+     * @param ranks the number, 1 or more
+     * @return this configuration
+     */
+    public DataParallelConfig optRanks(int ranks) {
+        this.ranks = ranks;
+        return this;
+    }
+
+    /**
+     * Sets how gradients are reduced across processes, or across trainers that share a group. All
+     * of them must set the same value.
+     *
+     * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
+     * the gradients on one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for
+     * them; the system property {@code org.djlx.gradientReduction} applies to processes only.
+     *
+     * @param reduction {@link GradientReduction#MEAN}, the default, as PyTorch's
+     *     DistributedDataParallel: with a loss that is a mean over a batch, gradients are those of
+     *     one device with all batches. {@link GradientReduction#SUM} is for losses that are sums
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientReduction(GradientReduction reduction) {
+        this.reduction = Required.argument("optGradientReduction: reduction", reduction);
+        return this;
+    }
+
+    /**
+     * Sets the format in which gradients are sent between ranks. All ranks must set the same
+     * format.
+     *
+     * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
+     *     GradientCompression#BFLOAT16}
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientCompression(GradientCompression compression) {
+        this.compression = Required.argument("optGradientCompression: compression", compression);
+        return this;
+    }
+
+    /**
+     * Sets the size of a gradient bucket. All ranks must set the same size.
+     *
+     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets its
+     *     own bucket
+     * @return this configuration
+     */
+    public DataParallelConfig optBucketBytes(long bytes) {
+        bucketBytes = bytes;
+        return this;
+    }
+
+    /**
+     * Sets the backend of the process group that the trainer creates.
+     *
+     * @param backend the backend's name; the default is {@code shm} on CPUs and {@code cuda_p2p} on
+     *     GPUs
+     * @return this configuration
+     */
+    public DataParallelConfig optBackend(String backend) {
+        this.backend = backend;
+        return this;
+    }
+
+    /**
+     * Sets the timeout of the process group that the trainer creates: how long an operation waits
+     * for other ranks.
+     *
+     * @param timeout the timeout; the default is 30 minutes, or the system property {@code
+     *     org.djlx.timeoutSeconds}
+     * @return this configuration
+     */
+    public DataParallelConfig optTimeout(Duration timeout) {
+        if (timeout == null || timeout.isNegative() || timeout.isZero()) {
+            throw new IllegalArgumentException(
+                    "optTimeout: the timeout must be positive, not " + timeout);
+        }
+        this.timeout = timeout;
+        return this;
+    }
+
+    /**
+     * Sets whether batch normalisation is computed over the rows of all ranks, in one JVM and in
+     * processes, as by PyTorch's SyncBatchNorm. {@code newTrainer} then replaces each {@link
+     * ai.djl.nn.norm.BatchNorm} in the block's fields and children. All ranks must set the same
+     * value. Ranks of one JVM also synchronise {@link ai.djl.nn.norm.GhostBatchNorm}, and refuse
+     * more rows in all than its virtual batch has.
+     *
+     * @param synchronize true, which is the default, or false for statistics of each rank's rows.
+     *     Running statistics are then rank 0's after each pass, as with PyTorch's DDP. Buffers of
+     *     other layers are always (parameters of the type {@code OTHER} that are not trained)
+     * @return this configuration
+     */
+    public DataParallelConfig optSyncBatchNorm(boolean synchronize) {
+        syncBatchNorm = synchronize;
+        return this;
+    }
+
+    /**
+     * Sets whether the first forward pass of several ranks in one JVM checks that their predictions
+     * equal those of one rank with the whole batch. The check computes the whole batch twice on the
+     * first device, or three times if the block draws random numbers, such as dropout's, or has
+     * statistics of each rank's rows; then it compares in evaluation mode.
+     *
+     * @param check true, which is the default, or false not to check
+     * @return this configuration
+     */
+    public DataParallelConfig optCheckForward(boolean check) {
+        checkForward = check;
+        return this;
+    }
+
+    /**
+     * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
+     * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
+     * calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass, step and
+     * {@link JoinListener}. Clipping and {@link DataParallelTrainer#noSync} are refused.
+     * Checkpoints are saved by a training listener, or after join. All ranks must set the same
+     * value.
+     *
+     * @param join true to allow it; false, the default, for an error
+     * @return this configuration
+     */
+    public DataParallelConfig optJoin(boolean join) {
+        this.join = join;
+        return this;
+    }
+
+    /**
+     * Sets what the ranks divide among each other. All ranks must set the same strategy. Losses
+     * equal those of undivided ranks. While a trainer with {@link ShardingStrategy#FULL_SHARD} is
+     * open, using the block's own arrays throws, except within {@link
+     * DataParallelTrainer#summonFullParameters}. The trainer's {@code close} gives the block whole
+     * arrays again, unless a rank has failed. The optimizer's state ends with the trainer.
+     *
+     * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
+     *     property {@code org.djlx.shardingStrategy}
+     * @return this configuration
+     */
+    public DataParallelConfig optShardingStrategy(ShardingStrategy strategy) {
+        sharding = Required.argument("optShardingStrategy: strategy", strategy);
+        return this;
+    }
+
+    /**
+     * Sets the type in which DJL's {@link ai.djl.nn.core.Linear} and convolution layers compute, as
+     * under PyTorch's autocast. Inputs and weights are cast to it, and results back; everything
+     * else stays float32. {@code newTrainer} replaces these layers in the block's fields and
+     * children; their subclasses, recurrent layers and tensor-parallel blocks compute as before.
+     * Parameters are float32. All ranks must set the same policy.
+     *
+     * @param policy the policy; the default is {@link MixedPrecisionPolicy#NONE}, or the system
+     *     property {@code org.djlx.mixedPrecision}
+     * @return this configuration
+     */
+    public DataParallelConfig optMixedPrecision(MixedPrecisionPolicy policy) {
+        precision = Required.argument("optMixedPrecision: policy", policy);
+        return this;
+    }
+
+    /**
+     * Sets the scaler of gradients.
+     *
+     * @param scaler the scaler; the default is one with PyTorch's options for {@link
+     *     MixedPrecisionPolicy#FLOAT16}, and none otherwise
+     * @return this configuration
+     */
+    public DataParallelConfig optGradScaler(GradScaler scaler) {
+        this.scaler = scaler;
+        return this;
+    }
+
+    /**
+     * Sets the process group of trainers that have one rank each, in processes or threads. Unless
+     * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
+     * environment.
+     *
+     * @param group this rank's handle, on the trainer's device; the caller still owns it
+     * @return this configuration
+     */
+    public DataParallelConfig optProcessGroup(ProcessGroup group) {
+        this.group = group;
+        return this;
+    }
+
+    /** Returns the number of ranks in this JVM; null if it is not set. */
+    Integer ranks() {
+        if (ranks != null && ranks < 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "optRanks (or the system property %sranks): %d is out of range: a"
+                                    + " trainer has 1 rank or more",
+                            PREFIX, ranks));
+        }
+        return ranks;
+    }
+
+    GradientReduction reduction() {
+        return reduction == null ? usualReduction : reduction;
+    }
+
+    /** Refuses options that several ranks in one JVM do not support. */
+    void checkRanksOfOneJvm(int ranks) {
+        if (reduction == GradientReduction.MEAN) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: optGradientReduction(MEAN) is for processes, which compute"
+                                + " one loss each; the %d ranks of this JVM compute one loss over"
+                                + " the whole batch. Leave the option out, or set it for processes"
+                                + " only with -D%sgradientReduction=MEAN",
+                            ranks, PREFIX));
+        }
+    }
+
+    GradientCompression compression() {
+        return compression;
+    }
+
+    long bucketBytes() {
+        if (bucketBytes < 1) {
+            throw new IllegalArgumentException(
+                    "optBucketBytes: "
+                            + bucketBytes
+                            + " is out of range: a bucket has 1 byte or more");
+        }
+        return bucketBytes;
+    }
+
+    String backend(boolean gpu) {
+        return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    /** Returns the options that must be the same on all ranks. */
+    String common() {
+        return String.format(
+                "mixed precision %s, gradient reduction %s, compression %s, buckets of %d bytes,"
+                        + " synchronised batch normalisation %s, join %s, sharding %s",
+                precision, reduction(), compression, bucketBytes(), syncBatchNorm, join, sharding);
+    }
+
+    ShardingStrategy shardingStrategy() {
+        return sharding;
+    }
+
+    MixedPrecisionPolicy mixedPrecision() {
+        return precision;
+    }
+
+    /** Returns the scaler of gradients; null for none. */
+    GradScaler gradScaler() {
+        return scaler == null && precision == MixedPrecisionPolicy.FLOAT16
+                ? new GradScaler()
+                : scaler;
+    }
+
+    boolean checkForward() {
+        return checkForward;
+    }
+
+    boolean syncBatchNorm() {
+        return syncBatchNorm;
+    }
+
+    boolean join() {
+        return join;
+    }
+
+    Duration timeout() {
+        return timeout;
+    }
+
+    ProcessGroup group() {
+        return group;
+    }
+}

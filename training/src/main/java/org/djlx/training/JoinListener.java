@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListener;
+
+/**
+ * A training listener that runs collectives in {@code onTrainingBatch}. With {@link
+ * DataParallelConfig#optJoin}, some processes may be in {@link DataParallelTrainer#join} while
+ * others still train. Two rules keep their collectives matched:
+ *
+ * <ul>
+ *   <li>{@code onTrainingBatch} calls {@link DataParallelTrainer#callInJoin} before its
+ *       collectives.
+ *   <li>{@link #onJoinedBatch} runs the same collectives on the processes in {@code join}.
+ * </ul>
+ */
+public interface JoinListener extends TrainingListener {
+
+    /**
+     * Called on a process in {@code join}, on its trainer's thread, when other processes have
+     * trained on a batch and call this listener.
+     *
+     * @param trainer the trainer of this process
+     */
+    void onJoinedBatch(Trainer trainer);
+}

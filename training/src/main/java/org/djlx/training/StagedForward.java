@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.training.ParameterStore;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * A forward pass of one rank whose graph is cut between the blocks of a {@link SequentialBlock}.
+ * The backward pass runs from cut to cut. At each cut the gradients of all later blocks are
+ * complete, so they are reduced while the gradients of earlier blocks are computed.
+ */
+final class StagedForward {
+
+    private StagedForward() {}
+
+    static NDList run(Block block, Replica replica, NDList data, NDList labels) {
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (replica.shards() != null) {
+            return replica.shards().forward(data, labels, true, scope);
+        }
+        List<Block> stages = new ArrayList<>();
+        collect(block, stages);
+        if (scope == null
+                || replica.group() == null
+                || replica.sharesMemory()
+                || stages.size() < 2) {
+            return forward(block, replica.store(), data, labels);
+        }
+        Map<NDArray, Integer> buckets = replica.buckets();
+        if (buckets.values().stream().allMatch(bucket -> bucket == 0)) {
+            return forward(block, replica.store(), data, labels); // There is nothing to overlap.
+        }
+        List<Set<Parameter>> complete = complete(stages, replica, buckets);
+        boolean cut = false;
+        NDList current = data;
+        for (int i = 0; i < stages.size(); i++) {
+            Set<Parameter> parameters = complete.get(i);
+            List<NDArray> recorded =
+                    parameters.isEmpty()
+                            ? List.of()
+                            : current.stream().filter(Torch::requiresGradient).toList();
+            if (!recorded.isEmpty()) {
+                boolean first = !cut;
+                Runnable reached = () -> replica.ready(parameters, first);
+                current = cut(scope, current, recorded, reached);
+                if (first) {
+                    replica.passBegun();
+                }
+                cut = true;
+            }
+            current = forward(stages.get(i), replica.store(), current, labels);
+        }
+        return current;
+    }
+
+    /** Runs a block on copies of the lists, as blocks such as DJL's LSTM add arrays to theirs. */
+    static NDList forward(Block block, ParameterStore store, NDList data, NDList labels) {
+        NDList list = new NDList(data);
+        return labels == null
+                ? block.forward(store, list, true)
+                : block.forward(store, list, new NDList(labels), null);
+    }
+
+    /** As {@link #forward}, in evaluation mode. */
+    static NDList evaluate(Block block, ParameterStore store, NDList data) {
+        return block.forward(store, new NDList(data), false, null);
+    }
+
+    /** Returns copies of arrays, which a block may change; null for null. */
+    static NDList copy(NDList arrays, NDManager manager) {
+        NDList copies = arrays == null ? null : new NDList();
+        for (int k = 0; arrays != null && k < arrays.size(); k++) {
+            NDArray copy = NoGradient.get(arrays.get(k)::duplicate);
+            copy.attach(manager);
+            copy.setName(arrays.get(k).getName());
+            copies.add(copy);
+        }
+        return copies;
+    }
+
+    /** Collects the blocks of nested SequentialBlocks, in their order. */
+    static void collect(Block block, List<Block> stages) {
+        boolean chain =
+                block.getClass() == SequentialBlock.class
+                        && !((SequentialBlock) block).isReturnIntermediate();
+        if (chain) {
+            block.getChildren().values().forEach(child -> collect(child, stages));
+        } else {
+            stages.add(block);
+        }
+    }
+
+    /**
+     * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
+     * A stage that completes no bucket has none: an earlier stage has its parameters, as a cut that
+     * starts no reduction only costs time.
+     *
+     * @param buckets the bucket of each trained array; emptied
+     */
+    private static List<Set<Parameter>> complete(
+            List<Block> stages, Replica replica, Map<NDArray, Integer> buckets) {
+        Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.
+        List<Set<Parameter>> complete = new ArrayList<>();
+        for (Block stage : stages) {
+            Set<Parameter> own = new HashSet<>(stage.getParameters().values());
+            own.removeAll(before);
+            before.addAll(own);
+            complete.add(own);
+        }
+        Map<Integer, Integer> missing = new HashMap<>(); // by bucket
+        buckets.values().forEach(bucket -> missing.merge(bucket, 1, Integer::sum));
+        for (int i = stages.size() - 1; i > 0; i--) {
+            boolean full = false;
+            for (Parameter parameter : complete.get(i)) {
+                Integer bucket = buckets.remove(replica.store().array(parameter));
+                full |= bucket != null && missing.merge(bucket, -1, Integer::sum) == 0;
+            }
+            if (!full) {
+                complete.get(i - 1).addAll(complete.set(i, Set.of()));
+            }
+        }
+        return complete;
+    }
+
+    /**
+     * Cuts the graph at arrays. The backward pass calls {@code reached} even if none is recorded.
+     */
+    static NDList cut(
+            GradientScope scope, NDList arrays, List<NDArray> recorded, Runnable reached) {
+        NDList result = new NDList();
+        List<NDArray> leaves = new ArrayList<>();
+        for (NDArray array : arrays) {
+            if (!Torch.requiresGradient(array)) {
+                result.add(array);
+                continue;
+            }
+            NDArray leaf = array.stopGradient();
+            leaf.setName(array.getName());
+            leaves.add(leaf);
+            result.add(leaf);
+        }
+        if (leaves.isEmpty()) {
+            leaves.add(arrays.head().getManager().zeros(new Shape()));
+        }
+        scope.record(
+                "a block of a SequentialBlock",
+                recorded,
+                List.of(),
+                leaves,
+                (inputs, kept, gradients) -> {
+                    reached.run();
+                    return gradients.subList(0, inputs.size());
+                });
+        return result;
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.listener.TrainingListener;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.ParameterTracker;
+import ai.djl.training.tracker.Tracker;
+import ai.djl.util.Pair;
+import java.lang.reflect.Field;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.engine.DividedBlock;
+import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Derives a trainer's setup from its configuration: whether this process is one of several, its
+ * number of ranks, its listeners, and the options of its process group. Rejects blocks and
+ * optimizers that would train wrongly.
+ */
+final class TrainerSetup {
+
+    // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
+    private static final long KERNEL_BYTES = 1 << 20;
+
+    private TrainerSetup() {}
+
+    private static boolean isOneOfSeveral() {
+        return LaunchEnvironment.current().isDistributed();
+    }
+
+    /**
+     * Returns whether this process has rank 0 in the data-parallel and the tensor-parallel group.
+     */
+    static boolean isFirst(Model model, DataParallelConfig settings) {
+        ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
+        if (parts != null && parts.rank() > 0) {
+            return false;
+        }
+        return settings.group() != null
+                ? settings.group().rank() == 0
+                : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
+    }
+
+    static boolean isProcess(DataParallelConfig settings) {
+        return settings.group() != null || isOneOfSeveral();
+    }
+
+    /**
+     * Returns a copy of a configuration for one of several processes, with {@link JobListeners}.
+     */
+    static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+        JobListeners listeners = new JobListeners(config.getTrainingListeners(), first);
+        DefaultTrainingConfig own =
+                new DefaultTrainingConfig(config.getLossFunction()) {
+                    @Override
+                    public List<TrainingListener> getTrainingListeners() {
+                        return listeners;
+                    }
+                };
+        own.optDevices(config.getDevices()).optOptimizer(config.getOptimizer());
+        if (config.getExecutorService() != null) {
+            own.optExecutorService(config.getExecutorService());
+        }
+        config.getEvaluators().forEach(own::addEvaluator);
+        return own;
+    }
+
+    /** Returns the number of ranks in a JVM that runs the whole job. */
+    static int ranks(DataParallelConfig settings, Device[] devices) {
+        Integer wanted = settings.ranks();
+        if (!devices[0].isGpu()) {
+            return wanted == null ? 1 : wanted;
+        }
+        if (wanted != null && wanted != devices.length) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
+                                    + " rank per device; leave optRanks out",
+                            wanted, Arrays.toString(devices)));
+        }
+        return devices.length;
+    }
+
+    /**
+     * Rejects tensor-parallel blocks with several ranks in this JVM: the JVM has one handle of the
+     * tensor-parallel group, and ranks cannot share a handle.
+     */
+    static void requireWhole(Block block, int ranks) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: the block's parameters are divided among the %d ranks of"
+                                + " group '%s', so each of these needs a trainer with one rank, not"
+                                + " %d. Set optRanks(1), and pass the data-parallel group to"
+                                + " optProcessGroup",
+                            parts.worldSize(), parts.name(), ranks));
+        }
+    }
+
+    /** Rejects learning rates per parameter id: the ids differ between the ranks of this JVM. */
+    static void requireOneRate(Optimizer optimizer, int ranks) {
+        Class<?> type = optimizer.getClass();
+        for (; type != Object.class; type = type.getSuperclass()) {
+            for (Field field : type.getDeclaredFields()) {
+                try {
+                    boolean tracker =
+                            ParameterTracker.class.isAssignableFrom(field.getType())
+                                    && field.trySetAccessible();
+                    Object value = tracker ? field.get(optimizer) : null;
+                    if (value != null && !(value instanceof Tracker)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "newTrainer: the optimizer's %s has a learning rate per"
+                                                + " parameter id, and the ids of %d ranks in this"
+                                                + " JVM differ. Use a Tracker with one rate, one"
+                                                + " rank per process, or optRanks(1)",
+                                        value.getClass().getName(), ranks));
+                    }
+                } catch (IllegalAccessException e) {
+                    throw new IllegalStateException(field + " cannot be read", e);
+                }
+            }
+        }
+    }
+
+    /** Returns the options of the group of ranks in this JVM. */
+    static BackendOptions options(DataParallelConfig settings, String backend, Device[] devices) {
+        Duration timeout = settings.timeout();
+        if (!devices[0].isGpu()) {
+            return new BackendOptions(timeout);
+        }
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices).optTimeout(timeout);
+        if (!"cuda_p2p".equals(backend)) {
+            return nccl.build();
+        }
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder()
+                        .optTimeout(timeout)
+                        .optNcclOptions(nccl.optHighPriorityStream(true).build());
+        CudaP2pOptions usual = options.build();
+        if (!usual.isDirect(devices.length, false)) {
+            return usual;
+        }
+        // All-reduces overlap the backward pass: few thread blocks, at high priority.
+        return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
+                .optTwoShotBytes(KERNEL_BYTES)
+                .build();
+    }
+
+    /** Rejects mixed precision for floating-point parameters other than float32. */
+    static void requireMasters(DataParallelConfig settings, Block block) {
+        for (Pair<String, Parameter> named : block.getParameters()) {
+            ScalarType type = Torch.scalarType(named.getValue().getArray());
+            if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE
+                    && type.isFloatingPoint()
+                    && type != ScalarType.FLOAT32) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "initialize: mixed precision %s needs float32 parameters, but '%s'"
+                                        + " is %s; set the model's data type to float32, or use"
+                                        + " MixedPrecisionPolicy.NONE",
+                                settings.mixedPrecision(), named.getKey(), type));
+            }
+        }
+    }
+
+    /**
+     * Rejects what FULL_SHARD cannot divide: tensor-parallel blocks, and the state that an
+     * optimizer has of an earlier trainer.
+     */
+    static void requireDivisible(Block block, OptimizerState state) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
+                            + " among the ranks of group '"
+                            + parts.name()
+                            + "' already; use SHARD_OPTIMIZER");
+        }
+        for (Parameter parameter : block.getParameters().values()) {
+            if (state.count(parameter.getId()) != null) {
+                throw new IllegalStateException(
+                        "initialize: the optimizer has state of an earlier trainer, which"
+                                + " FULL_SHARD cannot divide; create a new optimizer");
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Lets processes train on different numbers of batches, like PyTorch's {@code Join}.
+ *
+ * <ul>
+ *   <li>A process that trains announces each call: forward, backward, step or a listener.
+ *   <li>A process in {@link DataParallelTrainer#join} repeats the call, so that its collectives
+ *       match. Its passes use its first batch, which adds nothing to gradients.
+ * </ul>
+ */
+final class UnevenBatches {
+
+    /** The calls that processes in join repeat; JOINED: all processes are in join. */
+    enum Call {
+        JOINED,
+        FORWARD,
+        BACKWARD,
+        STEP,
+        LISTENER // keep last: its number plus the index of the JoinListener is announced
+    }
+
+    /** The passes of a step, which join repeats. */
+    private static final class Passes implements AutoCloseable {
+
+        private final NDManager manager;
+        private final DataParallelTrainer.Collector collector;
+        private final List<NDArray> outputs = new ArrayList<>(); // without a backward pass yet
+
+        Passes(DataParallelTrainer trainer) {
+            manager = trainer.getManager().newSubManager();
+            collector = (DataParallelTrainer.Collector) trainer.newGradientCollector();
+        }
+
+        void backward() {
+            List<NDArray> zeros = outputs.stream().map(NDArray::zerosLike).toList();
+            collector.backward(() -> collector.scope().backward(outputs, zeros));
+            outputs.clear();
+        }
+
+        @Override
+        public void close() {
+            try (manager) {
+                collector.close();
+            }
+        }
+    }
+
+    private final DataParallelTrainer trainer;
+    private NDList firstData; // the first batch; null before
+    private NDList firstLabels; // its labels; null without
+    private NDArray announced; // the number of the last announced call; null before the first
+    private Work announcement; // the all-reduce of that number
+
+    UnevenBatches(DataParallelTrainer trainer) {
+        this.trainer = trainer;
+    }
+
+    private Replica replica() {
+        return trainer.replicas().get(0);
+    }
+
+    /** Announces a call to the processes in join. */
+    void tell(Call call) {
+        tell(call.ordinal());
+    }
+
+    /** Returns the class names of the trainer's JoinListeners, in their order. */
+    List<String> names() {
+        return listeners().stream().map(listener -> listener.getClass().getName()).toList();
+    }
+
+    /** Announces a call of a listener to the processes in join. */
+    void tell(JoinListener listener) {
+        int index = listeners().indexOf(listener);
+        if (index < 0) {
+            throw new IllegalArgumentException(
+                    "callInJoin: the trainer's configuration does not have this listener; call"
+                            + " config.addTrainingListeners before newTrainer");
+        }
+        tell(Call.LISTENER.ordinal() + index);
+    }
+
+    private List<JoinListener> listeners() {
+        List<JoinListener> listeners = new ArrayList<>();
+        trainer.notifyListeners(
+                listener -> {
+                    if (listener instanceof JoinListener own) {
+                        listeners.add(own);
+                    }
+                });
+        return listeners;
+    }
+
+    /**
+     * Announces a call by an all-reduce (MAX) of its number.
+     *
+     * @return the call; for JOINED, the call of the processes that still train
+     */
+    private int tell(int call) {
+        ProcessGroup group = trainer.group();
+        if (announced != null) {
+            announcement.await();
+            announced.close();
+        }
+        announced = replica().manager().create(new long[] {call});
+        announcement = group.allReduce(announced, ReduceOp.MAX);
+        if (call != Call.JOINED.ordinal()) {
+            return call;
+        }
+        announcement.await();
+        CurrentStreams.await(announced.getDevice());
+        return (int) announced.getLong(0);
+    }
+
+    /** Repeats the calls of processes that still train until all are in join. */
+    void join() {
+        replica().setIdle(true);
+        Passes passes = null;
+        try {
+            int joined = Call.JOINED.ordinal();
+            for (int number = tell(joined); number != joined; number = tell(joined)) {
+                Call call = Call.values()[Math.min(number, Call.LISTENER.ordinal())];
+                if (passes == null && (call == Call.FORWARD || call == Call.BACKWARD)) {
+                    passes = new Passes(trainer);
+                }
+                switch (call) {
+                    case FORWARD -> {
+                        requireBatch();
+                        NDList data = StagedForward.copy(firstData, passes.manager);
+                        NDList labels = StagedForward.copy(firstLabels, passes.manager);
+                        trainer.pass(data, labels).stream()
+                                .filter(Torch::requiresGradient)
+                                .forEach(passes.outputs::add);
+                    }
+                    case BACKWARD -> passes.backward();
+                    case LISTENER ->
+                            listeners()
+                                    .get(number - Call.LISTENER.ordinal())
+                                    .onJoinedBatch(trainer);
+                    default -> {
+                        trainer.update();
+                        if (passes != null) {
+                            Passes ended = passes;
+                            passes = null;
+                            ended.close();
+                        }
+                    }
+                }
+            }
+        } finally {
+            replica().setIdle(false);
+            if (passes != null) {
+                passes.close();
+            }
+        }
+    }
+
+    /** Returns the first process that is not in join. All processes call it. */
+    int firstBusy() {
+        ProcessGroup group = trainer.group();
+        int own = replica().store().isIdle() ? group.worldSize() : group.rank();
+        try (NDArray first = replica().manager().create(new long[] {own})) {
+            group.allReduce(first, ReduceOp.MIN).await();
+            CurrentStreams.await(first.getDevice());
+            return (int) first.getLong(0);
+        }
+    }
+
+    private void requireBatch() {
+        if (firstData == null) {
+            throw new IllegalStateException(
+                    "join: this process had no batch yet, so it cannot take part in the other"
+                            + " processes' steps; give each process at least one batch, also after"
+                            + " a restart within an epoch");
+        }
+    }
+
+    /** Copies the first batch, with which join repeats passes. */
+    void keepFirst(NDList data, NDList labels) {
+        if (firstData == null) {
+            NDManager manager = replica().manager();
+            firstData = StagedForward.copy(data, manager);
+            firstLabels = StagedForward.copy(labels, manager);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Activation;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.nn.norm.LayerNorm;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.Initializer;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.Tracker;
+import ai.djl.util.PairList;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/**
+ * Two ranks of {@code cuda_p2p} divide the parameters of a small transformer, each on a GPU of its
+ * own or both on one. Before a group is used, each rank trains alone: this loads the kernels of
+ * cuBLAS, which may not be loaded while a peer waits.
+ */
+@Tag("gpu")
+@Timeout(120)
+class FullyShardGpuTest {
+
+    private static final int WIDTH = 256;
+    private static final int HEADS = 4;
+    private static final int LENGTH = 32;
+    private static final int ROWS = 4; // of each rank
+    private static final int LAYERS = 3;
+    private static final int STEPS = 4;
+
+    @BeforeEach
+    void requireGpu() {
+        P2pRanks.require(2);
+    }
+
+    /** A layer of a transformer, whose norms come first. */
+    private static final class Layer extends AbstractBlock {
+
+        private final Block[] norms = {norm("norm1"), norm("norm2")};
+        private final Block inputs = linear("inputs", 3 * WIDTH);
+        private final Block output = linear("output", WIDTH);
+        private final Block up = linear("up", 4 * WIDTH);
+        private final Block down = linear("down", WIDTH);
+
+        private Block norm(String name) {
+            return addChildBlock(name, LayerNorm.builder().axis(2).build());
+        }
+
+        private Block linear(String name, int units) {
+            return addChildBlock(name, Linear.builder().setUnits(units).build());
+        }
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore store,
+                NDList arrays,
+                boolean training,
+                PairList<String, Object> params) {
+            NDArray x = arrays.singletonOrThrow();
+            long batch = x.getShape().get(0);
+            Shape heads = new Shape(batch, LENGTH, 3 * HEADS, WIDTH / HEADS);
+            NDArray all = apply(inputs, store, apply(norms[0], store, x, training), training);
+            NDList parts = all.reshape(heads).transpose(0, 2, 1, 3).split(3, 1);
+            NDArray scores = parts.get(0).matMul(parts.get(1).transpose(0, 1, 3, 2));
+            NDArray mixed = scores.softmax(3).matMul(parts.get(2)).transpose(0, 2, 1, 3);
+            NDArray joined = mixed.reshape(new Shape(batch, LENGTH, WIDTH));
+            NDArray y = x.add(apply(output, store, joined, training));
+            NDArray hidden = apply(up, store, apply(norms[1], store, y, training), training);
+            return new NDList(y.add(apply(down, store, Activation.relu(hidden), training)));
+        }
+
+        private static NDArray apply(
+                Block block, ParameterStore store, NDArray x, boolean training) {
+            return block.forward(store, new NDList(x), training).singletonOrThrow();
+        }
+
+        @Override
+        protected void initializeChildBlocks(
+                NDManager manager, DataType type, Shape... inputShapes) {
+            Shape x = inputShapes[0];
+            Shape hidden = new Shape(x.get(0), x.get(1), 4 * WIDTH);
+            for (Block block : List.of(norms[0], norms[1], inputs, output, up)) {
+                block.initialize(manager, type, x);
+            }
+            down.initialize(manager, type, hidden);
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] inputShapes) {
+            return inputShapes;
+        }
+    }
+
+    private static SequentialBlock transformer() {
+        SequentialBlock block = new SequentialBlock();
+        for (int layer = 0; layer < LAYERS; layer++) {
+            block.add(new Layer());
+        }
+        return block.add(Linear.builder().setUnits(8).build());
+    }
+
+    private static DataParallelConfig config() {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        Tracker rate = Tracker.fixed(1e-3f);
+        config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
+        return config;
+    }
+
+    private static DataParallelConfig sharded(ProcessGroup group) {
+        return config().optShardingStrategy(ShardingStrategy.FULL_SHARD).optProcessGroup(group);
+    }
+
+    /** Trains on a part of each batch, and returns the losses. */
+    private static List<Float> train(
+            Device device, DataParallelConfig config, Block block, int part, int parts) {
+        config.optDevices(new Device[] {device});
+        Initializer weights = Training.weights(5);
+        block.setInitializer(
+                (owner, shape, type) -> weights.initialize(owner, shape, type).mul(0.1f),
+                Parameter.Type.WEIGHT);
+        List<Float> losses = new ArrayList<>();
+        try (Model model = Model.newInstance("sharded", device, P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (DataParallelTrainer trainer = (DataParallelTrainer) model.newTrainer(config);
+                    NDManager manager = trainer.getManager().newSubManager()) {
+                trainer.initialize(new Shape(1, LENGTH, WIDTH));
+                CurrentStreams.await(device); // It may wait for the peer's parameters.
+                List<NDArray> batches = new ArrayList<>();
+                for (int step = 0; step < STEPS; step++) {
+                    batches.add(batch(manager, step, part, parts));
+                }
+                for (NDArray x : batches) {
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        NDArray y = trainer.forward(new NDList(x)).head();
+                        NDArray loss = y.square().mean();
+                        collector.backward(loss);
+                        trainer.step();
+                        CurrentStreams.await(device);
+                        losses.add(loss.getFloat());
+                    }
+                }
+            }
+        }
+        return losses;
+    }
+
+    private static NDArray batch(NDManager manager, int seed, int part, int parts) {
+        Random random = new Random(seed);
+        float[] x = new float[2 * ROWS * LENGTH * WIDTH];
+        for (int i = 0; i < x.length; i++) {
+            x[i] = (float) random.nextGaussian();
+        }
+        NDArray whole = manager.create(x, new Shape(2 * ROWS, LENGTH, WIDTH));
+        int rows = 2 * ROWS / parts;
+        return whole.get(rows * part + ":" + rows * (part + 1));
+    }
+
+    private interface RankCode<T> {
+        T run(ProcessGroup group) throws Exception;
+    }
+
+    /** Runs code on both ranks, after each has trained alone on its part. */
+    private static <T> List<T> onTwoRanks(long bufferSize, RankCode<T> code) {
+        CudaP2pOptions options =
+                P2pRanks.options()
+                        .optBufferSize(bufferSize)
+                        .optCopyEngines(true)
+                        .optTimeout(Duration.ofSeconds(15))
+                        .build();
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 2, options);
+        CyclicBarrier alone = new CyclicBarrier(2);
+        try {
+            return ProcessGroups.run(
+                    groups,
+                    group -> {
+                        AtomicReference<T> result = new AtomicReference<>();
+                        P2pRanks.run(
+                                group,
+                                () -> {
+                                    train(group.device(), config(), transformer(), 0, 2);
+                                    CurrentStreams.await(group.device());
+                                    try {
+                                        alone.await(60, TimeUnit.SECONDS);
+                                        result.set(code.run(group));
+                                    } catch (RuntimeException e) {
+                                        throw e;
+                                    } catch (Exception e) {
+                                        throw new IllegalStateException(e);
+                                    }
+                                });
+                        return result.get();
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** A layer has 3.2 MB of parameters: with the small buffer, they take several rounds. */
+    @ParameterizedTest
+    @ValueSource(longs = {64 << 20, 1 << 20})
+    void twoRanksTrainAsOne(long bufferSize) {
+        List<Float> expected = train(Device.gpu(0), config(), transformer(), 0, 1);
+        List<List<Float>> losses =
+                onTwoRanks(
+                        bufferSize,
+                        group ->
+                                train(
+                                        group.device(),
+                                        sharded(group),
+                                        transformer(),
+                                        group.rank(),
+                                        2));
+        assertTrue(expected.get(STEPS - 1) < expected.get(0), expected.toString());
+        for (int step = 0; step < STEPS; step++) {
+            double mean = (losses.get(0).get(step) + losses.get(1).get(step)) / 2.0;
+            assertEquals(expected.get(step), mean, 1e-4, "step " + step + ", " + losses);
+        }
+    }
+
+    /** The peer of a rank that fails gets an error, and does not wait for its timeout. */
+    @Test
+    void aFailingRankEndsItsPeer() {
+        List<Throwable> errors = new ArrayList<>();
+        CollectiveException failure =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                onTwoRanks(
+                                        64 << 20,
+                                        group -> {
+                                            try {
+                                                return trainUntilFailure(group);
+                                            } catch (RuntimeException e) {
+                                                if (group.rank() == 0) {
+                                                    errors.add(e);
+                                                }
+                                                throw e;
+                                            }
+                                        }));
+        assertFalse(failure instanceof CollectiveTimeoutException, failure.toString());
+        Throwable error = errors.get(0);
+        assertInstanceOf(CollectiveException.class, error);
+        assertFalse(error instanceof CollectiveTimeoutException, error.toString());
+    }
+
+    private static List<Float> trainUntilFailure(ProcessGroup group) {
+        int[] calls = new int[1];
+        SequentialBlock block = transformer();
+        block.add(
+                arrays -> {
+                    // The first step computes a layer three times forward, and once backward.
+                    if (group.rank() == 1 && ++calls[0] == 6) {
+                        throw new IllegalStateException("planned");
+                    }
+                    return arrays;
+                });
+        return train(group.device(), sharded(group), block, group.rank(), 2);
+    }
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training.nn;
+
+import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+
+/**
+ * The tests of {@link LanguageModelTrainingTest} on GPUs, one for each rank, compared with DJL on
+ * the CPU.
+ */
+@Tag("gpu")
+@Timeout(300)
+class LanguageModelTrainingGpuTest extends LanguageModelTrainingTest {
+
+    @Override
+    List<ProcessGroup> groups(int ranks) {
+        GpuTests.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(60));
+        return ProcessGroups.local("cuda_p2p", ranks, options);
+    }
+}
