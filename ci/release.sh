@@ -76,7 +76,7 @@ grep -q "^## $version" "$root/CHANGELOG.md" || die "CHANGELOG.md has no section:
 if [[ -n $build ]]; then
   say "Building the bundle of version $version in target/bundle"
   rm -rf "$bundle" "$bundle.zip"
-  maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl ".,$(published_modules | paste -sd,)" "$@" deploy >&2
+  maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl ".,djlx-bom,$(published_modules | paste -sd,)" "$@" deploy >&2
 fi
 # What only our own build reads, and what a repository writes by itself.
 find "$bundle" \( -name '*-tests.jar*' -o -name 'maven-metadata.xml*' \) -delete
@@ -103,7 +103,13 @@ check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^linux
 unzip -p "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" linux-x86-64/libdjlx_cpu.so | grep djlx_cpu_product >/dev/null ||
   wrong "the jar of native-ops lacks the decode kernels for CPUs, which need g++ 12 or newer"
 check_pom "$parent_pom"
-extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxF -e djl-collectives-parent -e "$(published_modules)" || true)
+bom=$bundle/org/djlx/djlx-bom/$version/djlx-bom-$version.pom
+check_file "$bom"
+check_pom "$bom"
+for module in $(published_modules); do
+  grep -q "<artifactId>$module</artifactId>" "$bom" || wrong "$bom does not name $module"
+done
+extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxF -e djl-collectives-parent -e djlx-bom -e "$(published_modules)" || true)
 [[ -z $extra ]] || wrong "the bundle holds more than is published: $extra"
 ((errors == 0)) || die "$errors errors in the bundle"
 

@@ -175,9 +175,9 @@ maven() {
   (cd "$(project_root)" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn -B -Dstyle.color=never "$@")
 }
 
-# published_modules: prints the modules of a release, as the root POM names them.
+# published_modules: prints the modules of a release that have a jar, as the root POM names them; djlx-bom has none.
 published_modules() {
-  sed -n 's|^    <module>\(.*\)</module>$|\1|p' "$(project_root)/pom.xml"
+  sed -n '/djlx-bom/!s|^    <module>\(.*\)</module>$|\1|p' "$(project_root)/pom.xml"
 }
 
 # build ARG...: packages modules without their tests, and prints a line a module and one every 5 seconds. Maven's output goes to target/build.log.

@@ -26,6 +26,15 @@ public abstract class RootCommand {
 
     private static final String EXAMPLE = "Example: ";
 
+    static {
+        // Log4j, which the program may bring, reads it at the first log line.
+        String property = "log4j2.configurationFile";
+        if (System.getProperty(property) == null
+                && RootCommand.class.getResource("/log4j2.xml") == null) {
+            System.setProperty(property, "classpath:org/djlx/collectives/launch/cli/log4j2.xml");
+        }
+    }
+
     @Option(
             names = {"-h", "--help"},
             usageHelp = true,
