@@ -65,10 +65,7 @@ record Args(List<Object> positional, Map<String, Object> named) {
     }
 
     String text(int index) {
-        if (get(index) instanceof String text) {
-            return text;
-        }
-        throw new TemplateError("an argument must be a text, not %s", Values.typeName(get(index)));
+        return Values.requireText(get(index));
     }
 
     /** Returns a text; {@code otherwise} if the argument is None or not given. */

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.text.template;
 
+import java.net.URLEncoder;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashSet;
-import java.util.HexFormat;
 import java.util.Iterator;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.UnaryOperator;
-import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
@@ -50,9 +49,13 @@ final class Filters {
         add(signature, (run, v, a) -> body.apply(run, Values.elements(run, v), a));
     }
 
+    private static void test(String signature, Table.Body body) {
+        TESTS.add(signature, body);
+    }
+
     static {
         add("default|d ?default_value ?boolean", (run, v, a) -> otherwise(v, a));
-        add("tojson ?ensure_ascii ?indent ?separators ?sort_keys", Json::of);
+        add("tojson ?ensure_ascii ?indent ?separators ?sort_keys", Json::filter);
         add("length|count", (run, v, a) -> Values.length(v instanceof String s ? run.read(s) : v));
         add("items", (run, v, a) -> items(run, v));
         add("string", (run, v, a) -> Values.text(run, v));
@@ -60,8 +63,8 @@ final class Filters {
         add("abs", (run, v, a) -> absolute(v));
         add("int ?default", (run, v, a) -> integer(run, v, a.get(0, 0L)));
         add("float ?default", (run, v, a) -> real(run, v, a.get(0, 0.0)));
-        add("round ?precision", (run, v, a) -> round(v, a.integer(0, 0)));
-        add("format *", (run, v, a) -> Strings.percent(run, Values.text(run, v), values(a)));
+        add("round ?precision", (r, v, a) -> Numbers.round(Values.number(v), a.integer(0, 0)));
+        add("format *", (run, v, a) -> format(run, Values.text(run, v), a));
         add("first", (run, v, a) -> first(Values.iterator(run, v)));
         add("last", (run, v, a) -> at(run, v, 1));
         add("random", (run, v, a) -> at(run, v, ThreadLocalRandom.current().nextDouble()));
@@ -69,64 +72,56 @@ final class Filters {
         add("dictsort", (run, v, a) -> sortDict(run, v));
         add("truncate ?length ?killwords ?end", Filters::truncate);
         add("indent ?width ?first ?blank", Filters::indent);
-        add("urlencode", (run, v, a) -> urlEncode(run, v));
         add("map *", Filters::map);
-        add("select *", (run, v, a) -> select(run, v, a, false, true));
-        add("reject *", (run, v, a) -> select(run, v, a, false, false));
-        add("selectattr *", (run, v, a) -> select(run, v, a, true, true));
-        add("rejectattr *", (run, v, a) -> select(run, v, a, true, false));
+        add("select *", (run, v, a) -> select(run, v, a, each -> each, true));
+        add("reject *", (run, v, a) -> select(run, v, a, each -> each, false));
+        add("selectattr *", (run, v, a) -> selectAttribute(run, v, a, true));
+        add("rejectattr *", (run, v, a) -> selectAttribute(run, v, a, false));
         text("e|escape|forceescape", (run, s, a) -> escape(run, s));
         text("lower", (run, s, a) -> Strings.lower(s));
         text("upper", (run, s, a) -> Strings.upper(s));
         text("capitalize", (run, s, a) -> Strings.capitalize(s));
-        text("title", (run, s, a) -> title(s));
+        text("title", (run, s, a) -> Strings.replaceWords(s, TITLE_WORD, Filters::titleCase));
         text("trim ?chars", (run, s, a) -> Strings.strip(s, a.text(0, null), true, true));
-        text("center ?width", (run, s, a) -> Strings.pad(run, s, a.integer(0, 80), " ", true));
+        text("center ?width", (run, s, a) -> Strings.pad(run, s, a.integer(0, 80), true));
         text("wordcount", (run, s, a) -> WORD.matcher(s).results().count());
         text("striptags", (run, s, a) -> stripTags(run, s));
-        text(
-                "replace old new ?count",
-                (r, s, a) -> Strings.replace(r, s, a.text(0), a.text(1), a.integer(2, -1)));
+        add("urlencode", (run, v, a) -> urlEncode(run, v));
+        text("replace old new ?count", Strings::replace);
         list("list", (run, l, a) -> l);
         list("join ?d ?attribute", Filters::join);
         list("sort ?reverse ?case_sensitive ?attribute", Filters::sort);
         list("max", (run, l, a) -> best(run, l, ">"));
         list("min", (run, l, a) -> best(run, l, "<"));
         list("unique", (run, l, a) -> unique(run, l));
-        list("sum ?attribute ?start", Filters::sum);
+        list("sum ?attribute", (run, l, a) -> sum(run, l, path(run, a.get(0, null), null)));
         list("groupby attribute", (run, l, a) -> groups(run, l, path(run, a.text(0), null)));
         list("batch linecount", (run, l, a) -> batches(l, Math.max(1, a.integer(0, 1))));
         list("slice slices", (run, l, a) -> slices(run, l, a.integer(0, 1)));
-        for (String names :
-                List.of(
-                        "==|eq|equalto",
-                        "!=|ne",
-                        ">|gt|greaterthan",
-                        ">=|ge",
-                        "<|lt|lessthan",
-                        "<=|le",
-                        "in")) {
+        String comparisons = "==|eq|equalto !=|ne >|gt|greaterthan >=|ge <|lt|lessthan <=|le in";
+        for (String names : comparisons.split(" ")) {
             Values.Comparison comparison = Values.COMPARISONS.get(names.split("\\|")[0]);
-            TESTS.add(names + " other", (run, v, a) -> comparison.holds(run, v, a.get(0)));
+            test(names + " other", (run, v, a) -> comparison.holds(run, v, a.get(0)));
         }
-        TESTS.add("divisibleby num", (run, v, a) -> hasRest(run, v, a.get(0), 0L))
-                .add("even", (run, v, a) -> hasRest(run, v, 2L, 0L))
-                .add("odd", (run, v, a) -> hasRest(run, v, 2L, 1L))
-                .add("sameas other", (run, v, a) -> v == constant(a.get(0)))
-                .add("boolean", (run, v, a) -> v instanceof Boolean)
-                .add("true", (run, v, a) -> Boolean.TRUE.equals(v))
-                .add("false", (run, v, a) -> Boolean.FALSE.equals(v))
-                .add("none", (run, v, a) -> v == null)
-                .add("defined", (run, v, a) -> !(v instanceof Values.Undefined))
-                .add("undefined", (run, v, a) -> v instanceof Values.Undefined)
-                .add("float", (run, v, a) -> v instanceof Double)
-                .add("integer", (r, v, a) -> Numbers.isInteger(v) && !(v instanceof Boolean))
-                .add("number", (run, v, a) -> Numbers.isNumber(v))
-                .add("string", (r, v, a) -> v instanceof String || v instanceof Values.Markup)
-                .add("mapping", (run, v, a) -> v instanceof Map)
-                .add("iterable", (run, v, a) -> Values.isIterable(v))
-                .add("sequence", (run, v, a) -> Values.isSequence(v))
-                .add("callable", (run, v, a) -> isCallable(v));
+        test("divisibleby num", (run, v, a) -> hasRest(run, v, a.get(0), 0L));
+        test("even", (run, v, a) -> hasRest(run, v, 2L, 0L));
+        test("odd", (run, v, a) -> hasRest(run, v, 2L, 1L));
+        test("boolean", (run, v, a) -> v instanceof Boolean);
+        test("true", (run, v, a) -> Boolean.TRUE.equals(v));
+        test("false", (run, v, a) -> Boolean.FALSE.equals(v));
+        test("none", (run, v, a) -> v == null);
+        test("defined", (run, v, a) -> !(v instanceof Values.Undefined));
+        test("undefined", (run, v, a) -> v instanceof Values.Undefined);
+        test("float", (run, v, a) -> v instanceof Double);
+        test("integer", (run, v, a) -> Numbers.isInteger(v) && !(v instanceof Boolean));
+        test("number", (run, v, a) -> Numbers.isNumber(v));
+        test("string", (run, v, a) -> v instanceof String || v instanceof Values.Markup);
+        test("mapping", (run, v, a) -> v instanceof Map);
+        test("iterable", (run, v, a) -> Values.isIterable(v));
+        test("sequence", (run, v, a) -> Values.isSequence(v));
+        test(
+                "callable",
+                (run, v, a) -> v instanceof Values.Callable || v instanceof Values.Undefined);
     }
 
     private Filters() {}
@@ -139,7 +134,7 @@ final class Filters {
         if (!OF_MARKUP.contains(name)) {
             throw new TemplateError("the filter %s of an escaped text is not supported", name);
         }
-        return new Values.Markup((String) FILTERS.call(run, name, markup.text(), args));
+        return new Values.Markup(Values.text(run, FILTERS.call(run, name, markup.text(), args)));
     }
 
     /** Returns {@code value is name(args)}. */
@@ -147,21 +142,8 @@ final class Filters {
         return (Boolean) TESTS.call(run, name, value, args);
     }
 
-    private static boolean isCallable(Object value) {
-        return value instanceof Values.Callable || value instanceof Values.Undefined;
-    }
-
-    private static Object constant(Object value) {
-        if (value != null && !(value instanceof Boolean)) {
-            throw new TemplateError(
-                    "the test sameas of a %s is not supported", Values.typeName(value));
-        }
-        return value;
-    }
-
     private static boolean hasRest(Run run, Object value, Object divisor, Object rest) {
-        Object own = Values.binary(run, "%", value, divisor);
-        return Values.COMPARISONS.get("==").holds(run, own, rest);
+        return Values.areEqual(run, Values.binary(run, "%", value, divisor), rest);
     }
 
     private static Values.Once once(List<Object> elements) {
@@ -175,7 +157,7 @@ final class Filters {
 
     private static Object items(Run run, Object value) {
         if (!(value instanceof Map) && !(value instanceof Values.Undefined)) {
-            throw new TemplateError("items needs a dictionary, not %s", Values.typeName(value));
+            throw new TemplateError("items needs a dictionary, not %s", Values.type(value));
         }
         return once(value instanceof Map ? Values.items(run, value) : List.of());
     }
@@ -187,45 +169,37 @@ final class Filters {
     }
 
     private static Object absolute(Object value) {
-        Object negated = Values.negate(value);
-        return Numbers.compare(negated, 0L) < 0 ? Values.negate(negated) : negated;
-    }
-
-    /** Returns a number, or the number in a text: an integer if it is one; null if it is none. */
-    private static Object number(Run run, Object value) {
-        if (value instanceof Values.Undefined undefined) {
-            throw new TemplateError("%s", undefined.reason());
-        }
-        if (!(value instanceof String text)) {
-            return Numbers.isNumber(value) ? value : null;
-        }
-        Object integer = Numbers.parseInteger(run.read(text));
-        return integer == null ? Numbers.parseReal(text) : integer;
+        Object number = Values.number(value);
+        return number instanceof Double real
+                ? (Object) Math.abs(real)
+                : Numbers.binary("*", number, Numbers.integer(number) < 0 ? -1L : 1L);
     }
 
     private static Object integer(Run run, Object value, Object otherwise) {
-        Object number = number(run, value);
-        return number == null || Numbers.isNan(number) ? otherwise : Numbers.truncate(number);
+        boolean isInteger = Numbers.isInteger(value);
+        Object integer = value instanceof String text ? Numbers.parseInteger(run.read(text)) : null;
+        if (isInteger || integer != null) {
+            return isInteger ? Numbers.truncate(value) : integer;
+        }
+        Object real = real(run, value, null);
+        return real == null || Numbers.isNan(real) ? otherwise : Numbers.truncate(real);
     }
 
     private static Object real(Run run, Object value, Object otherwise) {
-        Object number = number(run, value);
-        Object parsed = value instanceof String text ? Numbers.parseReal(text) : number;
-        return parsed == null ? otherwise : (Object) Numbers.real(parsed);
-    }
-
-    private static Object round(Object value, int digits) {
-        if (!Numbers.isNumber(value)) {
-            throw new TemplateError("a value of type %s cannot be rounded", Values.typeName(value));
+        if (value instanceof Values.Undefined) {
+            throw Values.wrong(value, "");
         }
-        return Numbers.round(value, digits);
+        Double parsed = value instanceof String text ? Numbers.parseReal(run.read(text)) : null;
+        return Numbers.isNumber(value)
+                ? (Object) Numbers.real(value)
+                : parsed == null ? otherwise : parsed;
     }
 
-    private static Object values(Args args) {
+    private static Object format(Run run, String format, Args args) {
         if (!args.named().isEmpty()) {
             throw new TemplateError("names of values in the filter format are not supported");
         }
-        return Values.tuple(args.positional().toArray());
+        return Strings.percent(run, format, Values.tuple(args.positional().toArray()));
     }
 
     private static Object first(Iterator<Object> elements) {
@@ -237,9 +211,9 @@ final class Filters {
     /** Returns the element at a place between 0, the first, and 1, the last. */
     private static Object at(Run run, Object value, double place) {
         if (!Values.isSequence(value) || value instanceof Map) {
-            throw new TemplateError("last and random need a list, not %s", Values.typeName(value));
+            throw new TemplateError("last and random need a list, not %s", Values.type(value));
         }
-        List<Object> all = Values.elements(run, value);
+        List<Object> all = Values.list(run, value);
         return all.isEmpty()
                 ? new Values.Undefined("", "there is no item")
                 : all.get((int) Math.min(all.size() - 1, place * all.size()));
@@ -254,33 +228,20 @@ final class Filters {
         return value instanceof Values.Once ? reversed : once(reversed);
     }
 
-    private static String title(String text) {
-        return TITLE_WORD
-                .matcher(text)
-                .replaceAll(
-                        found -> {
-                            String word = found.group();
-                            int rest = word.offsetByCodePoints(0, 1);
-                            return Matcher.quoteReplacement(
-                                    Strings.upper(word.substring(0, rest))
-                                            + Strings.lower(word.substring(rest)));
-                        });
+    private static String titleCase(String word) {
+        int rest = word.offsetByCodePoints(0, 1);
+        return Strings.upper(word.substring(0, rest)) + Strings.lower(word.substring(rest));
     }
 
     private static String indent(Run run, Object value, Args args) {
-        if (!(value instanceof String lines)) {
-            throw new TemplateError("indent needs a text, not %s", Values.typeName(value));
-        }
+        String text = run.read(Values.requireText(value));
         String indent = Strings.indent(run, args.get(0, 4L));
-        List<Object> all = Strings.lines(run, run.read(lines) + "\n");
-        StringBuilder text = new StringBuilder();
-        for (int i = 0; i < all.size(); i++) {
-            String line = (String) all.get(i);
-            boolean indents = args.isTrue(i == 0 ? 1 : 2) || i > 0 && !line.isEmpty();
-            run.append(text, (i == 0 ? "" : "\n") + (indents ? indent : ""));
-            run.append(text, line);
+        List<Object> lines = Strings.lines(run, text + "\n");
+        for (int i = 0; i < lines.size(); i++) {
+            boolean indents = args.isTrue(i == 0 ? 1 : 2) || i > 0 && !lines.get(i).equals("");
+            lines.set(i, indents ? Values.binary(run, "+", indent, lines.get(i)) : lines.get(i));
         }
-        return text.toString();
+        return Strings.join(run, "\n", lines);
     }
 
     private static Object truncate(Run run, Object value, Args args) {
@@ -293,64 +254,41 @@ final class Filters {
         if (Values.length(value) <= length + 5L) {
             return value;
         }
-        if (!(value instanceof String text)) {
-            throw new TemplateError("truncate needs a text, not %s", Values.typeName(value));
-        }
-        String cut = Strings.part(run.read(text), 0, (int) kept);
+        String cut = Strings.part(run.read(Values.requireText(value)), 0, (int) kept);
         int space = args.isTrue(1) ? -1 : cut.lastIndexOf(' ');
         return (space < 0 ? cut : cut.substring(0, space)) + end;
     }
 
     private static String stripTags(Run run, String html) {
-        String text = without(run, without(run, html, "<!--", "-->"), "<", ">");
-        if (text.indexOf('&') >= 0) {
-            throw new TemplateError("the filter striptags of a text with & is not supported");
+        String text = html.replaceAll("<[^<>]*+>", "");
+        if (text.indexOf('&') >= 0 || text.indexOf('<') >= 0 || html.contains("<!--")) {
+            throw new TemplateError(
+                    "the filter striptags of a text with comments, & or < is not supported");
         }
         return Strings.join(run, " ", Strings.split(run, text, null, -1));
     }
 
-    /** Removes each range from one text to the next of another text, such as a comment. */
-    private static String without(Run run, String text, String begin, String end) {
-        StringBuilder rest = new StringBuilder();
-        int position = 0;
-        while (true) {
-            run.step();
-            int from = text.indexOf(begin, position);
-            int to = from < 0 ? -1 : text.indexOf(end, from);
-            if (to < 0) {
-                return run.created(rest.append(text, position, text.length()).toString());
-            }
-            rest.append(text, position, from);
-            position = to + end.length();
-        }
-    }
-
     private static String urlEncode(Run run, Object value) {
-        if (!(value instanceof String text)) {
-            throw new TemplateError(
-                    "urlencode of a %s is not supported, only of a text", Values.typeName(value));
+        if (value instanceof List || value instanceof Map || value instanceof Values.Once) {
+            throw new TemplateError("urlencode of a %s is not supported", Values.type(value));
         }
-        run.requireLength(text.length() * 3L);
-        StringBuilder quoted = new StringBuilder();
-        for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
-            char c = (char) (b & 0xff);
-            boolean plain = c < 128 && (Character.isLetterOrDigit(c) || "_.-~/".indexOf(c) >= 0);
-            quoted.append(
-                    plain
-                            ? String.valueOf(c)
-                            : "%" + HexFormat.of().withUpperCase().toHexDigits(b));
-        }
-        return quoted.toString();
+        String text = Values.text(run, value);
+        run.requireLength(text.length() * 9L);
+        String form = URLEncoder.encode(text, StandardCharsets.UTF_8);
+        form = form.replace("+", "%20").replace("*", "%2A");
+        return form.replace("%7E", "~").replace("%2F", "/");
     }
 
     /** Returns a function for the value at a path, such as {@code a.b.0}, or null for no path. */
     private static UnaryOperator<Object> path(Run run, Object path, Object otherwise) {
         List<Object> keys = new ArrayList<>();
         if (path instanceof String text) {
-            for (Object part : Strings.split(run, text, ".", -1)) {
-                String key = (String) part;
-                keys.add(key.matches("\\d+") ? Numbers.parseInteger(key) : key);
-            }
+            keys.addAll(Strings.split(run, text, ".", -1));
+            keys.replaceAll(
+                    key ->
+                            ((String) key).matches("\\d+")
+                                    ? Numbers.parseInteger((String) key)
+                                    : key);
         } else if (path != null) {
             keys.add(path);
         }
@@ -369,54 +307,53 @@ final class Filters {
     }
 
     private static List<Object> all(List<Object> elements, UnaryOperator<Object> function) {
-        return new ArrayList<>(elements.stream().map(function).toList());
+        List<Object> all = new ArrayList<>(elements);
+        all.replaceAll(function);
+        return all;
     }
 
     /** Returns the elements of a value, which are computed when the iteration reaches them. */
     private static Stream<Object> stream(Run run, Object value) {
-        Iterator<Object> elements =
-                Values.isTrue(value) ? Values.iterator(run, value) : Collections.emptyIterator();
+        List<Object> none = List.of();
+        Iterator<Object> elements = Values.iterator(run, Values.isTrue(value) ? value : none);
         Iterable<Object> iterable = () -> elements;
         return StreamSupport.stream(iterable.spliterator(), false);
     }
 
     private static Object map(Run run, Object value, Args args) {
         boolean hasFilter = !args.positional().isEmpty();
-        Args of = hasFilter ? args.from(1) : args.bind("map", 1, List.of("attribute", "default"));
+        Args rest = hasFilter ? args.from(1) : args.bind("map", 1, List.of("attribute", "default"));
         String filter = hasFilter ? args.text(0) : null;
         UnaryOperator<Object> function =
                 hasFilter
-                        ? each -> filter(run, filter, each, of)
-                        : path(run, of.get(0), of.get(1, null));
+                        ? each -> filter(run, filter, each, rest)
+                        : path(run, rest.get(0), rest.get(1, null));
         return new Values.Once(stream(run, value).map(function).iterator());
     }
 
-    private static Object select(
-            Run run, Object value, Args args, boolean ofAttribute, boolean selects) {
-        if (ofAttribute && args.positional().isEmpty()) {
+    private static Object selectAttribute(Run run, Object value, Args args, boolean selects) {
+        if (args.positional().isEmpty()) {
             throw new TemplateError("the name of an attribute to select by is missing");
         }
-        UnaryOperator<Object> of = path(run, ofAttribute ? args.get(0) : null, null);
-        Args rest = args.from(ofAttribute ? 1 : 0);
-        boolean hasTest = !rest.positional().isEmpty();
+        return select(run, value, args.from(1), path(run, args.get(0), null), selects);
+    }
+
+    private static Object select(
+            Run run, Object value, Args args, UnaryOperator<Object> of, boolean selects) {
+        boolean hasTest = !args.positional().isEmpty();
+        Args rest = hasTest ? args.from(1) : args;
+        UnaryOperator<Object> test =
+                hasTest ? tested -> test(run, args.text(0), tested, rest) : tested -> tested;
         return new Values.Once(
                 stream(run, value)
-                        .filter(
-                                each -> {
-                                    Object tested = of.apply(each);
-                                    return selects
-                                            == (hasTest
-                                                    ? test(run, rest.text(0), tested, rest.from(1))
-                                                    : Values.isTrue(tested));
-                                })
+                        .filter(each -> Values.isTrue(test.apply(of.apply(each))) == selects)
                         .iterator());
     }
 
     private static Object join(Run run, List<Object> elements, Args args) {
         UnaryOperator<Object> path = path(run, args.get(1, null), null);
-        String separator = Values.text(run, args.get(0, ""));
-        return Strings.join(
-                run, separator, all(elements, each -> Values.text(run, path.apply(each))));
+        List<Object> texts = all(elements, each -> Values.text(run, path.apply(each)));
+        return Strings.join(run, Values.text(run, args.get(0, "")), texts);
     }
 
     private static Object sort(Run run, List<Object> elements, Args args) {
@@ -424,21 +361,14 @@ final class Filters {
             throw new TemplateError("sort by several attributes is not supported: %s", path);
         }
         UnaryOperator<Object> path = path(run, args.get(2, null), null);
-        boolean ignoresCase = !args.isTrue(1);
-        // As in Jinja2, keys are lists, in which undefined elements are equal.
-        List<Object> keys =
-                all(
-                        elements,
-                        each -> {
-                            Object key = path.apply(each);
-                            return Arrays.asList(ignoresCase ? ignoreCase(run, key) : key);
-                        });
+        List<Object> keys = all(elements, path);
+        keys = args.isTrue(1) ? keys : all(keys, each -> ignoreCase(run, each));
         return Values.sorted(run, elements, keys, args.isTrue(0));
     }
 
     private static Object sortDict(Run run, Object value) {
         if (!(value instanceof Map<?, ?> dict)) {
-            throw new TemplateError("dictsort needs a dictionary, not %s", Values.typeName(value));
+            throw new TemplateError("dictsort needs a dictionary, not %s", Values.type(value));
         }
         List<Object> keys = all(new ArrayList<>(dict.keySet()), each -> ignoreCase(run, each));
         return Values.sorted(run, Values.items(run, value), keys, false);
@@ -446,28 +376,25 @@ final class Filters {
 
     private static Object best(Run run, List<Object> elements, String operator) {
         Values.Comparison better = Values.COMPARISONS.get(operator);
-        return elements.stream()
-                .reduce(
-                        (best, each) ->
-                                better.holds(run, ignoreCase(run, each), ignoreCase(run, best))
-                                        ? each
-                                        : best)
-                .orElseGet(() -> new Values.Undefined("", "there is no item"));
+        Object best = new Values.Undefined("", "there is no item");
+        for (Object each : elements) {
+            boolean isFirst = best instanceof Values.Undefined;
+            best =
+                    isFirst || better.holds(run, ignoreCase(run, each), ignoreCase(run, best))
+                            ? each
+                            : best;
+        }
+        return best;
     }
 
     private static Object unique(Run run, List<Object> elements) {
         Set<Object> seen = new HashSet<>();
-        List<Object> unique = new ArrayList<>(elements);
-        unique.removeIf(each -> !seen.add(Values.key(run, ignoreCase(run, each))));
-        return once(unique);
+        elements.removeIf(each -> !seen.add(Values.key(run, ignoreCase(run, each))));
+        return once(elements);
     }
 
-    private static Object sum(Run run, List<Object> elements, Args args) {
-        UnaryOperator<Object> path = path(run, args.get(0, null), null);
-        Object sum = args.get(1, 0L);
-        if (sum instanceof String) {
-            throw new TemplateError("sum adds no texts");
-        }
+    private static Object sum(Run run, List<Object> elements, UnaryOperator<Object> path) {
+        Object sum = 0L;
         for (Object each : elements) {
             sum = Values.binary(run, "+", sum, path.apply(each));
         }
@@ -476,27 +403,22 @@ final class Filters {
 
     /** Returns pairs of a key and the elements that have it, by key. */
     private static Object groups(Run run, List<Object> elements, UnaryOperator<Object> path) {
-        List<Object> keys = all(elements, each -> ignoreCase(run, path.apply(each)));
-        List<Object> groups = new ArrayList<>();
-        List<Object> group = null;
-        Object last = null;
-        for (Object each : Values.sorted(run, elements, keys, false)) {
-            Object own = ignoreCase(run, path.apply(each));
-            if (group == null || !Values.areEqual(run, own, last)) {
-                group = new ArrayList<>();
-                groups.add(Values.tuple(path.apply(each), group));
-            }
-            group.add(each);
-            last = own;
+        Map<Object, List<Object>> groups = new LinkedHashMap<>();
+        for (Object each : elements) {
+            Object key = Values.key(run, ignoreCase(run, path.apply(each)));
+            groups.computeIfAbsent(key, none -> new ArrayList<>()).add(each);
         }
-        return groups;
+        List<Object> keys = new ArrayList<>(groups.keySet());
+        return all(
+                Values.sorted(run, keys, keys, false),
+                key -> Values.tuple(path.apply(groups.get(key).get(0)), groups.get(key)));
     }
 
     private static Object batches(List<Object> elements, int size) {
         List<Object> batches = new ArrayList<>();
-        for (int begin = 0; begin < elements.size(); begin += size) {
-            int end = (int) Math.min(elements.size(), begin + (long) size);
-            batches.add(new ArrayList<>(elements.subList(begin, end)));
+        for (long begin = 0; begin < elements.size(); begin += size) {
+            int end = (int) Math.min(elements.size(), begin + size);
+            batches.add(new ArrayList<>(elements.subList((int) begin, end)));
         }
         return once(batches);
     }

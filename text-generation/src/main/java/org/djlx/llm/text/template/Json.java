@@ -11,43 +11,39 @@ import java.util.Map;
 final class Json extends Repr {
 
     private final boolean ascii;
-    private final String indent; // null for a single line
-    private final String comma;
-    private final String colon;
     private final boolean sorts;
 
+    private Json(Run run, Args args) {
+        super(run);
+        ascii = args.isTrue(0);
+        sorts = args.isTrue(3);
+        indent = args.get(1, null) == null ? null : Strings.indent(run, args.get(1));
+        comma = indent == null ? ", " : ",";
+        if (args.get(2, null) != null) {
+            Args separators = new Args(Values.list(run, args.get(2)), Map.of());
+            separators = separators.bind("separators", 2, List.of("comma", "colon"));
+            comma = separators.text(0);
+            colon = separators.text(1);
+        }
+    }
+
+    static String of(Run run, Object value) {
+        return new Json(run, Args.of()).write(value);
+    }
+
     /**
-     * Creates a writer.
+     * Calls the filter.
      *
      * @param args {@code ensure_ascii}, {@code indent}, {@code separators}, {@code sort_keys}
      */
-    private Json(Run run, Args args) {
-        super(run);
-        this.ascii = args.isTrue(0);
-        this.indent = args.get(1, null) == null ? null : Strings.indent(run, args.get(1));
-        Object given = args.get(2, null);
-        List<Object> separators =
-                given == null
-                        ? List.of(indent == null ? ", " : ",", ": ")
-                        : Values.elements(run, given);
-        if (separators.size() != 2) {
-            throw new TemplateError("separators of tojson must be two texts");
-        }
-        Args two = new Args(separators, Map.of());
-        this.comma = two.text(0);
-        this.colon = two.text(1);
-        this.sorts = args.isTrue(3);
-    }
-
-    static String of(Run run, Object value, Args args) {
+    static String filter(Run run, Object value, Args args) {
         return new Json(run, args).write(value);
     }
 
     @Override
-    String brackets(List<?> list) {
-        return !(list instanceof Values.Sequence tuple) || tuple.kind().equals("tuple")
-                ? "[ ]"
-                : plain(list);
+    String[] brackets(List<?> list) {
+        boolean isArray = List.of("list", "tuple").contains(Values.type(list));
+        return isArray ? new String[] {"[", "]"} : new String[] {plain(list)};
     }
 
     @Override
@@ -63,32 +59,13 @@ final class Json extends Repr {
     }
 
     @Override
-    String comma() {
-        return comma;
-    }
-
-    @Override
-    String colon() {
-        return colon;
-    }
-
-    @Override
-    String lineBreak(int depth) {
-        if (indent == null) {
-            return "";
-        }
-        run.requireLength((long) indent.length() * depth);
-        return "\n" + indent.repeat(depth);
-    }
-
-    @Override
     String plain(Object value) {
         if (value == null || value instanceof Boolean) {
             return String.valueOf(value);
         }
         if (!Numbers.isNumber(value)) {
             throw new TemplateError(
-                    "a value of type %s cannot be written as JSON", Values.typeName(value));
+                    "a value of type %s cannot be written as JSON", Values.type(value));
         }
         String number = Numbers.text(value);
         return number.equals("nan") ? "NaN" : number.replace("inf", "Infinity");
@@ -97,22 +74,24 @@ final class Json extends Repr {
     @Override
     String quote(String string) {
         StringBuilder json = new StringBuilder("\"");
-        string.codePoints()
-                .forEach(
-                        c -> {
-                            // An unpaired surrogate stands for another character.
-                            boolean isStandIn = Character.getType(c) == Character.SURROGATE;
-                            int escaped = "\"\\\n\r\t\b\f".indexOf(c);
-                            if (escaped >= 0) {
-                                json.append('\\').append("\"\\nrtbf".charAt(escaped));
-                            } else if (c < ' ' || ascii && c > '~' && !isStandIn) {
-                                for (char unit : Character.toChars(c)) {
-                                    json.append("\\u").append(HexFormat.of().toHexDigits(unit));
-                                }
-                            } else {
-                                json.appendCodePoint(c);
-                            }
-                        });
+        string.codePoints().forEach(c -> json.append(escaped(c)));
         return json.append('"').toString();
+    }
+
+    private String escaped(int c) {
+        int index = "\"\\\n\r\t\b\f".indexOf(c);
+        if (index >= 0) {
+            return "\\" + "\"\\nrtbf".charAt(index);
+        }
+        // An unpaired surrogate stands for another character.
+        boolean isStandIn = Character.getType(c) == Character.SURROGATE;
+        String text = Character.toString(c);
+        if (c >= ' ' && (!ascii || c <= '~' || isStandIn)) {
+            return text;
+        }
+        String first = "\\u" + HexFormat.of().toHexDigits(text.charAt(0));
+        return text.length() == 1
+                ? first
+                : first + "\\u" + HexFormat.of().toHexDigits(text.charAt(1));
     }
 }

@@ -14,29 +14,21 @@ import java.util.regex.Pattern;
  */
 final class Lexer {
 
-    enum Type {
+    enum Kind {
         TEXT, // between tags
-        BEGIN, // of a print or block tag
-        END,
         NAME,
-        STRING,
-        NUMBER,
-        OPERATOR,
+        LITERAL, // a string or number
+        SYMBOL, // an operator, or what begins or ends a tag
         EOF
     }
 
     /**
      * A token.
      *
-     * @param text the token as in the source; for STRING and TEXT, the value
-     * @param number the value of a number; null otherwise
+     * @param text the token as in the source; empty for TEXT and EOF
+     * @param value the value of a literal, or the text between tags; null otherwise
      */
-    record Token(Type type, String text, Object number, int line) {
-
-        boolean is(Type type, String text) {
-            return this.type == type && this.text.equals(text);
-        }
-    }
+    record Token(Kind kind, String text, Object value, int line) {}
 
     private static final int MAX_DIGITS = 100;
     private static final Pattern TAG =
@@ -46,14 +38,14 @@ final class Lexer {
     private static final Pattern END_RAW =
             Pattern.compile(
                     "\\{%([-+]?)\\s*endraw\\s*([-+]?)%\\}", Pattern.UNICODE_CHARACTER_CLASS);
-    private static final String DIGITS = "\\d(?:_?\\d)*+";
+    private static final String REAL = "(?<!\\.)D(?:\\.D(?:[eE][-+]?D)?|[eE][-+]?D)";
     private static final Pattern TOKEN =
             Pattern.compile(
-                    ("(?<real>(?<!\\.)D(?:\\.D(?:[eE][-+]?D)?|[eE][-+]?D))".replace("D", DIGITS)
-                            + "|(?<integer>0[bBoOxX]\\w*+|D)".replace("D", DIGITS)
+                    (("(?<real>" + REAL + ")|(?<integer>0[bBoOxX]\\w*+|D)")
+                                    .replace("D", "\\d(?:_?\\d)*+"))
                             + "|(?<name>[\\p{L}\\p{Nl}_][\\p{L}\\p{Nl}\\p{M}\\p{Nd}\\p{Pc}]*+)"
                             + "|(?<string>'(?:[^'\\\\]|\\\\.)*+'|\"(?:[^\"\\\\]|\\\\.)*+\")"
-                            + "|//|\\*\\*|==|!=|>=|<=|[-+/*%~\\[\\](){}<>=.:|,;]"),
+                            + "|//|\\*\\*|==|!=|>=|<=|[-+/*%~\\[\\](){}<>=.:|,;]",
                     Pattern.DOTALL);
     private static final Pattern ESCAPE =
             Pattern.compile("\\\\(?:[xuU]((?<=x).{2}|(?<=u).{4}|(?<=U).{8})|(.))", Pattern.DOTALL);
@@ -86,8 +78,7 @@ final class Lexer {
         Matcher tag = TAG.matcher(source);
         while (tag.find(position)) {
             String begin = tag.group();
-            String sign = begin.length() > 2 ? begin.substring(2, 3) : "";
-            text(tag.start(), sign, begin.charAt(1) != '{');
+            text(tag.start(), begin.substring(2, Math.min(3, begin.length())), begin.charAt(1));
             position = tag.end();
             if (tag.group("raw") != null) {
                 afterTag(tag.group("raw").isEmpty() ? "+" : "-");
@@ -95,7 +86,7 @@ final class Lexer {
                 if (!end.find(position)) {
                     throw new TemplateError("a raw block has no {%% endraw %%}");
                 }
-                text(end.start(), end.group(1), true);
+                text(end.start(), end.group(1), '%');
                 position = end.end();
                 afterTag(end.group(2));
             } else if (begin.charAt(1) == '#') {
@@ -107,26 +98,26 @@ final class Lexer {
                 position = end + 2;
                 afterTag(last);
             } else {
-                add(Type.BEGIN, begin.substring(0, 2), position);
+                add(Kind.SYMBOL, begin.substring(0, 2), null, position);
                 tag(begin.charAt(1) == '{' ? "}}" : "%}");
             }
         }
-        text(source.length(), "+", false);
-        add(Type.EOF, "", source.length());
+        text(source.length(), "+", '{');
+        add(Kind.EOF, "", null, position);
     }
 
-    /** Adds the text up to a tag, without the whitespace that the tag removes. */
-    private void text(int end, String sign, boolean stripsIndent) {
+    /** Adds the text up to a tag of a kind, without the whitespace that the tag removes. */
+    private void text(int end, String sign, char kind) {
         String text = source.substring(position, end);
         if (sign.equals("-")) {
             text = Strings.strip(text, null, false, true);
-        } else if (!sign.equals("+") && stripsIndent) {
+        } else if (!sign.equals("+") && kind != '{') {
             int begin = text.lastIndexOf('\n') + 1;
             boolean isIndent = Strings.strip(text.substring(begin), null, true, false).isEmpty();
             text = isIndent && (begin > 0 || beginsLine) ? text.substring(0, begin) : text;
         }
         if (!text.isEmpty()) {
-            add(Type.TEXT, text, end);
+            add(Kind.TEXT, "", text, end);
         }
     }
 
@@ -148,16 +139,16 @@ final class Lexer {
 
     private void tag(String end) {
         int open = 0; // brackets
+        boolean isBlock = end.equals("%}");
         Matcher matcher = TOKEN.matcher(source).useTransparentBounds(true);
         while (true) {
             skipSpace();
-            boolean isBlock = end.equals("%}");
             boolean isSigned =
                     source.startsWith("-", position) || isBlock && source.startsWith("+", position);
             int at = isSigned ? position + 1 : position;
             if (open == 0 && source.startsWith(end, at)) {
                 String sign = source.substring(position, at);
-                add(Type.END, end, at + 2);
+                add(Kind.SYMBOL, end, null, at + 2);
                 beginsLine = false;
                 if (isBlock || isSigned) {
                     afterTag(sign);
@@ -172,39 +163,40 @@ final class Lexer {
                 throw new TemplateError("unexpected character %s", found);
             }
             String token = matcher.group();
-            if (matcher.group("real") != null) {
-                number(token, Double.valueOf(token.replace("_", "")));
-            } else if (matcher.group("integer") != null) {
-                number(token, integer(token.replace("_", "")));
-            } else if (matcher.group("name") != null) {
-                add(Type.NAME, token, matcher.end());
-            } else if (matcher.group("string") != null) {
-                String text = unescape(token.substring(1, token.length() - 1));
-                add(Type.STRING, text, matcher.end());
-            } else {
-                open += "([{".contains(token) ? 1 : ")]}".contains(token) ? -1 : 0;
-                if (open < 0) {
-                    throw new TemplateError("unexpected %s", token);
-                }
-                add(Type.OPERATOR, token, matcher.end());
+            open += "([{".contains(token) ? 1 : ")]}".contains(token) ? -1 : 0;
+            if (open < 0) {
+                throw new TemplateError("unexpected %s", token);
             }
+            Object value = literal(matcher);
+            boolean isName = matcher.group("name") != null;
+            Kind kind = isName ? Kind.NAME : value == null ? Kind.SYMBOL : Kind.LITERAL;
+            add(kind, token, value, matcher.end());
         }
     }
 
-    private static Object integer(String token) {
-        boolean isHex = token.matches("0[xX]\\p{XDigit}+");
-        String digits = isHex ? token.substring(2) : token;
-        if (!isHex && !token.matches("0+|[1-9]\\d*") || digits.length() > MAX_DIGITS) {
+    /** Returns the value of a literal, or null for another token. */
+    private static Object literal(Matcher token) {
+        String text = token.group();
+        if (token.group("string") != null) {
+            return ESCAPE.matcher(text.substring(1, text.length() - 1))
+                    .replaceAll(found -> Matcher.quoteReplacement(unescape(found)));
+        }
+        String number = text.replace("_", "");
+        if (token.group("real") != null) {
+            return Double.valueOf(number);
+        }
+        if (token.group("integer") == null) {
+            return null;
+        }
+        boolean isHex = number.matches("0[xX]\\p{XDigit}+");
+        boolean isDecimal = number.matches("0+|[1-9]\\d*");
+        if (!isHex && !isDecimal || number.length() > MAX_DIGITS) {
             throw new TemplateError(
                     "the number %s is not supported: it may be decimal or begin with 0x, and have"
                             + " %d digits",
-                    token, MAX_DIGITS);
+                    number, MAX_DIGITS);
         }
-        return Numbers.narrow(new BigInteger(digits, isHex ? 16 : 10));
-    }
-
-    private static String unescape(String text) {
-        return ESCAPE.matcher(text).replaceAll(found -> Matcher.quoteReplacement(unescape(found)));
+        return Numbers.narrow(new BigInteger(number.substring(isHex ? 2 : 0), isHex ? 16 : 10));
     }
 
     private static String unescape(MatchResult escape) {
@@ -215,28 +207,19 @@ final class Lexer {
         } catch (IllegalArgumentException e) { // These are no hexadecimal digits of a character.
             throw new TemplateError("%s is no character", escape.group());
         }
-        return switch (escape.group(2)) {
-            case "\\", "'", "\"" -> escape.group(2);
-            case "\n" -> "";
-            case "n" -> "\n";
-            case "r" -> "\r";
-            case "t" -> "\t";
-            case "0", "1", "2", "3", "4", "5", "6", "7", "a", "b", "f", "v", "x", "u", "U", "N" ->
-                    throw new TemplateError(
-                            "the escape %s in a string is not supported", escape.group());
-            default -> escape.group();
-        };
+        String letter = escape.group(2);
+        int index = "\\'\"nrt".indexOf(letter);
+        if (index < 0 && letter.matches("[0-7abfvxuUN]")) {
+            throw new TemplateError("the escape %s in a string is not supported", escape.group());
+        }
+        return index >= 0
+                ? "\\'\"\n\r\t".substring(index, index + 1)
+                : letter.equals("\n") ? "" : escape.group();
     }
 
-    private void number(String text, Object value) {
+    private void add(Kind kind, String text, Object value, int end) {
         countTo(position);
-        tokens.add(new Token(Type.NUMBER, text, value, line));
-        position += text.length();
-    }
-
-    private void add(Type type, String text, int end) {
-        countTo(position);
-        tokens.add(new Token(type, text, null, line));
+        tokens.add(new Token(kind, text, value, line));
         position = end;
     }
 

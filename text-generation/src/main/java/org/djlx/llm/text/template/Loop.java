@@ -5,8 +5,9 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
+import java.util.function.Predicate;
 
-/** The variable {@code loop}. Reads later elements only if the template asks for them. */
+/** The variable {@code loop}. Selects later elements only if the template asks for them. */
 final class Loop {
 
     private final Run run;
@@ -14,18 +15,17 @@ final class Loop {
     private final Iterator<Object> rest;
     private int index = -1;
 
-    /** Begins a loop over a list. */
-    Loop(Run run, List<Object> elements) {
+    private Loop(Run run, List<Object> read, Iterator<Object> rest) {
         this.run = run;
-        this.read = elements;
-        this.rest = Collections.emptyIterator();
+        this.read = read;
+        this.rest = rest;
     }
 
-    /** Begins a loop over elements that are computed when it reaches them. */
-    Loop(Run run, Iterator<Object> elements) {
-        this.run = run;
-        this.read = new ArrayList<>();
-        this.rest = elements;
+    /** Begins a loop over elements that pass a test, or over all if {@code test} is null. */
+    static Loop over(Run run, List<Object> elements, Predicate<Object> test) {
+        return test == null
+                ? new Loop(run, elements, Collections.emptyIterator())
+                : new Loop(run, new ArrayList<>(), elements.stream().filter(test).iterator());
     }
 
     /** Begins the next iteration; returns whether there is one. */
@@ -68,8 +68,6 @@ final class Loop {
             case "previtem" -> at(index - 1);
             case "nextitem" -> at(index + 1);
             case "cycle" -> (Values.Callable) (any, args) -> cycle(args.positional());
-            case "changed", "depth", "depth0" ->
-                    throw new TemplateError("loop.%s is not supported", name);
             default -> Args.ABSENT;
         };
     }

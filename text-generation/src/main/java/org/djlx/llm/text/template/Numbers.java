@@ -16,6 +16,7 @@ import java.util.function.LongBinaryOperator;
 final class Numbers {
 
     private static final int MAX_DIGITS = 4300; // of an integer, as in Python
+    private static final int MAX_SCALE = 400; // digits that a double may have, about
     private static final int EXACT_DIGITS = 15; // at most one text of them parses to a double
 
     private record Operator(LongBinaryOperator integers, DoubleBinaryOperator reals) {}
@@ -26,7 +27,8 @@ final class Numbers {
                     "-", new Operator(Math::subtractExact, (x, y) -> x - y),
                     "*", new Operator(Math::multiplyExact, (x, y) -> x * y),
                     "%", new Operator(Math::floorMod, Numbers::floorMod),
-                    "//", new Operator(Numbers::floorDiv, Numbers::floorDiv));
+                    "//", new Operator(Numbers::floorDiv, Numbers::floorDiv),
+                    "**", new Operator(Numbers::power, Numbers::power));
 
     private Numbers() {}
 
@@ -36,6 +38,10 @@ final class Numbers {
 
     static boolean isInteger(Object value) {
         return isNumber(value) && !(value instanceof Double);
+    }
+
+    static boolean isNan(Object value) {
+        return value instanceof Double number && number.isNaN();
     }
 
     static Object narrow(BigInteger value) {
@@ -50,13 +56,10 @@ final class Numbers {
         if (value instanceof BigInteger) {
             throw overflow();
         }
-        if (value instanceof Boolean flag) {
-            return flag ? 1 : 0;
+        if (!isInteger(value)) {
+            throw new TemplateError("%s is not an integer", Values.type(value));
         }
-        if (value instanceof Long number) {
-            return number;
-        }
-        throw new TemplateError("%s is not an integer", Values.typeName(value));
+        return value instanceof Boolean flag ? (flag ? 1 : 0) : (Long) value;
     }
 
     static double real(Object value) {
@@ -68,30 +71,20 @@ final class Numbers {
         return (int) Math.max(Integer.MIN_VALUE, Math.min(Integer.MAX_VALUE, integer(value)));
     }
 
-    static Object negate(Object value) {
-        return value instanceof Double number ? (Object) (-number) : binary("*", value, -1L);
-    }
-
     /** Returns the result of an arithmetic operator for two numbers. */
     static Object binary(String operator, Object a, Object b) {
         if ("/ // %".contains(operator) && real(b) == 0) {
             throw new TemplateError("division by zero");
         }
         boolean areReal = a instanceof Double || b instanceof Double;
+        if (operator.equals("/")) {
+            return areReal ? real(a) / real(b) : quotient(integer(a), integer(b));
+        }
+        Operator table = OPERATORS.get(operator);
         try {
-            return switch (operator) {
-                case "/" -> areReal ? real(a) / real(b) : quotient(integer(a), integer(b));
-                case "**" ->
-                        areReal || integer(b) < 0
-                                ? power(real(a), real(b))
-                                : (Object) power(integer(a), integer(b));
-                default -> {
-                    Operator table = OPERATORS.get(operator);
-                    yield areReal
-                            ? table.reals.applyAsDouble(real(a), real(b))
-                            : (Object) table.integers.applyAsLong(integer(a), integer(b));
-                }
-            };
+            return areReal || operator.equals("**") && integer(b) < 0
+                    ? table.reals.applyAsDouble(real(a), real(b))
+                    : (Object) table.integers.applyAsLong(integer(a), integer(b));
         } catch (ArithmeticException e) {
             throw overflow();
         }
@@ -106,14 +99,14 @@ final class Numbers {
         return y == -1 ? Math.negateExact(x) : Math.floorDiv(x, y);
     }
 
-    private static double floorMod(double x, double y) {
-        double rest = x % y;
-        return rest == 0 ? Math.copySign(0, y) : rest < 0 != y < 0 ? rest + y : rest;
-    }
-
     private static double floorDiv(double x, double y) {
         double quotient = Math.rint((x - floorMod(x, y)) / y);
         return quotient == 0 ? Math.copySign(0, x / y) : quotient;
+    }
+
+    private static double floorMod(double x, double y) {
+        double rest = x % y;
+        return rest == 0 ? Math.copySign(0, y) : rest < 0 != y < 0 ? rest + y : rest;
     }
 
     private static long power(long x, long y) {
@@ -132,33 +125,26 @@ final class Numbers {
     private static BigDecimal exact(Object value) {
         return value instanceof Double real
                 ? new BigDecimal(real)
-                : new BigDecimal(value instanceof Boolean flag ? (flag ? "1" : "0") : "" + value);
-    }
-
-    static boolean isNan(Object value) {
-        return value instanceof Double number && number.isNaN();
+                : new BigDecimal(
+                        value instanceof BigInteger big ? big.toString() : "" + integer(value));
     }
 
     /** Compares two numbers exactly. Neither may be NaN. */
     static int compare(Object a, Object b) {
-        if (a instanceof Double x && (b instanceof Double || Double.isInfinite(x))) {
-            double y = b instanceof Double number ? number : 0;
-            return x < y ? -1 : x > y ? 1 : 0;
+        if (a instanceof Long x && b instanceof Long y) {
+            return Long.compare(x, y);
         }
-        if (b instanceof Double y && Double.isInfinite(y)) {
-            return y > 0 ? -1 : 1;
-        }
-        return a instanceof Long x && b instanceof Long y
-                ? Long.compare(x, y)
-                : exact(a).compareTo(exact(b));
+        double x = ((Number) (a instanceof Boolean ? integer(a) : a)).doubleValue();
+        double y = ((Number) (b instanceof Boolean ? integer(b) : b)).doubleValue();
+        return x < y ? -1 : x > y ? 1 : Double.isInfinite(x) ? 0 : exact(a).compareTo(exact(b));
     }
 
     static Object round(Object value, int digits) {
-        if (value instanceof Double real && (!Double.isFinite(real) || digits > 400)) {
+        if (value instanceof Double real && (!Double.isFinite(real) || digits > MAX_SCALE)) {
             return real;
         }
-        int scale = isInteger(value) ? Math.min(0, digits) : digits;
-        BigDecimal rounded = exact(value).setScale(Math.max(-400, scale), RoundingMode.HALF_EVEN);
+        int scale = Math.max(-MAX_SCALE, isInteger(value) ? Math.min(0, digits) : digits);
+        BigDecimal rounded = exact(value).setScale(scale, RoundingMode.HALF_EVEN);
         return value instanceof Double real
                 ? Math.copySign(rounded.doubleValue(), real)
                 : narrow(rounded.toBigInteger());
@@ -181,12 +167,12 @@ final class Numbers {
             return real.isNaN() ? "nan" : real < 0 ? "-inf" : "inf";
         }
         // The shortest text that parses to the same number; Java 17's is not always.
-        BigDecimal exact = new BigDecimal(real);
+        BigDecimal shortest;
         int digits = Math.abs(real) < Double.MIN_NORMAL ? 1 : EXACT_DIGITS;
-        BigDecimal shortest = exact.round(new MathContext(digits, RoundingMode.HALF_EVEN));
-        while (shortest.doubleValue() != real) {
-            shortest = exact.round(new MathContext(++digits, RoundingMode.HALF_EVEN));
-        }
+        do {
+            MathContext context = new MathContext(digits++, RoundingMode.HALF_EVEN);
+            shortest = new BigDecimal(real).round(context);
+        } while (shortest.doubleValue() != real);
         shortest = shortest.stripTrailingZeros();
         int exponent = shortest.precision() - shortest.scale() - 1;
         if (exponent >= -4 && exponent < 16) {
@@ -206,13 +192,14 @@ final class Numbers {
 
     /** Returns {@code float(text)}; null if the text is no number. */
     static Double parseReal(String text) {
-        String digits = Strings.strip(text, null, true, true);
-        if (digits.matches("(?i)[-+]?(inf|infinity|nan)")) {
-            double sign = digits.startsWith("-") ? -1 : 1;
-            return digits.matches("(?i).*nan") ? Double.NaN : sign * Double.POSITIVE_INFINITY;
+        String number = Strings.strip(text, null, true, true);
+        if (number.matches("(?i)[-+]?(inf|infinity|nan)")) {
+            double infinity = number.startsWith("-") ? -1.0 / 0 : 1.0 / 0;
+            return number.matches("(?i).*nan") ? Double.NaN : infinity;
         }
-        String d = "\\d++(?:_\\d++)*+";
-        String number = "[-+]?(?:" + d + "\\.?(?:" + d + ")?|\\." + d + ")(?:[eE][-+]?" + d + ")?";
-        return digits.matches(number) ? Double.valueOf(digits.replace("_", "")) : null;
+        String plain = number.replaceAll("(?<=\\d)_(?=\\d)", "");
+        return plain.matches("[-+]?(\\d++\\.?\\d*+|\\.\\d++)([eE][-+]?\\d++)?")
+                ? Double.valueOf(plain)
+                : null;
     }
 }

@@ -3,51 +3,42 @@ package org.djlx.llm.text.template;
 
 import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.BiConsumer;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
-import java.util.function.UnaryOperator;
+import org.djlx.llm.text.template.Lexer.Kind;
 import org.djlx.llm.text.template.Lexer.Token;
-import org.djlx.llm.text.template.Lexer.Type;
 
 /** Parses a template to nodes that evaluate themselves. */
 final class Parser {
 
     private static final int MAX_DEPTH = 100;
-    private static final int MAX_CHAIN = 500; // of attributes, calls and filters
     private static final Set<String> CONSTANTS =
             Set.of("true", "True", "false", "False", "none", "None");
     private static final Set<String> OF_CALLS = Set.of("caller", "kwargs", "varargs");
     private static final Set<String> REFUSED_TAGS =
-            Set.of(
-                    "autoescape",
-                    "block",
-                    "call",
-                    "do",
-                    "extends",
-                    "from",
-                    "import",
-                    "include",
-                    "print");
+            Set.of("autoescape block call do extends from import include print".split(" "));
 
     /** Arithmetic operators by precedence; those of one set are evaluated from the left. */
     private static final List<Set<String>> OPERATORS =
             List.of(Set.of("+", "-"), Set.of("~"), Set.of("*", "/", "//", "%"), Set.of("**"));
 
-    /**
-     * A part of a template: computes a value, or executes a statement and returns null or an {@link
-     * Exit}.
-     */
+    /** Computes a value, or executes a statement and returns null or an {@link Exit}. */
     interface Node {
         Object value(Scope scope);
     }
 
+    /** Computes a value from the one to the left of it. */
+    private interface Step {
+        Object value(Scope scope, Object left);
+    }
+
     /** How a statement leaves the iteration of its loop. */
-    enum Exit {
+    private enum Exit {
         BREAK,
         CONTINUE
     }
@@ -67,12 +58,10 @@ final class Parser {
         String capture(Scope own) {
             StringBuilder out = own.run.out;
             own.run.out = new StringBuilder();
-            try {
-                body.value(own);
-                return own.run.out.toString();
-            } finally {
-                own.run.out = out;
-            }
+            body.value(own);
+            String captured = own.run.out.toString();
+            own.run.out = out;
+            return captured;
         }
     }
 
@@ -103,20 +92,14 @@ final class Parser {
 
         private List<String> hidden() {
             if (hidden == null) {
-                hidden =
-                        names.keySet().stream()
-                                .filter(each -> names.get(each))
-                                .filter(each -> parent == null || !parent.has(each))
-                                .toList();
+                Predicate<String> isOuter = name -> parent != null && parent.has(name);
+                hidden = names.keySet().stream().filter(isOuter.negate().and(names::get)).toList();
             }
             return hidden;
         }
     }
 
-    /** The arguments of a call. */
     private record Arguments(List<Node> positional, Map<String, Node> named) {
-
-        static final Arguments NONE = new Arguments(List.of(), Map.of());
 
         Args args(Scope scope) {
             List<Object> values = new ArrayList<>();
@@ -148,7 +131,7 @@ final class Parser {
     static Block parse(String source, Set<String> names) {
         Parser parser = new Parser(Lexer.tokens(source), names);
         try {
-            return new Block(parser.statements(Set.of()), parser.frame);
+            return new Block(parser.statements(Set.of("")), parser.frame);
         } catch (TemplateError e) {
             throw new TemplateError("line %d: %s", parser.token().line(), e.getMessage());
         }
@@ -156,35 +139,30 @@ final class Parser {
 
     // Statements
 
-    /**
-     * Parses up to a tag with one of these names; the name is the next token. Without names, parses
-     * up to the end of the template.
-     */
+    /** Parses up to a tag with one of these names, which is the next token; "" is the end. */
     private Node statements(Set<String> ends) {
         List<Node> nodes = new ArrayList<>();
         nest();
         while (true) {
             Token token = next();
-            if (token.type() == Type.EOF && !ends.isEmpty()) {
-                throw new TemplateError("a block has no end: %s", ends);
-            }
-            boolean isTag = token.is(Type.BEGIN, "{%");
-            if (token.type() == Type.EOF
-                    || isTag && token().type() == Type.NAME && ends.contains(token().text())) {
+            boolean isTag = token.text().equals("{%");
+            if (ends.contains(isTag ? token().text() : token.kind() == Kind.EOF ? "" : "{{")) {
                 break;
             }
-            Node node =
-                    token.type() == Type.TEXT
-                            ? print(scope -> token.text())
-                            : isTag ? statement() : print(tuple(true));
-            if (token.type() == Type.BEGIN) {
-                expect(Type.END, isTag ? "%}" : "}}");
+            Node node = token.kind() == Kind.TEXT ? print(scope -> token.value()) : null;
+            if (token.kind() == Kind.EOF) {
+                throw new TemplateError("a block has no end: %s", ends);
             }
+            if (node == null) {
+                node = isTag ? statement() : print(tuple(true));
+                expect(isTag ? "%}" : "}}");
+            }
+            Node statement = node;
             nodes.add(
                     scope -> {
                         scope.run.line = token.line();
                         scope.run.step();
-                        return node.value(scope);
+                        return statement.value(scope);
                     });
         }
         depth--;
@@ -207,15 +185,19 @@ final class Parser {
     }
 
     private Node statement() {
-        String tag = expect(Type.NAME, null);
+        String tag = name();
         return switch (tag) {
             case "set" -> set();
             case "if" -> ifBlock();
             case "for" -> forBlock();
             case "macro" -> macro();
-            case "filter" -> print(captured(value -> filters(filter(value)), "endfilter"));
+            case "filter" -> {
+                Node captured = captured(true, "endfilter");
+                yield print(scope -> Values.requireText(captured.value(scope)));
+            }
             case "with" -> withBlock();
-            case "generation" -> outOfLoop(() -> block("endgeneration", List.of()))::execute;
+            case "generation" ->
+                    inScope(List.of(), () -> outOfLoop(() -> bodyUpTo("endgeneration")))::execute;
             case "break", "continue" -> {
                 if (!inLoop) {
                     throw new TemplateError(
@@ -235,10 +217,10 @@ final class Parser {
     }
 
     /** Parses a part of a loop that break and continue cannot leave. */
-    private <T> T outOfLoop(Supplier<T> parse) {
+    private Node outOfLoop(Supplier<Node> parse) {
         boolean outer = inLoop;
         inLoop = false;
-        T parsed = parse.get();
+        Node parsed = parse.get();
         inLoop = outer;
         return parsed;
     }
@@ -246,13 +228,13 @@ final class Parser {
     /** Parses the end of an opening tag, and the statements up to a tag with one of these names. */
     private Node body(String... ends) {
         skip(":");
-        expect(Type.END, "%}");
+        expect("%}");
         return statements(Set.of(ends));
     }
 
     private Node bodyUpTo(String end) {
         Node body = body(end);
-        expect(Type.NAME, end);
+        expect(end);
         return body;
     }
 
@@ -266,53 +248,41 @@ final class Parser {
         return new Block(parsed, inner);
     }
 
-    private Block block(String end, List<String> parameters) {
-        return inScope(parameters, () -> bodyUpTo(end));
-    }
-
-    /** Parses filters and a block, and returns the block's output after the filters. */
-    private Node captured(UnaryOperator<Node> filters, String end) {
-        Block[] block = new Block[1];
-        Node[] value = new Node[1];
-        block[0] =
+    /** Parses filters, if there are any, and a block, whose output the filters get. */
+    private Node captured(boolean hasFilters, String end) {
+        List<Step> filters = new ArrayList<>();
+        Block block =
                 inScope(
                         List.of(),
                         () -> {
-                            value[0] = filters.apply(scope -> block[0].capture(scope));
+                            for (boolean more = hasFilters; more; more = skip("|")) {
+                                filters.add(filter());
+                            }
                             return outOfLoop(() -> bodyUpTo(end));
                         });
         return scope -> {
-            Object captured = value[0].value(block[0].scope(scope));
-            if (!(captured instanceof String || captured instanceof Values.Markup)) {
-                throw new TemplateError(
-                        "a block has a %s, which is no text", Values.typeName(captured));
-            }
-            return captured;
+            Scope own = block.scope(scope);
+            return chain(inner -> block.capture(own), filters).value(own);
         };
     }
 
     private Node set() {
         List<String> names = new ArrayList<>();
-        BiConsumer<Scope, Object> target =
-                peek(1).is(Type.OPERATOR, ".") ? member() : target(names);
-        Node value;
-        if (skip("=")) {
-            value = tuple(true);
-            names.forEach(name -> frame.use(name, true));
-        } else {
-            names.forEach(name -> frame.use(name, true));
-            value = captured(this::filters, "endset");
-        }
+        boolean ofNamespace = tokens.get(position + 1).text().equals(".");
+        BiConsumer<Scope, Object> target = ofNamespace ? attribute() : target(names);
+        Node assigned = skip("=") ? tuple(true) : null;
+        names.forEach(name -> frame.use(name, true));
+        Node value = assigned == null ? captured(skip("|"), "endset") : assigned;
         return scope -> {
             target.accept(scope, value.value(scope));
             return null;
         };
     }
 
-    private BiConsumer<Scope, Object> member() {
-        String name = expect(Type.NAME, null);
-        next();
-        String attribute = expect(Type.NAME, null);
+    private BiConsumer<Scope, Object> attribute() {
+        String name = name();
+        expect(".");
+        String attribute = name();
         read(name);
         return (scope, value) -> {
             if (!(scope.get(name) instanceof Values.Namespace namespace)) {
@@ -327,58 +297,55 @@ final class Parser {
         boolean isTuple = false;
         boolean hasBrackets = skip("(");
         do {
-            if (isOperator("(")) {
+            if (is("(")) {
                 throw new TemplateError("nested brackets around names are not supported");
             }
-            if (isTuple && (token().type() != Type.NAME || token().is(Type.NAME, "in"))) {
+            if (isTuple && (token().kind() != Kind.NAME || is("in"))) {
                 break;
             }
-            String name = expect(Type.NAME, null);
+            String name = name();
             if (CONSTANTS.contains(name) || name.equals("in")) {
                 throw new TemplateError("cannot assign to %s", name);
             }
             names.add(name);
-            isTuple |= isOperator(",");
+            isTuple |= is(",");
         } while (skip(","));
         if (hasBrackets) {
-            expect(Type.OPERATOR, ")");
+            expect(")");
         }
-        List<String> all = List.copyOf(names);
         if (!isTuple) {
-            return (scope, value) -> scope.set(all.get(0), value);
+            return (scope, value) -> scope.set(names.get(0), value);
         }
         return (scope, value) -> {
             List<Object> values = Values.list(scope.run, value);
-            if (values.size() != all.size()) {
+            if (values.size() != names.size()) {
                 throw new TemplateError(
-                        "%d values are given to %d names", values.size(), all.size());
+                        "%d values are given to %d names", values.size(), names.size());
             }
             for (int i = 0; i < values.size(); i++) {
-                scope.set(all.get(i), values.get(i));
+                scope.set(names.get(i), values.get(i));
             }
         };
     }
 
     private Node ifBlock() {
-        List<Node> tests = new ArrayList<>();
-        List<Node> bodies = new ArrayList<>();
+        Map<Node, Node> bodies = new LinkedHashMap<>(); // by condition
         boolean outer = frame.isConditional;
         String end = "elif";
         while (end.equals("elif")) {
-            tests.add(tuple(false));
+            Node test = tuple(false);
             frame.isConditional = true;
-            bodies.add(body("elif", "else", "endif"));
-            end = expect(Type.NAME, null);
+            bodies.put(test, body("elif", "else", "endif"));
+            end = name();
         }
         if (end.equals("else")) {
-            tests.add(scope -> true);
-            bodies.add(bodyUpTo("endif"));
+            bodies.put(scope -> true, bodyUpTo("endif"));
         }
         frame.isConditional = outer;
         return scope -> {
-            for (int i = 0; i < tests.size(); i++) {
-                if (Values.isTrue(tests.get(i).value(scope))) {
-                    return bodies.get(i).value(scope);
+            for (Map.Entry<Node, Node> each : bodies.entrySet()) {
+                if (Values.isTrue(each.getKey().value(scope))) {
+                    return each.getValue().value(scope);
                 }
             }
             return null;
@@ -391,26 +358,28 @@ final class Parser {
         if (names.contains("loop")) {
             throw new TemplateError("the variable of a loop cannot be named loop");
         }
-        expect(Type.NAME, "in");
+        expect("in");
         Node elements = tuple(false);
-        Block test = skipName("if") ? inScope(names, this::expression) : null;
-        boolean isRecursive = skipName("recursive"); // refused where it calls itself
+        Block test = inScope(names, () -> skip("if") ? expression() : null);
+        boolean isRecursive = skip("recursive"); // refused where it calls itself
         boolean outer = inLoop;
         inLoop = true;
-        List<String> parameters = new ArrayList<>(names);
-        parameters.add("loop");
-        Block body = inScope(parameters, () -> body("else", "endfor"));
+        List<String> variables = new ArrayList<>(names);
+        variables.add("loop");
+        Block body = inScope(variables, () -> body("else", "endfor"));
         inLoop = outer && !isRecursive;
-        Block otherwise =
-                expect(Type.NAME, null).equals("else") ? block("endfor", List.of()) : null;
+        boolean hasElse = name().equals("else");
+        Block otherwise = inScope(List.of(), () -> hasElse ? bodyUpTo("endfor") : scope -> null);
         inLoop = outer;
         return scope -> {
-            Run run = scope.run;
-            List<Object> all = Values.list(run, elements.value(scope));
-            Loop loop =
-                    test == null
-                            ? new Loop(run, all)
-                            : new Loop(run, selected(all, test, target, scope));
+            List<Object> all = Values.list(scope.run, elements.value(scope));
+            Predicate<Object> isSelected =
+                    element -> {
+                        Scope inner = test.scope(scope);
+                        target.accept(inner, element);
+                        return Values.isTrue(test.body.value(inner));
+                    };
+            Loop loop = Loop.over(scope.run, all, test.body == null ? null : isSelected);
             // As in Jinja2, an iteration that break or continue ends does not count.
             boolean isEmpty = true;
             while (loop.next()) {
@@ -423,100 +392,70 @@ final class Parser {
                     break;
                 }
             }
-            return isEmpty && otherwise != null ? otherwise.execute(scope) : null;
+            return isEmpty ? otherwise.execute(scope) : null;
         };
     }
 
-    /** Returns the elements that pass a test, which runs when the iteration reaches them. */
-    private static Iterator<Object> selected(
-            List<Object> all, Block test, BiConsumer<Scope, Object> target, Scope scope) {
-        return all.stream()
-                .filter(
-                        element -> {
-                            Scope inner = test.scope(scope);
-                            target.accept(inner, element);
-                            return Values.isTrue(test.body.value(inner));
-                        })
-                .iterator();
-    }
-
     private Node macro() {
-        String name = expect(Type.NAME, null);
-        frame.use(name, true);
+        String macro = name();
+        frame.use(macro, true);
         List<String> parameters = new ArrayList<>();
         List<Node> defaults = new ArrayList<>();
         boolean outer = inMacro;
-        Block body =
-                inScope(
-                        List.of(),
-                        () -> {
-                            parameters(parameters, defaults);
-                            inMacro = true;
-                            return outOfLoop(() -> bodyUpTo("endmacro"));
-                        });
+        Supplier<Node> parse =
+                () -> {
+                    expect("(");
+                    separated(")", () -> parameter(parameters, defaults));
+                    inMacro = true;
+                    return outOfLoop(() -> bodyUpTo("endmacro"));
+                };
+        Block body = inScope(List.of(), parse);
         inMacro = outer;
-        int required = parameters.size() - defaults.size();
         return scope -> {
-            Values.Callable macro =
-                    (run, args) -> {
-                        Args bound = args.bind(name, 0, parameters);
-                        Scope inner = body.scope(scope);
-                        run.enter();
-                        try {
-                            for (int i = 0; i < parameters.size(); i++) {
-                                String parameter = parameters.get(i);
-                                Object value = bound.get(i);
-                                inner.set(
-                                        parameter,
-                                        value != Args.ABSENT
-                                                ? value
-                                                : i < required
-                                                        ? new Values.Undefined(parameter)
-                                                        : defaults.get(i - required).value(inner));
-                            }
-                            return body.capture(inner);
-                        } finally {
-                            run.leave();
-                        }
-                    };
-            scope.set(name, macro);
+            scope.set(
+                    macro,
+                    (Values.Callable)
+                            (run, args) -> {
+                                Args bound = args.bind(macro, 0, parameters);
+                                Scope inner = body.scope(scope);
+                                run.enter();
+                                for (int i = 0; i < parameters.size(); i++) {
+                                    Object given = bound.get(i, Args.ABSENT);
+                                    boolean isGiven = given != Args.ABSENT;
+                                    inner.set(
+                                            parameters.get(i),
+                                            isGiven ? given : defaults.get(i).value(inner));
+                                }
+                                String output = body.capture(inner);
+                                run.leave();
+                                return output;
+                            });
             return null;
         };
     }
 
-    private void parameters(List<String> parameters, List<Node> defaults) {
-        expect(Type.OPERATOR, "(");
-        while (!skip(")")) {
-            if (!parameters.isEmpty()) {
-                expect(Type.OPERATOR, ",");
-            }
-            String parameter = expect(Type.NAME, null);
-            if (parameters.contains(parameter)) {
-                throw new TemplateError("the parameter %s is declared twice", parameter);
-            }
-            frame.use(parameter, false);
-            parameters.add(parameter);
-            if (skip("=")) {
-                defaults.add(expression());
-            } else if (!defaults.isEmpty()) {
-                throw new TemplateError(
-                        "the parameter %s needs a default, as one before it has", parameter);
-            }
+    private void parameter(List<String> parameters, List<Node> defaults) {
+        String parameter = name();
+        if (parameters.contains(parameter)) {
+            throw new TemplateError("the parameter %s is declared twice", parameter);
         }
+        frame.use(parameter, false);
+        parameters.add(parameter);
+        defaults.add(skip("=") ? expression() : scope -> new Values.Undefined(parameter));
     }
 
     private Node withBlock() {
         List<String> names = new ArrayList<>();
         List<Node> values = new ArrayList<>();
-        while (token().type() != Type.END) {
+        while (!is("%}")) {
             if (!names.isEmpty()) {
-                expect(Type.OPERATOR, ",");
+                expect(",");
             }
-            names.add(expect(Type.NAME, null));
-            expect(Type.OPERATOR, "=");
+            names.add(name());
+            expect("=");
             values.add(expression());
         }
-        Block body = block("endwith", names);
+        Block body = inScope(names, () -> bodyUpTo("endwith"));
         return scope -> {
             Scope inner = body.scope(scope);
             for (int i = 0; i < values.size(); i++) {
@@ -527,6 +466,19 @@ final class Parser {
     }
 
     // Expressions
+
+    private static Node chain(Node first, List<Step> steps) {
+        if (steps.isEmpty()) {
+            return first;
+        }
+        return scope -> {
+            Object value = first.value(scope);
+            for (Step step : steps) {
+                value = step.value(scope, value);
+            }
+            return value;
+        };
+    }
 
     private void read(String name) {
         if (inMacro && OF_CALLS.contains(name) && !frame.has(name)) {
@@ -546,11 +498,11 @@ final class Parser {
     private Node expression() {
         nest();
         Node value = or();
-        while (skipName("if")) {
+        while (skip("if")) {
             Node then = value;
             Node test = or();
             Node otherwise =
-                    skipName("else")
+                    skip("else")
                             ? expression()
                             : scope -> new Values.Undefined("", "an if without else has no value");
             value = scope -> (Values.isTrue(test.value(scope)) ? then : otherwise).value(scope);
@@ -568,16 +520,12 @@ final class Parser {
         List<Node> elements = new ArrayList<>();
         boolean isTuple = false;
         do {
-            boolean ends = token().type() == Type.END || isOperator(")");
-            if (ends || token().is(Type.NAME, "recursive")) {
+            if (isTuple && (is("%}") || is("}}") || is(")") || is("recursive"))) {
                 break;
             }
             elements.add(withCondition ? expression() : or());
-            isTuple |= isOperator(",");
+            isTuple |= is(",");
         } while (skip(","));
-        if (elements.isEmpty()) {
-            throw new TemplateError("an expression is missing before %s", token().text());
-        }
         return isTuple ? listOf(elements, true) : elements.get(0);
     }
 
@@ -600,27 +548,17 @@ final class Parser {
      * @param decisive the truth of an operand that ends the evaluation
      */
     private Node logical(String operator, boolean decisive, Supplier<Node> operand) {
-        List<Node> operands = new ArrayList<>();
-        do {
-            operands.add(operand.get());
-        } while (skipName(operator));
-        if (operands.size() == 1) {
-            return operands.get(0);
+        Node first = operand.get();
+        List<Step> steps = new ArrayList<>();
+        while (skip(operator)) {
+            Node right = operand.get();
+            steps.add((scope, left) -> Values.isTrue(left) == decisive ? left : right.value(scope));
         }
-        return scope -> {
-            Object value = null;
-            for (Node each : operands) {
-                value = each.value(scope);
-                if (Values.isTrue(value) == decisive) {
-                    break;
-                }
-            }
-            return value;
-        };
+        return chain(first, steps);
     }
 
     private Node not() {
-        if (!skipName("not")) {
+        if (!skip("not")) {
             return comparison();
         }
         nest();
@@ -634,12 +572,13 @@ final class Parser {
         List<Values.Comparison> comparisons = new ArrayList<>();
         List<Node> operands = new ArrayList<>();
         while (true) {
-            boolean isNotIn = token().is(Type.NAME, "not") && peek(1).is(Type.NAME, "in");
+            boolean isNotIn = is("not") && tokens.get(position + 1).text().equals("in");
+            position += isNotIn ? 1 : 0;
             String operator = isNotIn ? "not in" : token().text();
-            if (token().type() == Type.STRING || !Values.COMPARISONS.containsKey(operator)) {
+            if (!Values.COMPARISONS.containsKey(operator)) {
                 break;
             }
-            position += isNotIn ? 2 : 1;
+            next();
             comparisons.add(Values.COMPARISONS.get(operator));
             operands.add(binary(0));
         }
@@ -648,14 +587,13 @@ final class Parser {
         }
         return scope -> {
             Object left = first.value(scope);
-            for (int i = 0; i < operands.size(); i++) {
+            boolean holds = true;
+            for (int i = 0; holds && i < operands.size(); i++) {
                 Object right = operands.get(i).value(scope);
-                if (!comparisons.get(i).holds(scope.run, left, right)) {
-                    return false;
-                }
+                holds = comparisons.get(i).holds(scope.run, left, right);
                 left = right;
             }
-            return true;
+            return holds;
         };
     }
 
@@ -665,297 +603,231 @@ final class Parser {
             return unary(true);
         }
         Node first = binary(precedence + 1);
-        List<String> operators = new ArrayList<>();
-        List<Node> operands = new ArrayList<>();
-        while (token().type() == Type.OPERATOR
-                && OPERATORS.get(precedence).contains(token().text())) {
-            operators.add(next().text());
-            operands.add(binary(precedence + 1));
+        List<Step> steps = new ArrayList<>();
+        while (OPERATORS.get(precedence).contains(token().text())) {
+            String operator = next().text();
+            Node right = binary(precedence + 1);
+            steps.add(
+                    (scope, left) -> Values.binary(scope.run, operator, left, right.value(scope)));
         }
-        if (operands.isEmpty()) {
-            return first;
-        }
-        return scope -> {
-            Object value = first.value(scope);
-            for (int i = 0; i < operands.size(); i++) {
-                Object operand = operands.get(i).value(scope);
-                value = Values.binary(scope.run, operators.get(i), value, operand);
-            }
-            return value;
-        };
+        return chain(first, steps);
     }
 
     private Node unary(boolean withFilters) {
-        Node value;
         nest();
-        if (isOperator("-") || isOperator("+")) {
-            boolean negative = next().text().equals("-");
-            Node operand = unary(false);
-            value =
-                    scope -> {
-                        Object negated = Values.negate(operand.value(scope));
-                        return negative ? negated : Values.negate(negated);
-                    };
-        } else {
-            value = primary();
+        boolean isSigned = is("-") || is("+");
+        boolean isNegative = isSigned && next().text().equals("-");
+        Node first = isSigned ? unary(false) : primary();
+        List<Step> steps = new ArrayList<>();
+        if (isSigned) {
+            steps.add(
+                    (scope, value) ->
+                            Values.binary(
+                                    scope.run, "*", isNegative ? -1L : 1L, Values.number(value)));
         }
-        value = postfix(value);
-        for (int chain = 0; withFilters; limit(++chain)) {
-            if (isOperator("|")) {
-                value = filters(value);
-            } else if (skipName("is")) {
-                value = test(value);
-            } else if (isOperator("(")) {
-                value = call(value);
-            } else {
-                break;
-            }
+        Step step = postfix();
+        while (step != null) {
+            steps.add(step);
+            step = postfix();
+        }
+        while (withFilters && (is("|") || is("is") || is("("))) {
+            steps.add(skip("|") ? filter() : skip("is") ? test() : call());
         }
         depth--;
-        return value;
-    }
-
-    private static void limit(int chain) {
-        if (chain > MAX_CHAIN) {
-            throw new TemplateError(
-                    "more than %d attributes, calls or filters follow each other", MAX_CHAIN);
-        }
+        return chain(first, steps);
     }
 
     private Node primary() {
         Token token = next();
         String text = token.text();
-        switch (token.type()) {
-            case NAME:
-                if (CONSTANTS.contains(text)) {
-                    Object constant = text.endsWith("one") ? null : text.endsWith("rue");
-                    return scope -> constant;
-                }
-                read(text);
-                return scope -> {
-                    scope.run.step();
-                    return scope.get(text);
-                };
-            case STRING:
-                StringBuilder all = new StringBuilder(text);
-                while (token().type() == Type.STRING) {
-                    all.append(next().text());
-                }
-                String string = all.toString();
-                return scope -> string;
-            case NUMBER:
-                return scope -> token.number();
-            default:
-                if (token.is(Type.OPERATOR, "(")) {
-                    Node inner = isOperator(")") ? listOf(List.of(), true) : tuple(true);
-                    expect(Type.OPERATOR, ")");
-                    return inner;
-                }
-                if (token.is(Type.OPERATOR, "[")) {
-                    List<Node> elements = new ArrayList<>();
-                    separated("]", () -> elements.add(expression()));
-                    return listOf(elements, false);
-                }
-                if (token.is(Type.OPERATOR, "{")) {
-                    return dict();
-                }
-                throw new TemplateError("unexpected %s", text.isEmpty() ? "end" : text);
+        if (token.kind() == Kind.NAME && CONSTANTS.contains(text)) {
+            Object constant = text.endsWith("one") ? null : text.endsWith("rue");
+            return scope -> constant;
+        }
+        if (token.kind() == Kind.NAME) {
+            read(text);
+            return scope -> {
+                scope.run.step();
+                return scope.get(text);
+            };
+        }
+        if (token.value() instanceof String) {
+            StringBuilder all = new StringBuilder(token.value().toString());
+            while (token().value() instanceof String && token().kind() == Kind.LITERAL) {
+                all.append(next().value());
+            }
+            String string = all.toString();
+            return scope -> string;
+        }
+        if (token.kind() == Kind.LITERAL) {
+            return scope -> token.value();
+        }
+        List<Node> parts = new ArrayList<>();
+        switch (text) {
+            case "(" -> {
+                Node inner = is(")") ? listOf(List.of(), true) : tuple(true);
+                expect(")");
+                return inner;
+            }
+            case "[" -> {
+                separated("]", () -> parts.add(expression()));
+                return listOf(parts, false);
+            }
+            case "{" -> {
+                separated(
+                        "}",
+                        () -> {
+                            parts.add(expression());
+                            expect(":");
+                            parts.add(expression());
+                        });
+                return scope ->
+                        Values.dict(scope.run, parts.stream().map(each -> each.value(scope)));
+            }
+            default -> throw new TemplateError("unexpected %s", text.isEmpty() ? "end" : text);
         }
     }
 
     /** Parses parts with commas between them, and what ends them. */
     private void separated(String end, Runnable part) {
-        boolean isFirst = true;
         while (!skip(end)) {
-            if (!isFirst) {
-                expect(Type.OPERATOR, ",");
-                if (skip(end)) {
-                    break;
-                }
-            }
-            isFirst = false;
             part.run();
-        }
-    }
-
-    private Node dict() {
-        List<Node> items = new ArrayList<>(); // keys and values
-        separated(
-                "}",
-                () -> {
-                    items.add(expression());
-                    expect(Type.OPERATOR, ":");
-                    items.add(expression());
-                });
-        return scope ->
-                Values.dict(scope.run, items.stream().map(each -> each.value(scope)).iterator());
-    }
-
-    private Node postfix(Node value) {
-        Node result = value;
-        for (int chain = 0; ; limit(++chain)) {
-            Node of = result;
-            if (skip(".")) {
-                Token token = next();
-                if (token.type() != Type.NAME && !(token.number() instanceof Long)) {
-                    throw new TemplateError("a name or number is missing after the dot");
-                }
-                result =
-                        token.type() == Type.NAME
-                                ? scope ->
-                                        Values.attribute(scope.run, of.value(scope), token.text())
-                                : scope -> Values.item(scope.run, of.value(scope), token.number());
-            } else if (skip("[")) {
-                result = subscript(of);
-            } else if (isOperator("(")) {
-                result = call(of);
-            } else {
-                return result;
+            if (!is(end)) {
+                expect(",");
             }
         }
     }
 
-    private Node call(Node function) {
-        Arguments arguments = arguments();
-        return scope -> {
-            Object called = function.value(scope);
-            return Values.call(scope.run, called, arguments.args(scope));
-        };
+    /** Parses an attribute, an element, a slice or a call; returns null if there is none. */
+    private Step postfix() {
+        if (skip("[")) {
+            return subscript();
+        }
+        if (!skip(".")) {
+            return is("(") ? call() : null;
+        }
+        Token token = next();
+        if (token.kind() == Kind.NAME) {
+            return (scope, value) -> Values.attribute(scope.run, value, token.text());
+        }
+        if (!(token.value() instanceof Long)) {
+            throw new TemplateError("a name or number is missing after the dot");
+        }
+        return (scope, value) -> Values.item(scope.run, value, token.value());
     }
 
-    private Node subscript(Node of) {
+    private Step subscript() {
         Node none = scope -> null;
-        Node begin = isOperator(":") ? none : expression();
+        Node begin = is(":") ? none : expression();
         if (skip("]")) {
-            return scope -> {
-                Object value = of.value(scope);
+            return (scope, value) -> {
                 scope.run.step();
                 return Values.item(scope.run, value, begin.value(scope));
             };
         }
-        expect(Type.OPERATOR, ":");
-        Node end = isOperator(":") || isOperator("]") ? none : expression();
-        Node step = skip(":") && !isOperator("]") ? expression() : none;
-        expect(Type.OPERATOR, "]");
-        return scope ->
+        expect(":");
+        Node end = is(":") || is("]") ? none : expression();
+        Node by = skip(":") && !is("]") ? expression() : none;
+        expect("]");
+        return (scope, value) ->
                 Values.slice(
-                        scope.run,
-                        of.value(scope),
-                        begin.value(scope),
-                        end.value(scope),
-                        step.value(scope));
+                        scope.run, value, begin.value(scope), end.value(scope), by.value(scope));
+    }
+
+    private Step call() {
+        Arguments arguments = arguments();
+        return (scope, function) -> Values.call(scope.run, function, arguments.args(scope));
     }
 
     private Arguments arguments() {
-        expect(Type.OPERATOR, "(");
         List<Node> positional = new ArrayList<>();
         Map<String, Node> named = new LinkedHashMap<>();
+        expect("(");
         separated(
                 ")",
                 () -> {
-                    if (isOperator("*") || isOperator("**")) {
+                    if (is("*") || is("**")) {
                         throw new TemplateError("arguments after * or ** are not supported");
                     }
-                    boolean isNamed = token().type() == Type.NAME && peek(1).is(Type.OPERATOR, "=");
-                    if (!isNamed && !named.isEmpty()) {
-                        throw new TemplateError("an argument stands after one with a name");
+                    boolean isNamed = tokens.get(position + 1).text().equals("=");
+                    String name = isNamed ? name() : null;
+                    if (!isNamed && !named.isEmpty() || named.containsKey(name)) {
+                        throw new TemplateError(
+                                "an argument stands after one with a name, or is given twice");
                     }
-                    String name = isNamed ? next().text() : null;
-                    if (!isNamed) {
+                    if (skip("=")) {
+                        named.put(name, expression());
+                    } else {
                         positional.add(expression());
-                    } else if (skip("=") && named.put(name, expression()) != null) {
-                        throw new TemplateError("the argument %s is given twice", name);
                     }
                 });
         return new Arguments(positional, named);
     }
 
-    private Node filters(Node value) {
-        Node filtered = value;
-        for (int chain = 0; skip("|"); limit(++chain)) {
-            filtered = filter(filtered);
-        }
-        return filtered;
+    private Step filter() {
+        String name = name();
+        Arguments arguments = is("(") ? arguments() : new Arguments(List.of(), Map.of());
+        return (scope, value) -> Filters.filter(scope.run, name, value, arguments.args(scope));
     }
 
-    private Node filter(Node value) {
-        String name = expect(Type.NAME, null);
-        Arguments arguments = isOperator("(") ? arguments() : Arguments.NONE;
-        return scope -> {
-            Object filtered = value.value(scope);
-            return Filters.filter(scope.run, name, filtered, arguments.args(scope));
-        };
-    }
-
-    private Node test(Node value) {
-        boolean negated = skipName("not");
-        String name = expect(Type.NAME, null);
-        Arguments given = Arguments.NONE;
-        Token token = token();
-        boolean isName =
-                token.type() == Type.NAME && !Set.of("else", "or", "and").contains(token.text());
-        if (isOperator("(")) {
-            given = arguments();
-        } else if (token.is(Type.NAME, "is")) {
+    private Step test() {
+        boolean negated = skip("not");
+        String name = name();
+        if (is("is")) {
             throw new TemplateError("tests with is cannot follow each other");
-        } else if (isName
-                || token.type() == Type.STRING
-                || token.type() == Type.NUMBER
-                || isOperator("[")
-                || isOperator("{")) {
-            given = new Arguments(List.of(postfix(primary())), Map.of());
         }
-        Arguments arguments = given;
-        return scope -> {
-            Object tested = value.value(scope);
-            return Filters.test(scope.run, name, tested, arguments.args(scope)) != negated;
-        };
+        List<Node> given = new ArrayList<>();
+        boolean isName = token().kind() == Kind.NAME && !is("else") && !is("or") && !is("and");
+        if (isName || token().kind() == Kind.LITERAL || is("[") || is("{")) {
+            Node first = primary();
+            List<Step> steps = new ArrayList<>();
+            for (Step step = postfix(); step != null; step = postfix()) {
+                steps.add(step);
+            }
+            given.add(chain(first, steps));
+        }
+        Arguments arguments = is("(") ? arguments() : new Arguments(given, Map.of());
+        return (scope, value) ->
+                Filters.test(scope.run, name, value, arguments.args(scope)) != negated;
     }
 
     // Tokens
 
-    private Token peek(int distance) {
-        return tokens.get(Math.min(position + distance, tokens.size() - 1));
-    }
-
     private Token token() {
-        return peek(0);
+        return tokens.get(position);
     }
 
     private Token next() {
         Token token = token();
-        position++;
+        position += token.kind() == Kind.EOF ? 0 : 1;
         return token;
     }
 
-    private boolean isOperator(String text) {
-        return token().is(Type.OPERATOR, text);
+    private boolean is(String text) {
+        return token().text().equals(text);
     }
 
-    private boolean skip(String operator) {
-        return skip(Type.OPERATOR, operator);
-    }
-
-    private boolean skipName(String name) {
-        return skip(Type.NAME, name);
-    }
-
-    private boolean skip(Type type, String text) {
-        boolean found = token().is(type, text);
+    private boolean skip(String text) {
+        boolean found = is(text);
         position += found ? 1 : 0;
         return found;
     }
 
-    /** Reads a token, and returns its text; any text if {@code text} is null. */
-    private String expect(Type type, String text) {
-        Token token = token();
-        if (token.type() != type || text != null && !token.text().equals(text)) {
-            throw new TemplateError(
-                    "expected %s, not %s",
-                    text == null ? "a name" : text,
-                    token.text().isEmpty() ? "the end" : token.text());
+    private void expect(String text) {
+        if (!skip(text)) {
+            throw unexpected(text);
         }
-        position++;
-        return token.text();
+    }
+
+    private String name() {
+        if (token().kind() != Kind.NAME) {
+            throw unexpected("a name");
+        }
+        return next().text();
+    }
+
+    private TemplateError unexpected(String expected) {
+        return new TemplateError(
+                "expected %s, not %s", expected, is("") ? "the end" : token().text());
     }
 }

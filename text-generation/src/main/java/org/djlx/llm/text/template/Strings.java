@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.text.template;
 
-import java.math.BigDecimal;
-import java.math.RoundingMode;
 import java.text.Normalizer;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -10,8 +8,9 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.Set;
+import java.util.function.Function;
 import java.util.function.IntPredicate;
+import java.util.regex.MatchResult;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -20,25 +19,15 @@ final class Strings {
 
     static final Table METHODS = new Table("method");
 
-    /** Methods that Python has, and that are refused by name. */
-    static final Set<String> REFUSED =
-            Set.of(
-                    ("casefold center encode expandtabs format_map isalnum isascii isdecimal"
-                                    + " isidentifier islower isnumeric isprintable isspace istitle"
-                                    + " isupper maketrans rfind rindex rjust rpartition swapcase"
-                                    + " translate zfill")
-                            .split(" "));
-
     private static final int PREFIX = 16; // characters of a part that are searched without steps
     private static final Pattern SPACES = Pattern.compile("[\t-\r\\x1c-\\x20\\x85\\p{Z}]+");
     private static final Pattern LINE_BREAK =
             Pattern.compile("\r\n|[\n-\r\\x1c-\\x1e\\x85\\u2028\\u2029]");
-    private static final Pattern CASED =
+    private static final Pattern WORD =
             Pattern.compile("[\\p{IsLowercase}\\p{IsUppercase}\\p{Lt}]+");
-    private static final Pattern PERCENT =
-            Pattern.compile("%(?:\\.(\\d{1,2})(?=f))?(.)?", Pattern.DOTALL);
+    private static final Pattern PERCENT = Pattern.compile("%(.?)", Pattern.DOTALL);
     private static final Pattern FIELD =
-            Pattern.compile("\\{\\{|\\}\\}|\\{([A-Za-z_]\\w*|\\d{0,6})\\}|[{}]");
+            Pattern.compile("\\{\\{|\\}\\}|\\{([A-Za-z_]\\w*|\\d*)\\}|[{}]");
 
     /** Computes a method's result. */
     private interface Body {
@@ -53,43 +42,28 @@ final class Strings {
         add("capitalize", (run, s, a) -> capitalize(s));
         add("lower", (run, s, a) -> lower(s));
         add("upper", (run, s, a) -> upper(s));
-        add("title", (run, s, a) -> title(s));
+        add("title", (run, s, a) -> replaceWords(s, WORD, Strings::capitalize));
         add("strip ?chars", (run, s, a) -> strip(s, a.text(0, null), true, true));
         add("lstrip ?chars", (run, s, a) -> strip(s, a.text(0, null), true, false));
         add("rstrip ?chars", (run, s, a) -> strip(s, a.text(0, null), false, true));
-        add("ljust width ?fill", (r, s, a) -> pad(r, s, a.integer(0, 0), a.text(1, " "), false));
+        add("ljust width", (run, s, a) -> pad(run, s, a.integer(0, 0), false));
         add("split ?sep ?maxsplit", (r, s, a) -> split(r, s, a.text(0, null), a.integer(1, -1)));
         add(
                 "rsplit ?sep ?maxsplit",
                 (r, s, a) -> splitEnd(r, s, a.text(0, null), a.integer(1, -1)));
         add("splitlines", (run, s, a) -> lines(run, s));
         add("partition sep", (run, s, a) -> partition(run, s, a.text(0)));
-        add(
-                "replace old new ?count",
-                (r, s, a) -> replace(r, s, a.text(0), a.text(1), a.integer(2, -1)));
-        add(
-                "removeprefix prefix",
-                (r, s, a) -> s.startsWith(a.text(0)) ? s.substring(a.text(0).length()) : s);
+        add("replace old new ?count", Strings::replace);
+        add("removeprefix prefix", (run, s, a) -> s.substring(length(s.startsWith(a.text(0)), a)));
         add(
                 "removesuffix suffix",
-                (r, s, a) ->
-                        s.endsWith(a.text(0))
-                                ? s.substring(0, s.length() - a.text(0).length())
-                                : s);
-        add("join iterable", (run, s, a) -> join(run, s, Values.elements(run, a.get(0))));
+                (run, s, a) -> s.substring(0, s.length() - length(s.endsWith(a.text(0)), a)));
+        add("join iterable", (run, s, a) -> join(run, s, Values.list(run, a.get(0))));
         add("startswith prefix", (r, s, a) -> affixes(a).stream().anyMatch(s::startsWith));
         add("endswith suffix", (r, s, a) -> affixes(a).stream().anyMatch(s::endsWith));
-        add("count sub", (run, s, a) -> count(run, s, required(a.text(0))));
+        add("count sub", (run, s, a) -> split(run, s, a.text(0), -1).size() - 1L);
         add("find sub", (run, s, a) -> index(run, s, a.text(0)));
-        add(
-                "index sub",
-                (run, s, a) -> {
-                    long index = index(run, s, a.text(0));
-                    if (index < 0) {
-                        throw new TemplateError("substring not found");
-                    }
-                    return index;
-                });
+        add("index sub", (run, s, a) -> requireFound(index(run, s, a.text(0))));
         add("isalpha", (run, s, a) -> all(s, Character::isLetter));
         add("isdigit", (run, s, a) -> all(s, Strings::isDigit));
         add("format *", Strings::format);
@@ -129,12 +103,17 @@ final class Strings {
         int begin = 0;
         int end = text.length();
         while (left && begin < end && strips.test(text.codePointAt(begin))) {
-            begin += Character.charCount(text.codePointAt(begin));
+            begin = text.offsetByCodePoints(begin, 1);
         }
         while (right && end > begin && strips.test(text.codePointBefore(end))) {
-            end -= Character.charCount(text.codePointBefore(end));
+            end = text.offsetByCodePoints(end, -1);
         }
         return text.substring(begin, end);
+    }
+
+    /** Returns the length of an affix; 0 if the text does not have it. */
+    private static int length(boolean has, Args affix) {
+        return has ? affix.text(0).length() : 0;
     }
 
     static String upper(String text) {
@@ -159,19 +138,16 @@ final class Strings {
         return title + lower("a" + text.substring(Character.charCount(first))).substring(1);
     }
 
-    private static String title(String text) {
-        return CASED.matcher(text)
-                .replaceAll(word -> Matcher.quoteReplacement(capitalize(word.group())));
+    static String replaceWords(String text, Pattern word, Function<String, String> replacement) {
+        return word.matcher(text)
+                .replaceAll(found -> Matcher.quoteReplacement(replacement.apply(found.group())));
     }
 
     static List<Object> lines(Run run, String text) {
-        List<Object> lines = split(run, text, LINE_BREAK, -1);
-        if (lines.get(lines.size() - 1).equals("")) {
-            lines.remove(lines.size() - 1);
-        }
-        return lines;
+        return split(run, text, LINE_BREAK, -1);
     }
 
+    /** Splits at matches; leaves out an empty last part. */
     private static List<Object> split(Run run, String text, Pattern separator, int limit) {
         List<Object> parts = new ArrayList<>();
         Matcher matcher = separator.matcher(text);
@@ -180,7 +156,9 @@ final class Strings {
             add(run, parts, text.substring(begin, matcher.start()));
             begin = matcher.end();
         }
-        add(run, parts, text.substring(begin));
+        if (begin < text.length()) {
+            add(run, parts, text.substring(begin));
+        }
         return parts;
     }
 
@@ -192,12 +170,7 @@ final class Strings {
     /** Splits at whitespace or a separator, at most {@code limit} times if not negative. */
     static List<Object> split(Run run, String text, String separator, int limit) {
         if (separator == null) {
-            String rest = strip(text, null, true, limit < 0);
-            List<Object> parts = split(run, rest, SPACES, limit);
-            if (parts.get(parts.size() - 1).equals("")) {
-                parts.remove(parts.size() - 1);
-            }
-            return parts;
+            return split(run, strip(text, null, true, false), SPACES, limit);
         }
         List<Object> parts = new ArrayList<>();
         int begin = 0;
@@ -212,9 +185,6 @@ final class Strings {
     }
 
     private static List<Object> splitEnd(Run run, String text, String separator, int limit) {
-        if (limit < 0) {
-            return split(run, text, separator, limit);
-        }
         String reversed = separator == null ? null : reverse(separator);
         List<Object> parts = split(run, reverse(text), reversed, limit);
         parts.replaceAll(part -> reverse((String) part));
@@ -235,23 +205,13 @@ final class Strings {
 
     private static Object partition(Run run, String text, String separator) {
         List<Object> parts = split(run, text, separator, 1);
-        return parts.size() == 1
-                ? Values.tuple(text, "", "")
-                : Values.tuple(parts.get(0), separator, parts.get(1));
+        boolean found = parts.size() > 1;
+        return Values.tuple(parts.get(0), found ? separator : "", found ? parts.get(1) : "");
     }
 
-    static String replace(Run run, String text, String old, String other, int limit) {
-        StringBuilder replaced = new StringBuilder();
-        int begin = 0;
-        int end = find(run, text, required(old), 0);
-        for (int n = 0; end >= 0 && n != limit; n++) {
-            run.append(replaced, text.substring(begin, end));
-            run.append(replaced, other);
-            begin = end + old.length();
-            end = find(run, text, old, begin);
-        }
-        run.append(replaced, text.substring(begin));
-        return replaced.toString();
+    static Object replace(Run run, String text, Args args) {
+        List<Object> parts = split(run, text, args.text(0), args.integer(2, -1));
+        return join(run, args.text(1), parts);
     }
 
     /**
@@ -261,11 +221,8 @@ final class Strings {
     static int find(Run run, String text, String part, int from) {
         String prefix = part.substring(0, Math.min(part.length(), PREFIX));
         int found = text.indexOf(prefix, from);
-        while (found >= 0 && part.length() > PREFIX) {
+        while (found >= 0 && part.length() > PREFIX && !text.startsWith(part, found)) {
             run.step(1 + (part.length() >> 6));
-            if (text.startsWith(part, found)) {
-                break;
-            }
             found = text.indexOf(prefix, found + 1);
         }
         return found;
@@ -276,41 +233,32 @@ final class Strings {
         return found < 0 ? -1 : text.codePointCount(0, found);
     }
 
-    private static long count(Run run, String text, String part) {
-        long count = 0;
-        int found = find(run, text, part, 0);
-        while (found >= 0) {
-            count++;
-            found = find(run, text, part, found + part.length());
+    private static long requireFound(long index) {
+        if (index < 0) {
+            throw new TemplateError("substring not found");
         }
-        return count;
+        return index;
     }
 
     /** Compares texts by code points, as Python does. */
     static int compare(Run run, String a, String b) {
-        int length = Math.min(a.length(), b.length());
-        run.step(length >> 5);
-        for (int i = 0; i < length; i++) {
-            char x = a.charAt(i);
-            char y = b.charAt(i);
-            if (x != y) {
-                boolean isPair = Character.isSurrogate(x) != Character.isSurrogate(y);
-                return isPair ? (Character.isSurrogate(x) ? 1 : -1) : Character.compare(x, y);
-            }
+        run.step(Math.min(a.length(), b.length()) >> 5);
+        int i = 0;
+        while (i < Math.min(a.length(), b.length()) && a.charAt(i) == b.charAt(i)) {
+            i++;
         }
-        return Integer.compare(a.length(), b.length());
+        return i == Math.min(a.length(), b.length())
+                ? Integer.compare(a.length(), b.length())
+                : Integer.compare(a.codePointAt(i), b.codePointAt(i));
     }
 
-    /** Pads to a number of code points, on the right or on both sides. */
-    static String pad(Run run, String text, int width, String fill, boolean centers) {
-        if (length(fill) != 1) {
-            throw new TemplateError("the fill character must be exactly one character");
-        }
+    /** Pads with spaces to a number of code points, on the right or on both sides. */
+    static String pad(Run run, String text, int width, boolean centers) {
         int padding = Math.max(0, Math.max(0, width) - length(text));
-        run.requireLength(text.length() + (long) padding * fill.length());
+        run.requireLength((long) text.length() + padding);
         // Python's center has the odd space on the left if the width is odd.
         int before = centers ? padding / 2 + (padding & width & 1) : 0;
-        return fill.repeat(before) + text + fill.repeat(padding - before);
+        return " ".repeat(before) + text + " ".repeat(padding - before);
     }
 
     private static boolean all(String text, IntPredicate test) {
@@ -319,12 +267,12 @@ final class Strings {
 
     private static boolean isDigit(int c) {
         String plain = Normalizer.normalize(Character.toString(c), Normalizer.Form.NFKC);
-        return plain.length() == 1 && Character.isDigit(plain.charAt(0)) || Character.isDigit(c);
+        return length(plain) == 1 && Character.isDigit(plain.codePointAt(0));
     }
 
     private static List<String> affixes(Args args) {
-        List<?> given =
-                args.get(0) instanceof Values.Sequence tuple ? tuple : List.of(args.text(0));
+        boolean isTuple = Values.type(args.get(0)).equals("tuple");
+        List<?> given = isTuple ? (List<?>) args.get(0) : List.of(args.text(0));
         return given.stream().map(each -> Args.of(each).text(0)).toList();
     }
 
@@ -344,90 +292,77 @@ final class Strings {
         return width instanceof String text ? text : " ".repeat(spaces);
     }
 
-    /** Returns {@code format % value}, for %s, %d, %f, %.2f and %%. */
-    static String percent(Run run, String format, Object value) {
-        boolean isTuple = value instanceof Values.Sequence;
-        List<?> all = isTuple ? (List<?>) value : Collections.singletonList(value);
-        Iterator<?> values = all.iterator();
+    private static String replaceFields(
+            Run run, Pattern field, String format, Function<MatchResult, String> value) {
         StringBuilder text = new StringBuilder();
-        Matcher directive = PERCENT.matcher(format);
+        Matcher matcher = field.matcher(format);
         int end = 0;
-        while (directive.find()) {
-            run.append(text, format.substring(end, directive.start()));
-            end = directive.end();
-            String type = String.valueOf(directive.group(2));
-            if (!List.of("s", "d", "f", "%").contains(type)) {
-                throw new TemplateError("the format %s is not supported", directive.group());
-            }
-            if (!type.equals("%") && !values.hasNext()) {
-                throw new TemplateError("the format has more fields than values");
-            }
-            int digits = directive.group(1) == null ? 6 : Integer.parseInt(directive.group(1));
-            run.append(text, type.equals("%") ? "%" : field(run, type, digits, values.next()));
-        }
-        boolean needsAll =
-                isTuple
-                        || !(value instanceof Map
-                                || value instanceof List
-                                || value instanceof Values.Undefined);
-        if (needsAll && values.hasNext()) {
-            throw new TemplateError("not all values are used by the format");
+        while (matcher.find()) {
+            run.append(text, format.substring(end, matcher.start()));
+            run.append(text, value.apply(matcher));
+            end = matcher.end();
         }
         run.append(text, format.substring(end));
         return text.toString();
     }
 
-    private static String field(Run run, String type, int digits, Object value) {
-        if (type.equals("s")) {
-            return Values.text(run, value);
+    /** Returns {@code format % value}, for %s, %d and %%. */
+    static String percent(Run run, String format, Object value) {
+        boolean isTuple = Values.type(value).equals("tuple");
+        List<?> all = isTuple ? (List<?>) value : Collections.singletonList(value);
+        Iterator<?> values = all.iterator();
+        String text =
+                replaceFields(
+                        run,
+                        PERCENT,
+                        format,
+                        field -> {
+                            String type = field.group(1);
+                            if (type.isEmpty() || !"sd%".contains(type)) {
+                                throw new TemplateError(
+                                        "the format %s is not supported", field.group());
+                            }
+                            if (!type.equals("%") && !values.hasNext()) {
+                                throw new TemplateError("the format has more fields than values");
+                            }
+                            Object next = type.equals("%") ? "%" : values.next();
+                            return type.equals("d")
+                                    ? Numbers.text(Numbers.truncate(Values.number(next)))
+                                    : Values.text(run, next);
+                        });
+        boolean mayBeLeft =
+                !isTuple
+                        && (value instanceof Map
+                                || value instanceof List
+                                || value instanceof Values.Undefined);
+        if (!mayBeLeft && values.hasNext()) {
+            throw new TemplateError("not all values are used by the format");
         }
-        if (!Numbers.isNumber(value)) {
-            throw new TemplateError("%%%s needs a number, not %s", type, Values.typeName(value));
-        }
-        if (type.equals("d")) {
-            return Numbers.text(Numbers.truncate(value));
-        }
-        double real = Numbers.real(value);
-        if (!Double.isFinite(real)) {
-            return Numbers.text(real);
-        }
-        BigDecimal fixed = new BigDecimal(Math.abs(real)).setScale(digits, RoundingMode.HALF_EVEN);
-        return (Math.copySign(1, real) < 0 ? "-" : "") + fixed.toPlainString();
+        return text;
     }
 
-    /** Returns {@code text.format(*args, **kwargs)}, for fields {}, {0} and {name}. */
+    /** Returns {@code text.format(*args, **kwargs)}, for fields {} and {name}. */
     private static String format(Run run, String text, Args args) {
-        StringBuilder formatted = new StringBuilder();
-        Matcher field = FIELD.matcher(text);
-        int end = 0;
-        int next = 0;
-        boolean isNumbered = false;
-        while (field.find()) {
-            run.append(formatted, text.substring(end, field.start()));
-            end = field.end();
-            String name = field.group(1);
-            if (name == null && field.group().length() < 2) {
-                throw new TemplateError(
-                        "a format has a field other than {}, {0} and {name}, which is not"
-                                + " supported");
-            }
-            if (name == null) {
-                formatted.append(field.group().charAt(0));
-                continue;
-            }
-            boolean hasNumber = name.matches("\\d+");
-            isNumbered |= hasNumber;
-            int index = hasNumber ? Integer.parseInt(name) : name.isEmpty() ? next++ : -1;
-            Object value =
-                    index < 0
-                            ? args.named().getOrDefault(name, Args.ABSENT)
-                            : args.get(index, Args.ABSENT);
-            if (value == Args.ABSENT || isNumbered && next > 0) {
-                throw new TemplateError("the format has no value for the field {%s}", name);
-            }
-            run.append(formatted, Values.text(run, value));
-        }
-        run.append(formatted, text.substring(end));
-        return formatted.toString();
+        Iterator<Object> values = args.positional().iterator();
+        return replaceFields(
+                run,
+                FIELD,
+                text,
+                field -> {
+                    String name = field.group(1);
+                    if (name == null && field.group().length() > 1) {
+                        return field.group().substring(1);
+                    }
+                    if (name == null || name.matches("\\d+")) {
+                        throw new TemplateError(
+                                "a format has a field other than {} and {name}, which is not"
+                                        + " supported");
+                    }
+                    if (name.isEmpty() ? !values.hasNext() : !args.named().containsKey(name)) {
+                        throw new TemplateError("the format has no value for the field {%s}", name);
+                    }
+                    return Values.text(
+                            run, name.isEmpty() ? values.next() : args.named().get(name));
+                });
     }
 }

@@ -173,9 +173,9 @@ class TemplateTest {
                     """
                     {{ '%5d' % 1 }} ~ the format %5 is not supported
                     {{ '%x' % 1 }} ~ the format %x is not supported
-                    {{ '{:>5}'.format(1) }} ~ a field other than {}, {0} and {name}
-                    {{ 'a'.swapcase() }} ~ the method swapcase of a text is not supported
-                    {{ 'a'.expandtabs(4) }} ~ the method expandtabs of a text is not supported
+                    {{ '{:>5}'.format(1) }} ~ a field other than {} and {name}
+                    {{ 'a'.swapcase() }} ~ swapcase of a str is not supported
+                    {{ 'a'.expandtabs(4) }} ~ expandtabs of a str is not supported
                     {{ 9223372036854775807 + 1 }} ~ more than 64 bits
                     {{ -9223372036854775807 - 2 }} ~ more than 64 bits
                     {{ 2 ** 64 }} ~ more than 64 bits
@@ -185,20 +185,28 @@ class TemplateTest {
                     {{ 'a'|e|replace('a', 'b') }} ~ of an escaped text is not supported
                     {{ ['a'|e] }} ~ the text of a Markup is not supported
                     {{ messages|sort(attribute='a,b') }} ~ several attributes is not supported
-                    {{ '&amp;'|striptags }} ~ striptags of a text with & is not supported
+                    {{ '&amp;'|striptags }} ~ striptags of a text with comments, & or < is not supported
                     {{ {'a': 1}|urlencode }} ~ urlencode of a dict is not supported
+                    {{ '{0}'.format(1) }} ~ a field other than {} and {name}
+                    {{ '%.2f' % 1.5 }} ~ the format %. is not supported
+                    {{ [[1]] < [[2]] }} ~ an order of lists is not supported
+                    {{ [1].index(1) }} ~ index of a list is not supported
+                    {{ {}.copy() }} ~ copy of a dict is not supported
+                    {{ dict({}) }} ~ dict and namespace takes at most 0 arguments
+                    {{ 'a'.ljust(3, '.') }} ~ ljust takes at most 1 arguments
+                    {{ [1]|sum(start=2) }} ~ sum has no argument start
                     {{ {}.keys() == {}.keys() }} ~ a comparison of dict_keys and dict_keys
                     {{ 1|filesizeformat }} ~ the filter filesizeformat is not supported
                     {{ 'a' is escaped }} ~ the test escaped is not supported
                     {% for n in [[1]] recursive %}{{ loop(n) }}{% endfor %} ~ the call of a recursive loop is not supported
-                    {% for n in [1] %}{{ loop.changed(n) }}{% endfor %} ~ loop.changed is not supported
-                    {% for n in [1] %}{{ loop.depth }}{% endfor %} ~ loop.depth is not supported
+                    {% for n in [1] %}{{ loop.changed(n) }}{% endfor %} ~ changed of a loop is not supported
+                    {% for n in [1] %}{{ loop.depth }}{% endfor %} ~ depth of a loop is not supported
                     {% for n in [1] %}{{ loop }}{% endfor %} ~ the text of a loop is not supported
                     {% for (a, (b, c)) in [] %}{% endfor %} ~ nested brackets around names are not supported
                     {% macro m() %}{{ varargs }}{% endmacro %} ~ varargs of a macro is not supported
                     {% macro m() %}{{ kwargs }}{% endmacro %} ~ kwargs of a macro is not supported
                     {% macro m() %}{{ caller() }}{% endmacro %} ~ caller of a macro is not supported
-                    {% macro m() %}{% endmacro %}{{ m.name }} ~ the attribute name of a function is not supported
+                    {% macro m() %}{% endmacro %}{{ m.name }} ~ name of a function is not supported
                     {% call m() %}{% endcall %} ~ the tag call is not supported
                     {% for n in [1] %}{% set x %}{% break %}{% endset %}{% endfor %} ~ break is not within a loop
                     {{ dict(*[1]) }} ~ arguments after * or ** are not supported
@@ -215,24 +223,24 @@ class TemplateTest {
                     {{ strftime_now('%u') }} ~ %u of strftime_now is not supported
                     {{ messages|attr('a') }} ~ the filter attr is not supported
                     {{ 'a' is lower }} ~ the test lower is not supported
-                    {{ 1 is sameas 1 }} ~ the test sameas of a int is not supported
+                    {{ 1 is sameas 1 }} ~ the test sameas is not supported
                     {{ 1.5|round(0, 'floor') }} ~ round takes at most 1 arguments
                     {{ {}|dictsort(true) }} ~ dictsort takes at most 0 arguments
                     {{ [1]|max(attribute='a') }} ~ max has no argument attribute
                     {{ [1]|batch(2, 0) }} ~ batch takes at most 1 arguments
                     {{ [1]|slice(2, 0) }} ~ slice takes at most 1 arguments
-                    {{ ([{'a': 1}]|groupby('a'))[0].grouper }} ~ the attribute grouper of a tuple is not supported
+                    {{ ([{'a': 1}]|groupby('a'))[0].grouper }} ~ grouper of a tuple is not supported
                     {{ 'a'|format(x=1) }} ~ names of values in the filter format are not supported
                     {{ 'ab'.startswith('b', 1) }} ~ startswith takes at most 1 arguments
-                    {{ 'ab'.zfill(3) }} ~ the method zfill of a text is not supported
-                    {{ 'ab'.maketrans('a', 'b') }} ~ the method maketrans of a text is not supported
+                    {{ 'ab'.zfill(3) }} ~ zfill of a str is not supported
+                    {{ 'ab'.maketrans('a', 'b') }} ~ maketrans of a str is not supported
                     {{ 'ab'.replace('', 'b') }} ~ an empty text to search for is not supported
                     {{ 'ab'.count('') }} ~ an empty text to search for is not supported
                     {{ '%(a)s' % {'a': 1} }} ~ the format %( is not supported
                     {{ '%r' % 1 }} ~ the format %r is not supported
                     {{ '\\101' }} ~ the escape \\1 in a string is not supported
                     {{ 0b1 }} ~ the number 0b1 is not supported
-                    {{ range(2 ** 41, 2 ** 41 + 1) }} ~ a range with bounds beyond 40 bits is not supported
+                    {{ range(2 ** 41, 2 ** 41 + 1) }} ~ a range with a step of 0 or bounds beyond 40 bits is not supported
                     {{ (0.0 - 10.0) ** 0.5 }} ~ a power that is not a finite number is not supported
                     """)
     void rarePartsAreRefusedByName(String template, String reason) {
@@ -262,7 +270,8 @@ class TemplateTest {
                     {{ ('a' * 10 ** 6).replace('a', 'a' * 10 ** 6) }} ~ longer than
                     {{ ('a' * 10 ** 6)|replace('a', 'a' * 100) }} ~ longer than
                     {{ ('a' * 10 ** 5)|list|join('b' * 1000) }} ~ longer than
-                    {{ ('a\\n' * 10 ** 5)|indent(1000) }} ~ longer than
+                    {{ ('a\\n' * 10 ** 5)|indent(1000) }} ~ memory
+                    {{ ('<' * 1000000)|striptags }} ~ is not supported
                     {{ [[1]]|tojson(indent=10 ** 9) }} ~ longer than
                     {{ [1]|slice(10 ** 9)|list }} ~ more than 1000000 elements
                     {% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %} ~ steps
@@ -307,10 +316,6 @@ class TemplateTest {
         String nested = "{% set ns = namespace(n=namespace()) %}{% for i in range(60) %}";
         Map<String, String> expected =
                 Map.of(
-                        "{{ ('<!--' * 200000)|striptags|length }}",
-                        "800000",
-                        "{{ ('<' * 1000000)|striptags|length }}",
-                        "1000000",
                         "{% set t = 'x' * 16000000 %}{{ range(3000)|select('lt', 5)|list }}{% for i"
                                 + " in range(9999) %}{% if t < 'a' %}1{% endif %}{% endfor %}",
                         "[0, 1, 2, 3, 4]",
@@ -336,7 +341,7 @@ class TemplateTest {
         assertEquals("yes", render("{{ 'yes' if 'nan'|float }}", Map.of()));
         assertEquals("abc", render("{{ 'abc'.ljust(-10 ** 13) }}", Map.of()));
         assertTrue(refusal("{{ 'abc'|truncate(-10 ** 13) }}").contains("truncate"));
-        assertEquals("-->xz<w", render("{{ '<!-->-->x<y>z<w'|striptags }}", Map.of()));
+        assertEquals("x z", render("{{ '<p a=\"b\">x</p>\n z<br/>'|striptags }}", Map.of()));
         assertEquals(
                 "0.1 1e+22 123456789012345.67 5e-324 0.30000000000000004 100.0",
                 render(
@@ -370,6 +375,7 @@ class TemplateTest {
     void sourcesMayBeLongOrDeep() {
         assertEquals("5001", render("{{ 1" + " + 1".repeat(5000) + " }}", Map.of()));
         assertEquals("x", render("{{ " + "'' or ".repeat(5000) + "'x' }}", Map.of()));
+        assertEquals("x", render("{{ 'x '" + "|trim".repeat(5000) + " }}", Map.of()));
         for (String deep :
                 List.of(
                         "{{ " + "(".repeat(100_000),
@@ -377,7 +383,6 @@ class TemplateTest {
                         "{{ " + "not ".repeat(5000) + "1 }}",
                         "{{ " + "-".repeat(5000) + "1 }}",
                         "{{ x" + ".a".repeat(5000) + " }}",
-                        "{{ x" + "|trim".repeat(5000) + " }}",
                         "{{ x" + "()".repeat(5000) + " }}",
                         "{{ 1" + " if 1 else 1".repeat(5000) + " }}",
                         "{% if t %}".repeat(5000))) {
