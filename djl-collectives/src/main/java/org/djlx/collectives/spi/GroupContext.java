@@ -201,6 +201,18 @@ public final class GroupContext {
     }
 
     /**
+     * Lets exchanges fail on all ranks, because this rank cannot go on: the other ranks do not wait
+     * for the timeout.
+     *
+     * @param reason the text of their errors
+     * @param keys the names of exchanges that this rank may not have ended
+     */
+    public void failExchanges(String reason, List<String> keys) {
+        Required.argument("failExchanges: reason", reason);
+        groupExchange.fail(reason, Required.argument("failExchanges: keys", keys));
+    }
+
+    /**
      * {@return a number that tells this group from earlier ones of the same name, the same on all
      * ranks; 0 before the first {@link #exchange} has ended}
      */

@@ -69,7 +69,7 @@ public final class FailureNote {
             return; // Two calls of the store might overtake each other.
         }
         String text = "rank " + rank + " failed: " + reason.getMessage();
-        STORE_CALLS.execute(() -> call(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8))));
+        inBackground(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8)));
     }
 
     /**
@@ -79,7 +79,7 @@ public final class FailureNote {
     public Optional<String> failure() {
         boolean due = System.nanoTime() - lastNanos > intervalNanos;
         if (due && failure == null && checking.compareAndSet(false, true)) {
-            STORE_CALLS.execute(() -> call(this::check));
+            inBackground(this::check);
         }
         return Optional.ofNullable(failure);
     }
@@ -92,12 +92,18 @@ public final class FailureNote {
         checking.set(false);
     }
 
-    /** Calls the store. Ignores errors: without the store, ranks cannot announce failures. */
-    private static void call(Runnable body) {
-        try {
-            body.run();
-        } catch (RuntimeException e) {
-            logger.debug("cannot announce or receive failures: the group's store is lost", e);
-        }
+    /**
+     * Calls the store on a thread of its own. Ignores errors: without the store, ranks cannot
+     * announce failures.
+     */
+    public static void inBackground(Runnable call) {
+        STORE_CALLS.execute(
+                () -> {
+                    try {
+                        call.run();
+                    } catch (RuntimeException e) {
+                        logger.debug("cannot announce or receive failures in the store", e);
+                    }
+                });
     }
 }

@@ -106,6 +106,10 @@ public final class NcclBackend extends Backend {
                             OpType.REDUCE_SCATTER_TENSOR)
                     .build();
 
+    // The exchanges that connect the ranks.
+    private static final String PROCESSES = "nccl-process";
+    private static final String IDS = "nccl";
+
     private static final Duration CONNECT_PATIENCE = Duration.ofMinutes(1);
     private static final Duration DISPOSAL_PATIENCE = Duration.ofSeconds(5);
 
@@ -170,7 +174,12 @@ public final class NcclBackend extends Backend {
         return Optional.ofNullable(failures);
     }
 
+    /** Tells the other ranks, connected or not, that this rank has failed. */
     private void publish(CollectiveException reason) {
+        if (failures().isEmpty()) {
+            String text = reason.getMessage();
+            FailureNote.inBackground(() -> context.failExchanges(text, List.of(PROCESSES, IDS)));
+        }
         failures().ifPresent(note -> note.publish(context.rank(), reason));
     }
 
@@ -251,13 +260,13 @@ public final class NcclBackend extends Backend {
     /** Creates the group's communicator, with all ranks. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
-        List<byte[]> processes = context.exchange("nccl-process", RankProcess.own().encoded());
+        List<byte[]> processes = context.exchange(PROCESSES, RankProcess.own().encoded());
         Peers all = Peers.of(context, processes.stream().map(RankProcess::decoded).toList());
         synchronized (this) {
             peers = all;
         }
         byte[] id = first ? NcclCommunicator.uniqueId() : new byte[0];
-        List<byte[]> ids = context.exchange("nccl", id);
+        List<byte[]> ids = context.exchange(IDS, id);
         return NcclCommunicator.create(
                 resources.cuda(),
                 ids.get(0),

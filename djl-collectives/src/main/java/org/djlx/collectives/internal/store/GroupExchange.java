@@ -51,6 +51,9 @@ public final class GroupExchange {
     /** The combination of all ranks' nonces; 0 until known. */
     private volatile long generation;
 
+    /** Why this rank cannot go on; null if it can. */
+    private volatile String failure;
+
     /** By rank, its process; null until known. */
     private final RankProcess[] processes;
 
@@ -109,10 +112,12 @@ public final class GroupExchange {
     public List<byte[]> exchange(String key, byte[] value, BackendOptions options) {
         List<String> keys =
                 IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
-        Introduction self =
-                new Introduction(group, worldSize, nonce, generation, RankProcess.own());
+        Introduction self = introduction(null);
         byte[] own = self.before(value);
         store.set(keys.get(rank), own);
+        if (failure != null) {
+            fail(failure, List.of(key)); // It may have come before this value.
+        }
         byte[][] found = new byte[worldSize][];
         Introduction[] peers = new Introduction[worldSize];
         await(keys, options, found, peers);
@@ -127,6 +132,22 @@ public final class GroupExchange {
         }
         forget(keys);
         return Arrays.stream(found).map(Introduction::valueIn).toList();
+    }
+
+    private Introduction introduction(String because) {
+        return new Introduction(group, worldSize, nonce, generation, RankProcess.own(), because);
+    }
+
+    /**
+     * Lets exchanges fail on all ranks, because this rank cannot go on.
+     *
+     * @param reason the text of their errors
+     * @param keys the names of exchanges that this rank may not have ended
+     */
+    public void fail(String reason, List<String> keys) {
+        failure = reason;
+        byte[] message = introduction(reason).before(new byte[0]);
+        keys.forEach(key -> store.set(key + "/" + rank, message));
     }
 
     /** Waits for the values of all ranks. Checks each value as it arrives. */
@@ -239,6 +260,11 @@ public final class GroupExchange {
             throw new CollectiveMismatchException(
                     "creating group '%s' failed on rank %s: value of rank %s: %s"
                             .formatted(group, rank, peer, problem));
+        }
+        if (other.failure() != null) {
+            throw new CollectiveException(
+                    "creating group '%s' failed on rank %s: %s failed: %s"
+                            .formatted(group, rank, names.apply(peer), other.failure()));
         }
         return other;
     }

@@ -19,8 +19,15 @@ import org.djlx.collectives.internal.host.RankProcess;
  * @param generation the combination of all ranks' nonces, or 0 until known: the same on all ranks
  *     if none has read a stale value
  * @param process the rank's process
+ * @param failure why the rank cannot go on, and has no value; null if it can
  */
-record Introduction(String group, int worldSize, long nonce, long generation, RankProcess process) {
+record Introduction(
+        String group,
+        int worldSize,
+        long nonce,
+        long generation,
+        RankProcess process,
+        String failure) {
 
     private static final Gson GSON = new Gson();
 

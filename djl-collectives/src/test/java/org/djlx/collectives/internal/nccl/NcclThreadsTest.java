@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.nccl;
 
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.List;
 import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** The contract on {@code nccl}, with ranks that are threads, on all GPUs of the machine. */
 @Tag("gpu")
@@ -70,6 +80,30 @@ class NcclThreadsTest {
                                         dynamicTest(
                                                 worldSize + " ranks: " + entry.getKey(),
                                                 () -> run(worldSize, options, entry.getValue())));
+    }
+
+    /**
+     * The ranks have not exchanged anything when rank 1 fails, or rank 1 waits for the first
+     * exchange. NCCL never connects them, so they may share a GPU.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    @Timeout(60)
+    void aRankThatFailsBeforeItIsConnectedEndsTheOthers(boolean called) {
+        NcclOptions minutes = NcclOptions.builder().optTimeout(Duration.ofMinutes(10)).build();
+        List<ProcessGroup> groups = ProcessGroups.local("nccl", 2, minutes);
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device(), "PyTorch")) {
+            if (called) {
+                groups.get(1).allReduce(manager.ones(new Shape(2)), ReduceOp.SUM);
+            }
+            groups.get(1).abort(new EngineException("CUDA out of memory"));
+            Work work = groups.get(0).allReduce(manager.ones(new Shape(2)), ReduceOp.SUM);
+            CollectiveException e = assertThrows(CollectiveException.class, work::await);
+            assertTrue(e.getMessage().contains("rank 1 failed"), e.getMessage());
+            assertTrue(e.getMessage().contains("CUDA out of memory"), e.getMessage());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     private static NcclOptions.Builder options() {

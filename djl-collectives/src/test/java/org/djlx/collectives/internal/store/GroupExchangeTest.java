@@ -75,7 +75,7 @@ class GroupExchangeTest {
     }
 
     private void comes(int rank, int worldSize) {
-        Introduction self = new Introduction("g.0", worldSize, 1, 0, process);
+        Introduction self = new Introduction("g.0", worldSize, 1, 0, process, null);
         store.set("k/" + rank, self.before(new byte[] {6}));
     }
 
@@ -128,5 +128,22 @@ class GroupExchangeTest {
                                                 new BackendOptions(Duration.ofMillis(10))));
         assertEquals(List.of(1), e.missingRanks());
         assertTrue(e.getMessage().contains("rank 3 of group 'g' of 2"), e.getMessage());
+    }
+
+    @Test
+    void aRankThatCannotGoOnEndsTheWaitOfTheOthers() {
+        FutureTask<List<byte[]>> waiting = exchange(group(2, null, null));
+        GroupExchange other =
+                new GroupExchange(
+                        "g.0", 1, 2, store, Arrays.asList(null, null), Optional::empty, r -> "");
+        other.fail("out of memory", List.of("k", "later"));
+        Throwable e = assertThrows(ExecutionException.class, waiting::get).getCause();
+        assertEquals(CollectiveException.class, e.getClass(), e.toString());
+        String text = "rank 3 of group 'g' failed: out of memory";
+        assertTrue(e.getMessage().endsWith(text), e.getMessage());
+        // Its own value, set afterwards, does not hide the failure.
+        assertThrows(
+                CollectiveException.class, () -> other.exchange("later", new byte[1], OPTIONS));
+        assertTrue(Introduction.in(store.get("later/1")).failure() != null);
     }
 }
