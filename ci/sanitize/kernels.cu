@@ -226,7 +226,7 @@ class Group {
     launch.ranks = ranks_of_group;
     launch.lanes = std::min(workers / groups, VDEV_LANES);
     launch.words_begin = align(launch.ranks * launch.experts * sizeof(u64), 256);
-    launch.slots_begin = align(launch.words_begin + launch.ranks * launch.lanes * 2 * sizeof(u32), 256);
+    launch.slots_begin = align(launch.words_begin + launch.ranks * launch.lanes * 2 * sizeof(u64), 256);
     launch.stage_bytes =
         (VDEV_BYTES - launch.slots_begin) / (launch.ranks * launch.lanes * kernels::VDEV_STAGES) / PACK * PACK;
     launch.timeout = timeout;
@@ -271,12 +271,12 @@ class Group {
     enter(rank, timeout);
     cudaStream_t stream = ranks[rank].stream;
     char* own = ranks[rank].region;
-    const u32* count = (const u32*)(own + layout.entered + rank * LINE);
+    const u64* count = (const u64*)(own + layout.entered + rank * LINE);
     for (u64 peer = 0; peer < size(); peer++) {
       char* region = ranks[peer].region;
       use(ranks[rank].gpu);
       check(cudaMemcpyAsync(region + layout.buffer + rank * bytes, tensor, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-      u32* word = (u32*)(region + layout.signals + rank * LINE);
+      u64* word = (u64*)(region + layout.signals + rank * LINE);
       void* arguments[] = {&word, &count};
       enqueue_signals(rank, (const void*)kernels::signal_peer, 1, arguments);
     }
@@ -297,7 +297,7 @@ class Group {
   // Of ranks that a bit each is for, to this one's epoch.
   void wait_signals(u64 rank, u64 row, u32 others, u64 timeout) {
     char *own = ranks[rank].region, *words = own + row;
-    const u32* count = (const u32*)(own + layout.entered + rank * LINE);
+    const u64* count = (const u64*)(own + layout.entered + rank * LINE);
     u64 distance = LINE;
     void* arguments[] = {&words, &distance, &others, &count, &ranks[rank].status, &timeout};
     enqueue_signals(rank, (const void*)kernels::wait_signals, kernels::MAX_RANKS, arguments);

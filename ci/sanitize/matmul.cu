@@ -36,7 +36,7 @@ const u64 UNIT = 16 / kernels::ITEM;  // elements of A; K is a multiple
 const int THREADS = kernels::FUSED_THREADS;
 const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
 const u64 FLAGS = 4096;     // of each rank
-const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u32);  // bytes of signals or flags
+const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u64);  // bytes of signals or flags
 const u64 ENTERED = kernels::MAX_RANKS * LINE;
 const u64 COUNTERS = 64 * sizeof(u32);
 const u64 BUFFER = 16 << 20;
@@ -158,7 +158,7 @@ class Group {
     launch.timeout = timeout;
     launch.counters = (u32*)(ranks[rank].region + WORDS + ENTERED);
     launch.entered_distance = LINE;
-    launch.rank_distance = SCATTER ? FLAGS * sizeof(u32) : LINE;
+    launch.rank_distance = SCATTER ? FLAGS * sizeof(u64) : LINE;
     launch.slot_bytes = slot_bytes;
     for (u64 peer = 0; peer < size(); peer++) {
       launch.entered[peer] = ranks[peer].region + WORDS;

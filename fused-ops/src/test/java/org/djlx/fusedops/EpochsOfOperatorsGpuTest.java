@@ -8,6 +8,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.Consumer;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -22,12 +23,12 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** The last epochs of fused operators: the counts wrap around. */
+/** Very high epochs of fused operators. */
 @Tag("gpu")
 @Timeout(120)
 class EpochsOfOperatorsGpuTest {
 
-    private static final int CALLS = 12; // more than are left before 2³²
+    private static final int CALLS = 12;
     private static final ScalarType TYPE = ScalarType.BFLOAT16;
 
     private static void run(CudaP2pOptions options, Consumer<ProcessGroup> body) {
@@ -37,8 +38,19 @@ class EpochsOfOperatorsGpuTest {
 
     @ParameterizedTest
     @EnumSource(names = {"FUSED", "PIPELINED", "GATHERED"})
+    void epochsPass32Bits(Path path) {
+        checkFrom((1L << 32) - 6, (1L << 32) - 6, path);
+    }
+
+    /** Words of 32 bits would look as if the peers were ahead. */
+    @ParameterizedTest
+    @EnumSource(names = {"FUSED", "PIPELINED", "GATHERED"})
+    void wordsFromBillionsOfOperationsAgoDoNotCount(Path path) {
+        checkFrom(1L << 32, 100, path);
+    }
+
     @SuppressWarnings("try") // the scope is not named in the body
-    void wrapAround(Path path) {
+    private static void checkFrom(long epoch, long rare, Path path) {
         CyclicBarrier step = new CyclicBarrier(P2pRanks.require());
         assumeTrue(path != Path.FUSED || FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
         CudaP2pOptions options = P2pRanks.options().optBufferSize(16 << 20).build();
@@ -48,7 +60,10 @@ class EpochsOfOperatorsGpuTest {
                     options,
                     group -> {
                         check(group, 1, 0);
-                        Epochs.nearTheEnd(group, options, step);
+                        Epochs.set(group, options, step, epoch, rare);
+                        if (group.rank() == 1) {
+                            LockSupport.parkNanos(50_000_000); // A wrong wait ends meanwhile.
+                        }
                         for (int call = 1; call <= CALLS; call++) {
                             check(group, 1, call);
                         }

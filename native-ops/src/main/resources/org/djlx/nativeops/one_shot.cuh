@@ -24,14 +24,14 @@
 
 const int MAX_BLOCKS = 64;
 const int PHASES = 2;
-const int TENSOR_WORDS = 3;
+const int TENSOR_WORDS = 4;
 
 // The beginning of a rank's region. Peers write flags and tensors.
 struct Control {
-  u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
-  u32 epoch;         // of the last launch that has ended
-  u32 blocks_ended;  // of the current launch
-  u64 tensors[MAX_RANKS][TENSOR_WORDS];  // address and size of each peer's tensor, for direct all-reduces
+  u64 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
+  u64 epoch;                             // of the last launch that has ended
+  u64 tensors[MAX_RANKS][TENSOR_WORDS];  // of each peer, for direct all-reduces (publish_tensor)
+  u32 blocks_ended;                      // of the current launch
 };
 
 struct Peers {
@@ -52,34 +52,30 @@ struct Launch {
 __device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }
 
 // The half of a rank's region that this launch uses.
-__device__ char* half_address(const Launch& launch, u32 rank, u32 epoch) {
+__device__ char* half_address(const Launch& launch, u32 rank, u64 epoch) {
   return launch.peers.region[rank] + launch.begin + (epoch & 1) * launch.half_bytes;
 }
 
-__device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
+__device__ uint4* slot(const Launch& launch, u32 rank, u64 epoch, u32 source) {
   return (uint4*)(half_address(launch, rank, epoch) + source * launch.slot_bytes);
 }
 
 // The slot of `source` on `rank`. Slots are in the order of their sources; `rank` has no slot for itself.
-__device__ uint4* peer_slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
+__device__ uint4* peer_slot(const Launch& launch, u32 rank, u64 epoch, u32 source) {
   return slot(launch, rank, epoch, source < rank ? source : source - 1);
 }
 
-// Epoch 0 means "never signalled". On wrap-around skip to 2, so that the halves still alternate.
-__device__ u32 begin_epoch(const Launch& launch) {
-  u32 epoch = *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
-  return epoch == 0 ? 2 : epoch;
-}
+__device__ u64 begin_epoch(const Launch& launch) { return next_epoch(&control(launch, launch.rank)->epoch); }
 
 // The last block to end stores the epoch for the next launch; all blocks have read it before. No fence: there is nothing to order,
 // and a fence would wait for the stores to the peers, which takes as long as the rest of a small all-reduce.
-__device__ void end_epoch(const Launch& launch, u32 epoch) {
+__device__ void end_epoch(const Launch& launch, u64 epoch) {
   __syncthreads();
   if (threadIdx.x == 0) {
     Control* own = control(launch, launch.rank);
     if (gridDim.x == 1 || atomicAdd(&own->blocks_ended, 1) == gridDim.x - 1) {
       own->blocks_ended = 0;
-      *(volatile u32*)&own->epoch = epoch;
+      *(volatile u64*)&own->epoch = epoch;
     }
   }
 }
@@ -147,7 +143,7 @@ __device__ __forceinline__ u32 ring_peer(const Launch& launch, u32 step) {
 }
 
 // Loads pack `i` of all peers' slots, whether or not it has arrived: all loads are in flight before the first wait.
-__device__ __forceinline__ void load_arrived(const Launch& launch, u32 epoch, u64 i, uint4 (&arrived)[RANKS]) {
+__device__ __forceinline__ void load_arrived(const Launch& launch, u64 epoch, u64 i, uint4 (&arrived)[RANKS]) {
 #pragma unroll
   for (u32 peer = 0; peer < RANKS; peer++) {
     if (peer != launch.rank) arrived[peer] = load_relaxed(peer_slot(launch, launch.rank, epoch, peer) + i);
@@ -155,7 +151,7 @@ __device__ __forceinline__ void load_arrived(const Launch& launch, u32 epoch, u6
 }
 
 // Waits for pack `i` of a peer's slot, returns it in `value` and empties the slot. Returns false on timeout or stop.
-__device__ __forceinline__ bool take_pack(const Launch& launch, u32 epoch, u64 i, u32 peer, uint4& value) {
+__device__ __forceinline__ bool take_pack(const Launch& launch, u64 epoch, u64 i, u32 peer, uint4& value) {
   uint4* from = peer_slot(launch, launch.rank, epoch, peer) + i;
   bool good = wait_data(launch, from, peer, value);
   *from = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
@@ -164,7 +160,7 @@ __device__ __forceinline__ bool take_pack(const Launch& launch, u32 epoch, u64 i
 
 // Sums this rank's pack and pack `i` of all peers' slots, in rank order. Returns false on timeout or stop.
 template <typename T>
-__device__ __forceinline__ bool take_sum(const Launch& launch, u32 epoch, u64 i, const uint4& own, FloatPack<T>& sum) {
+__device__ __forceinline__ bool take_sum(const Launch& launch, u64 epoch, u64 i, const uint4& own, FloatPack<T>& sum) {
   uint4 arrived[RANKS];
   load_arrived(launch, epoch, i, arrived);
   bool good = true;

@@ -1,7 +1,11 @@
-// Signals between GPUs: 32-bit words in peer-mapped memory, set by one rank and polled by another.
+// Signals between GPUs: 64-bit words in peer-mapped memory, set by one rank and polled by another.
 //
 // A word holds the epoch of the last operation that the signalling rank has reached; epochs only grow. signal() releases: what the
 // rank wrote before is visible to a peer that sees the epoch (acquire).
+//
+// NOTE [epochs] Epochs have 64 bits, so they never wrap around. At 2 us an operation, 32 bits would last for 2.4 hours; then a word
+// that few operations use, for example the flag of a tile of large matmuls, could hold an epoch that is ahead of the operation's.
+// 0 means "never signalled".
 //
 // Invariants
 // - Each rank counts its operations in its own memory, so a CUDA graph can be replayed between eager operations.
@@ -14,10 +18,6 @@
 #include "element.cuh"
 
 const int MAX_RANKS = 8;
-
-// How far a peer's epoch may be ahead of this rank's. Hosts run at most 512 operations ahead of each other (CallLog); replays of a
-// graph add to that. A larger difference is a word from before a wrap-around.
-const int MAX_AHEAD = 65536;
 
 // Pinned host memory, accessed by both sides while kernels run.
 struct Status {
@@ -36,22 +36,19 @@ __device__ inline u64 global_time() {
   return time;
 }
 
-__device__ inline void signal(u32* word, u32 epoch) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(epoch) : "memory");
+__device__ inline void signal(u64* word, u64 epoch) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(epoch) : "memory");
 }
 
 // Returns whether a word has reached an epoch.
-__device__ inline bool is_signalled(const u32* word, u32 epoch) {
-  u32 value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value != 0 && value - epoch < MAX_AHEAD;  // 0: never signalled
+__device__ inline bool is_signalled(const u64* word, u64 epoch) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value >= epoch;
 }
 
-// The epoch of a rank's next operation. Skips 0.
-__device__ inline u32 next_epoch(const u32* count) {
-  u32 epoch = *(const volatile u32*)count + 1;
-  return epoch == 0 ? 1 : epoch;
-}
+// The epoch of a rank's next operation.
+__device__ inline u64 next_epoch(const u64* count) { return *(const volatile u64*)count + 1; }
 
 const u64 HOLD = 10000000000ull;  // ns
 
@@ -65,7 +62,7 @@ __device__ inline void give_up(Status* status, u32 missing) {
 }
 
 // Waits until a peer has signalled an epoch or a later one, at most `timeout` ns. Returns false on timeout or stop.
-__device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
+__device__ inline bool wait_signal(const u64* word, u64 epoch, Status* status, u64 timeout, u32 peer) {
   if (is_signalled(word, epoch)) return true;
   u64 begin = global_time();
   for (u32 i = 1;; i++) {

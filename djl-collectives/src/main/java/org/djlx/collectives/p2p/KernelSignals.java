@@ -6,8 +6,8 @@ package org.djlx.collectives.p2p;
  * operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same
  * architecture.
  *
- * <p>All words have 32 bits. A kernel sets a word to the operation's epoch with a release store at
- * system scope, after the data that it announces, and waits with acquire loads.
+ * <p>All words but the counters have 64 bits. A kernel sets a word to the operation's epoch with a
+ * release store at system scope, after the data that it announces, and waits with acquire loads.
  *
  * <pre>
  *   epoch that rank r has entered, on rank q (for q = r: operations counted by r)
@@ -15,14 +15,14 @@ package org.djlx.collectives.p2p;
  *   signal of channel 0 from rank r to rank q
  *       words[q] + r * rankDistance
  *   flag f from rank r to rank q
- *       flags[q] + (r * flagCount + f) * 4
+ *       flags[q] + (r * flagCount + f) * 8
  * </pre>
  *
  * <p>The kernel counts operations itself instead of calling {@link P2pBuffers#epoch}, so a graph
  * can replay the kernel without the host. Protocol:
  *
  * <ol>
- *   <li>The epoch is the rank's count plus one; skip 0 on wrap-around.
+ *   <li>The epoch is the rank's count plus one.
  *   <li>At its start the kernel writes the epoch to {@code entered} on all other ranks.
  *   <li>It writes to a rank's buffers, or to its own data that the rank reads, only after that rank
  *       has entered the epoch.
@@ -40,8 +40,8 @@ package org.djlx.collectives.p2p;
  * @param rankDistance the distance between the words of successive source ranks, in bytes
  * @param flags by rank, as addressed by this GPU: the flags
  * @param flagCount the number of flags per source rank
- * @param counters the address of {@value #COUNTERS} zeroed words in this GPU's memory; a kernel
- *     must leave them zero
+ * @param counters the address of {@value #COUNTERS} zeroed words of 32 bits in this GPU's memory; a
+ *     kernel must leave them zero
  */
 public record KernelSignals(
         int blocks,

@@ -29,7 +29,7 @@
 
 // Barrier between the blocks of one index on the ranks in `mask`: signals that this block's writes are done, and waits for the peers'
 // signals. Returns false to all threads on timeout or stop.
-__device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
+__device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mask, u64 epoch) {
   __syncthreads();  // all threads' writes happen before the signals
   bool good = true;
   u32 peer = threadIdx.x;
@@ -45,7 +45,7 @@ __device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mas
 // one after it, before it waits for the peers' current one: links and memory stay busy during the wait.
 template <typename T>
 __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 packs = pack_count<T>(count);
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : zeros(); };
@@ -81,7 +81,7 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
 // push at pack i - 1; at its last pack also for the sums of pack i, after it has pushed its own.
 template <typename T>
 __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 packs = pack_count<T>(count);
   u64 part = (packs + RANKS - 1) / RANKS;
   u64 sums = launch.slot_bytes / (2 * sizeof(uint4));
@@ -142,7 +142,7 @@ __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, co
 // Sums travel in float32, in the slots that the tensors of the other quad would use. `quad` is a bit mask.
 template <typename T>
 __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 quad, u32 relay, float divisor) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   const int words = Pack<T>::COUNT / 4;  // float packs of one element pack
   u64 packs = pack_count<T>(count);
   u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
@@ -201,25 +201,27 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-// Publishes this rank's tensor to a peer: its address and element count, 32 bits a word, the epoch in the upper half. The epoch
-// tells a late peer which launch a word belongs to, even if this rank has timed out and started the next launch.
-__device__ void publish_tensor(u64* words, u64 address, u64 count, u32 epoch) {
-  u32 values[TENSOR_WORDS] = {(u32)address, (u32)(address >> 32), (u32)count};
+// Publishes this rank's tensor to a peer: its address and element count, 32 bits a word, the lower half of the epoch in the upper
+// half of each word. The epoch tells a late peer which launch a word belongs to, even if this rank has timed out and started the next
+// launch. The last word has the rest of the epoch.
+__device__ void publish_tensor(u64* words, u64 address, u64 count, u64 epoch) {
+  u32 values[TENSOR_WORDS] = {(u32)address, (u32)(address >> 32), (u32)count, (u32)(epoch >> 32)};
   for (int i = 0; i < TENSOR_WORDS; i++) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"((u64)epoch << 32 | values[i]) : "memory");
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"(epoch << 32 | values[i]) : "memory");
   }
 }
 
 // Waits for a peer's tensor and returns its address; null on timeout, on stop, or if the sizes differ.
-__device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
+__device__ u64 wait_tensor(const u64* words, u64 count, u64 epoch, const Launch& launch, u32 peer) {
   u64 begin = global_time();
   for (u32 i = 1;; i++) {
     u64 values[TENSOR_WORDS];
     bool arrived = true;
-    for (int k = 0; k < TENSOR_WORDS; k++) {
+    for (int k = TENSOR_WORDS - 1; k >= 0; k--) {  // The last first: then the others are at least as new.
       asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(values[k]) : "l"(words + k) : "memory");
-      arrived = arrived && values[k] >> 32 == epoch;
+      arrived = arrived && values[k] >> 32 == (u32)epoch;
     }
+    arrived = arrived && (u32)values[TENSOR_WORDS - 1] == epoch >> 32;
     bool stopped = (arrived || i % 1024 == 0) && (launch.status->stop != 0 || global_time() - begin > launch.timeout);
     if (arrived && !stopped && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
     if (arrived || stopped) {
@@ -241,7 +243,7 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
   const int UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank in flight, to hide the links' latency
   __shared__ typename T::Bits* tensors[RANKS];
   __shared__ bool last, all_good;
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   Control* own = control(launch, launch.rank);
   u64 packs = count / Pack<T>::COUNT;
   // Step 1: exchange addresses.
@@ -305,7 +307,7 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
     if (all_good) flag_barrier(launch, 1, 0, (1u << RANKS) - 1, epoch);
     if (threadIdx.x == 0) {
       own->blocks_ended = 0;
-      *(volatile u32*)&own->epoch = epoch;
+      *(volatile u64*)&own->epoch = epoch;
     }
   }
 }

@@ -46,7 +46,7 @@ __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, co
   __shared__ float sums[2][NORM_THREADS / WARP];
   if (!EXCHANGE) launch_dependents();
   wait_for_primary();
-  u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
+  u64 epoch = EXCHANGE ? begin_epoch(launch) : 0;
   u32 packs = pack_count<T>(args.hidden);
   bool good = true;
   u32 parity = 0;

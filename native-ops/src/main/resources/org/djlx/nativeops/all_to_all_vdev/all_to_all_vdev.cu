@@ -73,7 +73,7 @@ struct VdevShared {
   u64 pad[MAX_SPLITS + 1];    // rows of padding before each expert
   u64 wire[MAX_SPLITS + 1];   // of a pair: rows before each chunk in the stream
   u64 place[MAX_SPLITS + 1];  // of a pair: where each chunk begins in the input or output, in rows
-  u32 epoch;
+  u64 epoch;
   u32 bad;  // the first bad split; n: none
 };
 
@@ -157,12 +157,12 @@ __device__ __forceinline__ u32 out_chunk(const VdevLaunch& launch, u32 from, u32
   return launch.combine ? from * launch.experts + expert : expert * launch.ranks + from;
 }
 
-__device__ __forceinline__ u32* entered_word(const VdevLaunch& launch, u32 on, u32 source) {
-  return (u32*)(launch.entered[on] + source * launch.distance);
+__device__ __forceinline__ u64* entered_word(const VdevLaunch& launch, u32 on, u32 source) {
+  return (u64*)(launch.entered[on] + source * launch.distance);
 }
 
-__device__ __forceinline__ u32* splits_word(const VdevLaunch& launch, u32 on, u32 source) {
-  return (u32*)(launch.signals[on] + source * launch.distance);
+__device__ __forceinline__ u64* splits_word(const VdevLaunch& launch, u32 on, u32 source) {
+  return (u64*)(launch.signals[on] + source * launch.distance);
 }
 
 // The splits that a source has sent to a rank.
@@ -173,8 +173,8 @@ __device__ __forceinline__ u64* sent_splits(const VdevLaunch& launch, u32 on, u3
 enum Word { SENT, READ };
 
 // SENT: how many pieces `peer` has put into the lane on `on`. READ: how many pieces `peer` has read that `on` has sent it.
-__device__ __forceinline__ u32* lane_word(const VdevLaunch& launch, u32 on, u32 peer, u32 lane, Word word) {
-  return (u32*)(launch.half[on] + launch.words_begin) + (peer * launch.lanes + lane) * 2 + word;
+__device__ __forceinline__ u64* lane_word(const VdevLaunch& launch, u32 on, u32 peer, u32 lane, Word word) {
+  return (u64*)(launch.half[on] + launch.words_begin) + (peer * launch.lanes + lane) * 2 + word;
 }
 
 __device__ __forceinline__ char* stage(const VdevLaunch& launch, u32 on, u32 source, u32 lane, u64 piece) {
@@ -183,12 +183,12 @@ __device__ __forceinline__ char* stage(const VdevLaunch& launch, u32 on, u32 sou
 }
 
 // Waits for a word of this rank; all threads of the block learn the outcome.
-__device__ bool block_wait(const VdevLaunch& launch, const u32* word, u32 value, u32 peer) {
+__device__ bool block_wait(const VdevLaunch& launch, const u64* word, u64 value, u32 peer) {
   return __syncthreads_and(threadIdx.x != 0 || wait_signal(word, value, launch.status, launch.timeout, peer));
 }
 
 // Signals after all that the block has read and written before.
-__device__ void block_signal(u32* word, u32 value) {
+__device__ void block_signal(u64* word, u64 value) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
@@ -231,7 +231,7 @@ __device__ void read_splits(const VdevLaunch& launch, VdevShared& shared) {
 }
 
 // Clears this rank's words and signals to the peers that it has entered the operation. Block 0.
-__device__ void enter_operation(const VdevLaunch& launch, u32 epoch) {
+__device__ void enter_operation(const VdevLaunch& launch, u64 epoch) {
   u32 words = launch.ranks * launch.lanes * 2, peer = threadIdx.x;
   for (u32 i = threadIdx.x; i < words; i += VDEV_THREADS) *lane_word(launch, launch.rank, 0, i / 2, (Word)(i % 2)) = 0;
   __syncthreads();
@@ -462,7 +462,7 @@ __device__ __forceinline__ void exchange(const VdevLaunch& launch) {
   __syncthreads();
   if (threadIdx.x == 0 && atomicAdd(launch.counters, 1) == gridDim.x - 1) {
     *launch.counters = 0;
-    *(volatile u32*)entered_word(launch, rank, rank) = shared.epoch;
+    *(volatile u64*)entered_word(launch, rank, rank) = shared.epoch;
   }
 }
 

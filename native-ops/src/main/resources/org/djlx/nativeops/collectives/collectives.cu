@@ -140,12 +140,12 @@ __device__ __noinline__ u32 take_escape(const Launch& launch, u32* word, u32 pee
 // Moves parts between all ranks. SAME: this rank sends one part to all peers.
 template <bool SAME, bool ALIGNED>
 __device__ __forceinline__ void exchange(const Launch& launch, const Parts& parts) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 stride = (u64)gridDim.x * blockDim.x;
   u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   bool good = true;
   for (u64 round = 0; round < parts.rounds && good; round++) {
-    u32 half = epoch + (u32)round;
+    u64 half = epoch + round;
     auto index_of = [&](u32 peer, u64 i) { return round * parts.round_packs[peer] + i; };
     // Step 1: push the packs at position i, and copy this rank's own.
     auto send = [&](u64 i) {
@@ -224,7 +224,7 @@ EXCHANGE(exchange_bytes, false, false)
 template <typename T>
 __device__ __forceinline__ void reduce_scatter(const Launch& launch, const Parts& parts, typename T::Bits* sums, u64 count,
                                                float divisor) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 packs = pack_count<T>(count);
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u32 peer, u64 i) { return load_pack<T>((const typename T::Bits*)parts.send[peer], count, i); };

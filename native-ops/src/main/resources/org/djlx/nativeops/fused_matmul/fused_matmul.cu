@@ -145,7 +145,7 @@ struct Shared {
   Barrier result_ready[2], ring_free[2];           // results in the ring
   Barrier push_loaded[PUSH_BUFFERS], copy_loaded[2];
   Tile tiles[2];  // the current tile and the next
-  u32 epoch;      // of this operation
+  u64 epoch;      // of this operation
   int timed_out;  // a wait for a peer has failed
 };
 
@@ -155,7 +155,7 @@ __device__ __forceinline__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; 
 // failed wait.
 __device__ __forceinline__ void wait_rank(const Launch& launch, Shared& shared, const char* word, u32 peer) {
   if (*(volatile int*)&shared.timed_out) return;
-  if (!wait_signal((const u32*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.timed_out = 1;
+  if (!wait_signal((const u64*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.timed_out = 1;
   fence_async();
 }
 
@@ -166,7 +166,7 @@ __device__ __forceinline__ char* entered(const Launch& launch, u32 on, u32 sourc
 
 // Signals to a peer that this rank has entered the operation. One thread per rank.
 __device__ __forceinline__ void signal_entered(const Launch& launch, const Shared& shared, u32 peer) {
-  if (peer < launch.ranks && peer != launch.rank) signal((u32*)entered(launch, peer, launch.rank), shared.epoch);
+  if (peer < launch.ranks && peer != launch.rank) signal((u64*)entered(launch, peer, launch.rank), shared.epoch);
 }
 
 // Waits until a peer has entered the operation, unless a wait has failed before. Returns whether the peer has entered: only then
@@ -174,7 +174,7 @@ __device__ __forceinline__ void signal_entered(const Launch& launch, const Share
 __device__ __forceinline__ bool wait_entered(const Launch& launch, Shared& shared, u32 peer) {
   const char* word = entered(launch, launch.rank, peer);
   wait_rank(launch, shared, word, peer);
-  return is_signalled((const u32*)word, shared.epoch);
+  return is_signalled((const u64*)word, shared.epoch);
 }
 
 // Tile columns of all Bs.
@@ -224,7 +224,7 @@ __device__ __forceinline__ Tile tile_at(const Launch& launch, u32 index) {
 #if SCATTER
 // The flag of `source` on a rank for half a tile.
 __device__ __forceinline__ char* flag_word(const Launch& launch, u32 on, u32 source, u32 number, u32 half) {
-  return launch.signals[on] + source * launch.rank_distance + (2 * number + half) * sizeof(u32);
+  return launch.signals[on] + source * launch.rank_distance + (2 * number + half) * sizeof(u64);
 }
 #else
 // The signal of `source` on a rank.
@@ -269,7 +269,7 @@ __device__ void push(const Launch& launch, Shared& shared, char* memory) {
     if (before == launch.pushers - 1) {
       *(volatile u32*)count = 0;
       __threadfence_system();
-      signal((u32*)signal_word(launch, peer, launch.rank), shared.epoch);
+      signal((u64*)signal_word(launch, peer, launch.rank), shared.epoch);
     }
   }
 }
@@ -381,7 +381,7 @@ __device__ void load_operands(const Launch& launch, Shared& shared, char* stages
   if (atomicAdd(launch.counters + BLOCKS_ENDED, 1) == gridDim.x - 1) {
     launch.counters[NEXT_TILE] = 0;
     launch.counters[BLOCKS_ENDED] = 0;
-    *(volatile u32*)entered(launch, launch.rank, launch.rank) = shared.epoch;
+    *(volatile u64*)entered(launch, launch.rank, launch.rank) = shared.epoch;
   }
 }
 
@@ -442,7 +442,7 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
     if (!own) {
       wait_stores_written();
       fence_async();
-      signal((u32*)flag_word(launch, tile.part, launch.rank, tile.number, half), shared.epoch);
+      signal((u64*)flag_word(launch, tile.part, launch.rank, tile.number, half), shared.epoch);
       continue;
     }
 #endif
@@ -625,7 +625,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_matmul(cons
   char* rings = stages + STAGES * STAGE_BYTES;
   u32 group = threadIdx.x / 128;
   if (threadIdx.x == 0) {
-    shared.epoch = next_epoch((const u32*)entered(launch, launch.rank, launch.rank));
+    shared.epoch = next_epoch((const u64*)entered(launch, launch.rank, launch.rank));
     for (int i = 0; i < STAGES; i++) {
       shared.full[i].init(1);
       shared.empty[i].init(8);

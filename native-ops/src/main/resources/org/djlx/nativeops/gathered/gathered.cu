@@ -22,7 +22,7 @@ const int GATHERED_THREADS = 256;
 // Gathers shards of `packs` packs. Shard r begins at gathered + r * shard_stride packs.
 extern "C" __global__ void __launch_bounds__(GATHERED_THREADS)
     all_gather(const uint4* shard, u64 packs, const __grid_constant__ Launch launch, uint4* gathered, u64 shard_stride) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u64 i) { return i < packs ? shard[i] : zeros(); };
   auto send = [&](u64 i, const uint4& pack) {
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(GATHERED_THREADS)
 template <typename T>
 __device__ __forceinline__ void reduce_scatter(const typename T::Bits* parts, u64 count, const Launch& launch, typename T::Bits* sums,
                                                u64 part_stride, float divisor) {
-  u32 epoch = begin_epoch(launch);
+  u64 epoch = begin_epoch(launch);
   u64 packs = pack_count<T>(count);
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u32 part, u64 i) { return i < packs ? load_pack<T>(parts + part * part_stride, count, i) : zeros(); };

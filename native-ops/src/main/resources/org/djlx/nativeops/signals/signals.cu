@@ -20,19 +20,19 @@ struct Entered {
 
 // Enters the next operation: advances this rank's epoch, then signals it to all peers. One thread per rank.
 extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
-  __shared__ u32 epoch;
+  __shared__ u64 epoch;
   u32 peer = threadIdx.x;
   if (peer == entered.rank) {
-    u32* count = (u32*)(entered.words[peer] + peer * entered.distance);
+    u64* count = (u64*)(entered.words[peer] + peer * entered.distance);
     epoch = next_epoch(count);
     *count = epoch;
   }
   __syncthreads();
-  if (peer < entered.ranks && peer != entered.rank) signal((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
+  if (peer < entered.ranks && peer != entered.rank) signal((u64*)(entered.words[peer] + entered.rank * entered.distance), epoch);
 }
 
 // Signals this rank's epoch to a peer: the stream's earlier work is visible to the peer once it sees the signal.
-extern "C" __global__ void signal_peer(u32* word, const u32* count) {
+extern "C" __global__ void signal_peer(u64* word, const u64* count) {
   __threadfence_system();
   signal(word, *count);
 }
@@ -40,11 +40,11 @@ extern "C" __global__ void signal_peer(u32* word, const u32* count) {
 // Waits for the signals of some peers. One thread per rank.
 // words:   of this rank, `distance` bytes apart
 // ranks:   bit mask of the ranks to wait for
-extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, Status* status,
+extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u64* count, Status* status,
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer);
+  wait_signal((const u64*)(words + peer * distance), *count, status, timeout, peer);
 }
 
 // Path PIPELINED with small parts, in one kernel: enters the next operation, sends this rank's part to all ranks, and waits for the
@@ -54,19 +54,19 @@ extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ran
 // slot:   where the part goes on all ranks. Both are distances from row ENTERED
 extern "C" __global__ void exchange(const __grid_constant__ Entered entered, u64 sent, u64 slot, const char* part, u64 bytes,
                                     Status* status, u64 timeout) {
-  __shared__ u32 epoch;
+  __shared__ u64 epoch;
   u32 rank = entered.rank, peer = threadIdx.x;
   u64 distance = entered.distance;
   if (peer == rank) {
-    u32* count = (u32*)(entered.words[rank] + rank * distance);
+    u64* count = (u64*)(entered.words[rank] + rank * distance);
     epoch = next_epoch(count);
     *count = epoch;
   }
   __syncthreads();
   bool waits = peer < entered.ranks && peer != rank, good = true;
   if (waits) {
-    signal((u32*)(entered.words[peer] + rank * distance), epoch);
-    good = wait_signal((const u32*)(entered.words[rank] + peer * distance), epoch, status, timeout, peer);
+    signal((u64*)(entered.words[peer] + rank * distance), epoch);
+    good = wait_signal((const u64*)(entered.words[rank] + peer * distance), epoch, status, timeout, peer);
   }
   if (__syncthreads_and(good)) {  // A peer that has not entered may still read earlier data.
     for (u32 to = 0; to < entered.ranks; to++) {
@@ -78,17 +78,17 @@ extern "C" __global__ void exchange(const __grid_constant__ Entered entered, u64
     __threadfence_system();
     __syncthreads();
     if (waits) {
-      signal((u32*)(entered.words[peer] + sent + rank * distance), epoch);
-      wait_signal((const u32*)(entered.words[rank] + sent + peer * distance), epoch, status, timeout, peer);
+      signal((u64*)(entered.words[peer] + sent + rank * distance), epoch);
+      wait_signal((const u64*)(entered.words[rank] + sent + peer * distance), epoch, status, timeout, peer);
     }
   }
 }
 
 // Barriers between this rank and a peer. The pair counts them by itself: barriers of one rank with other peers do not disturb it.
 struct Meeting {
-  u32 epoch;     // the last barrier that the peer has reached
+  u64 epoch;     // the last barrier that the peer has reached
+  u64 count;     // this rank's own count
   u32 ranks[2];  // the ranks that the peer named, as bit masks, by the epoch's parity: the peer may be one barrier ahead
-  u32 count;     // this rank's own count
 };
 
 // Barrier of the ranks in a bit mask: signals them, and waits for their signals. One thread per rank. All these ranks name the same
@@ -100,8 +100,7 @@ extern "C" __global__ void meet(const __grid_constant__ Entered met, u32 ranks, 
   if (peer == met.rank || !(ranks >> peer & 1)) return;
   Meeting* own = (Meeting*)(met.words[met.rank] + peer * met.distance);
   Meeting* there = (Meeting*)(met.words[peer] + met.rank * met.distance);
-  u32 epoch = own->count + 1;
-  if (epoch == 0) epoch = 2;  // 0 means never signalled; parities alternate
+  u64 epoch = own->count + 1;
   own->count = epoch;
   __threadfence_system();
   there->ranks[epoch % 2] = ranks;

@@ -91,7 +91,7 @@ final class RegionLayout {
         signals = oneShot + 2 * oneShotHalf;
         counters = signals + ROWS * MAX_RANKS * LINE;
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
-        buffer = flags + (long) worldSize * FLAGS * Integer.BYTES;
+        buffer = flags + (long) worldSize * FLAGS * Long.BYTES;
         bufferSize = links.isComplete() ? options.bufferSize() : 0;
         heapSize = links.isComplete() ? options.heapSize() : 0;
     }
@@ -141,7 +141,7 @@ final class RegionLayout {
     }
 
     long flags(int source) {
-        return flags + (long) source * FLAGS * Integer.BYTES;
+        return flags + (long) source * FLAGS * Long.BYTES;
     }
 
     long buffer() {

@@ -21,17 +21,14 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** Sets the epochs of a group to a few before 2³², as after so many operations. */
+/** Sets the epochs of a group, as after billions of operations. */
 public final class Epochs {
 
-    private static final int BEFORE_THE_END = -6;
-
-    private static final int EPOCH =
+    private static final KernelConstants.Layout CONTROL =
             new KernelConstants(
                             KernelSource.ofResource(
                                     NativeLibrary.class, "all_reduce/all_reduce.cu"))
-                    .struct("Control")
-                    .offset("epoch");
+                    .struct("Control");
 
     private Epochs() {}
 
@@ -40,8 +37,11 @@ public final class Epochs {
      *
      * @param options those of the group, whose GPUs are linked by NVLink
      * @param step a barrier of all ranks
+     * @param epoch of the last operation
+     * @param rare the epoch in words that not every operation uses: channels and flags
      */
-    public static void nearTheEnd(ProcessGroup group, CudaP2pOptions options, CyclicBarrier step) {
+    public static void set(
+            ProcessGroup group, CudaP2pOptions options, CyclicBarrier step, long epoch, long rare) {
         P2pLinks links = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, group.worldSize());
         RegionLayout layout = new RegionLayout(options, links);
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
@@ -49,16 +49,23 @@ public final class Epochs {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 CudaDevice device = CudaDevice.open(group.device())) {
             device.synchronize();
-            NDArray epoch = words(group, manager, region + EPOCH, 1);
-            int launches = epoch.toIntArray()[0];
+            NDArray count = words(group, manager, region + CONTROL.offset("epoch"), Long.BYTES);
+            long launches = count.toLongArray()[0];
             assertTrue(launches >= 0 && launches < 100, "not a count of launches: " + launches);
             await(step);
-            fill(manager, epoch);
-            long signals = layout.signal(0, 0);
-            long size = layout.signal(RegionLayout.ROWS, 0) - signals;
-            fill(manager, words(group, manager, region + signals, size));
-            long flags = layout.buffer() - layout.flags();
-            fill(manager, words(group, manager, region + layout.flags(), flags));
+            fill(manager, count, epoch);
+            long flags = CONTROL.offset("flags");
+            fill(
+                    manager,
+                    words(group, manager, region + flags, CONTROL.offset("epoch") - flags),
+                    rare);
+            long channels = layout.signal(0, 0);
+            long entered = layout.signal(RegionLayout.ENTERED, 0);
+            long end = layout.signal(RegionLayout.ROWS, 0);
+            fill(manager, words(group, manager, region + channels, entered - channels), rare);
+            fill(manager, words(group, manager, region + entered, end - entered), epoch);
+            long tiles = layout.flags();
+            fill(manager, words(group, manager, region + tiles, layout.buffer() - tiles), rare);
             device.synchronize();
             await(step);
         }
@@ -66,19 +73,18 @@ public final class Epochs {
 
     private static NDArray words(
             ProcessGroup group, NDManager manager, long address, long byteSize) {
-        long size = Math.max(Integer.BYTES, byteSize);
-        NativeMemory memory = new NativeMemory(address, size, group.device(), () -> {});
-        Shape shape = new Shape(size / Integer.BYTES);
-        return Torch.view(manager, memory, 0, shape, ScalarType.INT32);
+        NativeMemory memory = new NativeMemory(address, byteSize, group.device(), () -> {});
+        Shape shape = new Shape(byteSize / Long.BYTES);
+        return Torch.view(manager, memory, 0, shape, ScalarType.INT64);
     }
 
-    private static void fill(NDManager manager, NDArray words) {
-        int[] values = new int[(int) words.size()];
-        Arrays.fill(values, BEFORE_THE_END);
+    private static void fill(NDManager manager, NDArray words, long value) {
+        long[] values = new long[(int) words.size()];
+        Arrays.fill(values, value);
         Torch.copy(words, manager.create(values));
     }
 
-    private static void await(CyclicBarrier step) {
+    static void await(CyclicBarrier step) {
         try {
             step.await();
         } catch (InterruptedException | BrokenBarrierException e) {

@@ -24,14 +24,15 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** The first and the last epochs of all-reduces and barriers. */
+/** The first and very high epochs of all-reduces and barriers. */
 @Tag("gpu")
 @Timeout(120)
 class EpochsGpuTest {
 
-    private static final int CALLS = 12; // more than are left before 2³²
+    private static final int CALLS = 12;
 
     private static void run(CudaP2pOptions options, BiConsumer<ProcessGroup, NDManager> body) {
         List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", P2pRanks.require(), options);
@@ -58,19 +59,31 @@ class EpochsGpuTest {
         return group.worldSize() * (group.worldSize() + 1) / 2f;
     }
 
-    /** One-shot, two-shot, and barriers of kernels that signal. */
+    /** One-shot, two-shot, direct, and barriers of kernels that signal. */
     @ParameterizedTest
-    @ValueSource(ints = {1000, 600_000})
-    void wrapAround(int count) {
+    @CsvSource({"1000, false", "600000, false", "600000, true"})
+    void epochsPass32Bits(int count, boolean direct) {
+        checkFrom((1L << 32) - 6, (1L << 32) - 6, count, direct);
+    }
+
+    /** Words of 32 bits would look as if the peers were ahead. */
+    @ParameterizedTest
+    @CsvSource({"1000, false", "600000, false", "600000, true"})
+    void wordsFromBillionsOfOperationsAgoDoNotCount(int count, boolean direct) {
+        checkFrom(1L << 32, 10, count, direct);
+    }
+
+    private static void checkFrom(long epoch, long rare, int count, boolean direct) {
         int ranks = P2pRanks.require();
-        CudaP2pOptions options = P2pRanks.options().optBufferSize(1 << 20).build();
+        CudaP2pOptions.Builder base = direct ? P2pRanks.directOptions() : P2pRanks.options();
+        CudaP2pOptions options = base.optBufferSize(1 << 20).build();
         CyclicBarrier step = new CyclicBarrier(ranks);
         run(
                 options,
                 (group, manager) -> {
                     NDArray first = manager.ones(new Shape(count));
                     group.allReduce(first, ReduceOp.SUM).await(group.timeout());
-                    Epochs.nearTheEnd(group, options, step);
+                    Epochs.set(group, options, step, epoch, rare);
                     for (int call = 0; call < CALLS; call++) {
                         NDArray tensor =
                                 manager.full(new Shape(count), (float) (call + group.rank()));
@@ -87,6 +100,7 @@ class EpochsGpuTest {
     @ParameterizedTest
     @ValueSource(ints = {1000, 600_000})
     void firstCallWithinACapture(int count) {
+        CyclicBarrier step = new CyclicBarrier(P2pRanks.require());
         run(
                 P2pRanks.options().build(),
                 (group, manager) -> {
@@ -95,6 +109,7 @@ class EpochsGpuTest {
                     try (CudaDevice device = CudaDevice.open(group.device());
                             CudaStream stream = CudaStream.create(device)) {
                         device.synchronize();
+                        Epochs.await(step); // Else a rank on the same GPU may be capturing already.
                         CudaStreamGuard guard =
                                 Torch.cudaStreamGuard(group.device(), stream.handle());
                         try (CudaGraph graph =
@@ -128,6 +143,7 @@ class EpochsGpuTest {
     @Test
     void aGraphAndCallsOnAnotherStreamAreOrdered() {
         int count = 40_000;
+        CyclicBarrier step = new CyclicBarrier(P2pRanks.require());
         run(
                 P2pRanks.options().build(),
                 (group, manager) -> {
@@ -139,6 +155,7 @@ class EpochsGpuTest {
                             CudaStream a = CudaStream.create(device);
                             CudaStream b = CudaStream.create(device)) {
                         device.synchronize();
+                        Epochs.await(step); // Else a rank on the same GPU may be capturing already.
                         CudaGraph graph = capture(group, a, x);
                         for (int call = 0; call < 300; call++) {
                             on(a, group, () -> Torch.copy(x, one));

@@ -136,7 +136,7 @@ final class VdevKernels implements KernelLauncher {
             Division division = null;
             for (int lanes = workers / groups; lanes > 0; lanes /= 2) {
                 long words = Slots.align((long) splits * Long.BYTES);
-                long slots = Slots.align(words + 2L * ranks * lanes * Integer.BYTES);
+                long slots = Slots.align(words + 2L * ranks * lanes * Long.BYTES);
                 long stage = (half - slots) / ((long) ranks * lanes * STAGES) / PACK * PACK;
                 division =
                         new Division(own, lanes, groups, words, slots, Math.min(stage, MAX_STAGE));

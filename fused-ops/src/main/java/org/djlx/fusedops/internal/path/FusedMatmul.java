@@ -456,7 +456,7 @@ public final class FusedMatmul implements KernelLauncher {
             leastBlocks = (int) Math.max(1, pushers);
             KernelSignals signals = sizes.signals();
             long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
-            long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
+            long flagsOfRank = (long) signals.flagCount() * Long.BYTES;
             put("rights", sizes.columns().length);
             put("rows", sizes.rows());
             put("inner", inner);
