@@ -70,6 +70,25 @@ public final class AtomicBuffer {
     }
 
     /**
+     * Reads a long.
+     *
+     * @param offset the offset in bytes
+     * @return the value
+     */
+    public long getLongVolatile(int offset) {
+        return (long) LONG.getVolatile(buffer, offset);
+    }
+
+    /**
+     * Writes a long.
+     *
+     * @param offset the offset in bytes
+     */
+    public void putLongVolatile(int offset, long value) {
+        LONG.setVolatile(buffer, offset, value);
+    }
+
+    /**
      * Adds to an int.
      *
      * @param offset the offset in bytes

@@ -103,8 +103,8 @@ public final class ControlBlock {
     }
 
     /** Returns the value of a signal to a rank. */
-    public int signal(int rank, int channel, int source) {
-        return words.getIntVolatile(signalOffset(rank, channel, source));
+    public long signal(int rank, int channel, int source) {
+        return words.getLongVolatile(signalOffset(rank, channel, source));
     }
 
     /**
@@ -113,8 +113,8 @@ public final class ControlBlock {
      * @param rank the destination rank
      * @param epoch the value
      */
-    public void setSignal(int rank, int channel, int source, int epoch) {
-        words.putIntVolatile(signalOffset(rank, channel, source), epoch);
+    public void setSignal(int rank, int channel, int source, long epoch) {
+        words.putLongVolatile(signalOffset(rank, channel, source), epoch);
     }
 
     /** Returns the number of the last barrier of two ranks that the source rank has reached. */

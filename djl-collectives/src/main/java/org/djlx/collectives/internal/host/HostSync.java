@@ -147,7 +147,7 @@ public final class HostSync implements AutoCloseable {
      */
     public void endCalls(long last) {
         for (int peer = 0; peer < worldSize; peer++) {
-            rendezvous.signal(peer, LAST_CALL, (int) (last + 1));
+            rendezvous.signal(peer, LAST_CALL, last + 1);
         }
     }
 
@@ -158,7 +158,7 @@ public final class HostSync implements AutoCloseable {
      * @return the text; null if there is none
      */
     public String departedBefore(Operation operation) {
-        int number = (int) (operation.sequence() + 1);
+        long number = operation.sequence() + 1;
         for (int peer = 0; peer < worldSize; peer++) {
             boolean has = rendezvous.isSignalled(peer, LAST_CALL, 1);
             if (has && peer != rank && !rendezvous.isSignalled(peer, LAST_CALL, number)) {

@@ -227,7 +227,7 @@ public final class Rendezvous extends PeerStates {
     }
 
     /** Signals a peer. A rank that sees the signal also sees earlier writes of this rank. */
-    public void signal(int peer, int channel, int value) {
+    public void signal(int peer, int channel, long value) {
         control.setSignal(peer, channel, rank, value);
         control.ring(peer);
     }
@@ -239,7 +239,7 @@ public final class Rendezvous extends PeerStates {
      * @param value the minimum value
      * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
      */
-    public void awaitSignal(Operation operation, int peer, int channel, int value) {
+    public void awaitSignal(Operation operation, int peer, int channel, long value) {
         await(operation, p -> p != peer || isSignalled(peer, channel, value));
     }
 
@@ -249,8 +249,8 @@ public final class Rendezvous extends PeerStates {
      * @param peer the source rank
      * @param value the minimum value
      */
-    public boolean isSignalled(int peer, int channel, int value) {
-        return control.signal(rank, channel, peer) - value >= 0;
+    public boolean isSignalled(int peer, int channel, long value) {
+        return control.signal(rank, channel, peer) >= value;
     }
 
     /**

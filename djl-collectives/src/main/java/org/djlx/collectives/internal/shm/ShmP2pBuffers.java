@@ -26,6 +26,7 @@ final class ShmP2pBuffers extends P2pBuffers {
 
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
+    private volatile long last; // the sequence number of the last operation that asked for it
 
     ShmP2pBuffers(ShmSegment segment, Rendezvous rendezvous, int rank) {
         super(
@@ -50,17 +51,27 @@ final class ShmP2pBuffers extends P2pBuffers {
                                 type));
     }
 
-    /** The sequence number: equal on all ranks, even after a mismatch. */
+    /** The lower half of the sequence number: equal on all ranks, even after a mismatch. */
     @Override
     public int epoch(Operation operation) {
-        return (int) Required.argument("epoch: operation", operation).sequence();
+        last = Required.argument("epoch: operation", operation).sequence();
+        return (int) last;
+    }
+
+    /**
+     * Returns the sequence number of an epoch: the nearest to that of the last operation. Words
+     * hold whole numbers, because a channel may not be used for billions of operations.
+     */
+    private long sequence(int epoch) {
+        long near = last;
+        return near + (epoch - (int) near);
     }
 
     @Override
     public void putSignal(int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
-        use(() -> rendezvous.signal(rank, channel, epoch));
+        use(() -> rendezvous.signal(rank, channel, sequence(epoch)));
     }
 
     @Override
@@ -68,7 +79,7 @@ final class ShmP2pBuffers extends P2pBuffers {
         checkRank(rank);
         checkChannel(channel);
         Required.argument("waitSignal: operation", operation);
-        use(() -> rendezvous.awaitSignal(operation, rank, channel, epoch));
+        use(() -> rendezvous.awaitSignal(operation, rank, channel, sequence(epoch)));
     }
 
     @Override

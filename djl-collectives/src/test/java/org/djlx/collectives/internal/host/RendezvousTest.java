@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.host;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -76,6 +77,24 @@ class RendezvousTest {
             assertEquals("rank 2 has destroyed the group", rendezvous.deathOf(2));
             // Told once, though another rank has heard of it elsewhere.
             assertEquals("rank 0 failed: " + end, rendezvous.causeOf("rank 0 failed: " + end));
+        }
+    }
+
+    /** With numbers of 32 bits, the next two billion waits would not wait. */
+    @Test
+    void signalsFromBillionsOfOperationsAgoDoNotCount() {
+        try (SharedMemory memory =
+                SharedMemory.create("rendezvous", ControlBlock.byteSize(RANKS))) {
+            ControlBlock control = new ControlBlock(memory.memory(), RANKS);
+            Rendezvous zero = new Rendezvous(control, "g", 0, RANKS);
+            Rendezvous one = new Rendezvous(control, "g", 1, RANKS);
+            long later = (1L << 31) + 6;
+            assertFalse(zero.isSignalled(1, 0, later), "never signalled");
+            one.signal(0, 0, 5);
+            assertTrue(zero.isSignalled(1, 0, 5));
+            assertFalse(zero.isSignalled(1, 0, later));
+            one.signal(0, 0, later);
+            assertTrue(zero.isSignalled(1, 0, later));
         }
     }
 }
