@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.training.GradientCollector;
 import java.util.Arrays;
 import java.util.List;
+import org.djlx.nativeops.torch.InstalledTorch;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -20,6 +21,7 @@ final class InstalledTorchMain {
 
     public static void main(String[] arguments) {
         System.out.println("version " + Engine.getInstance().getVersion());
+        System.out.println("installed " + InstalledTorch.isUsed());
         try (NDManager manager = NDManager.newBaseManager()) {
             NDArray x = manager.create(new float[] {1, 2, 3, 4, 5, 6}, new Shape(2, 3));
             NDArray y = manager.zeros(new Shape(2, 3));

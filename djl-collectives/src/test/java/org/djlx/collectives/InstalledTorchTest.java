@@ -63,6 +63,7 @@ class InstalledTorchTest {
         assertEquals(
                 List.of(
                         "version 2.10.0",
+                        "installed true",
                         "slice [4.0, 5.0]",
                         "transposed [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]",
                         "product [46.0, 28.0, 118.0, 73.0]",

@@ -21,6 +21,7 @@ import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.TorchThreads;
+import org.djlx.nativeops.torch.InstalledTorch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -69,6 +70,8 @@ import org.slf4j.LoggerFactory;
  *   <li>The ranks use the GPUs that the model is loaded on. If the model is loaded on one GPU, they
  *       use this GPU and the GPUs with the next ids.
  *   <li>The backend is {@code cuda_p2p} on GPUs, {@code shm} on the CPU.
+ *   <li>On an {@linkplain InstalledTorch installed PyTorch} loading throws an {@link
+ *       IllegalStateException}.
  * </ul>
  */
 public final class TorchScriptLoader implements ParallelModelLoader {
@@ -104,6 +107,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
             }
         }
         checkIsOnlyProcess();
+        checkLibtorch(InstalledTorch.isUsed());
         int ranks = ranks(directory);
         Object degree = options.get(DEGREE);
         if (degree != null && !degree.toString().trim().equals(Integer.toString(ranks))) {
@@ -126,6 +130,16 @@ public final class TorchScriptLoader implements ParallelModelLoader {
                                     + " a launcher says %s: start one process without a launcher,"
                                     + " or unset its variables",
                             LaunchEnvironment.current()));
+        }
+    }
+
+    /** Throws on an installed PyTorch, where DJL's native code would crash the process. */
+    static void checkLibtorch(boolean installed) {
+        if (installed) {
+            throw new IllegalStateException(
+                    "models in TorchScript do not run on an installed PyTorch, because DJL's native"
+                            + " code is made for another version: unset PYTORCH_LIBRARY_PATH and"
+                            + " PYTORCH_VERSION, and put DJL's pytorch-native on the class path");
         }
     }
 

@@ -4,6 +4,7 @@ package org.djlx.fusedops.torchscript;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeFalse;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
@@ -26,6 +27,7 @@ import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
+import org.djlx.nativeops.torch.InstalledTorch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -41,6 +43,7 @@ class TorchScriptGpuTest {
 
     /** DJL's native code crashes when it loads a model with a libtorch of another version. */
     private static void requireOwnLibtorch() {
+        assumeFalse(InstalledTorch.isUsed(), "models in TorchScript crash on an installed PyTorch");
         String own = Engine.getEngine("PyTorch").getVersion();
         String there = NativeVersions.query().get("libtorch");
         assumeTrue(there.equals(own), () -> "DJL is made for libtorch " + own + ", not " + there);

@@ -85,6 +85,15 @@ class TorchScriptLoaderTest {
     }
 
     @Test
+    void refusesInstalledTorch() {
+        var e =
+                assertThrows(
+                        IllegalStateException.class, () -> TorchScriptLoader.checkLibtorch(true));
+        assertTrue(e.getMessage().contains("unset PYTORCH_LIBRARY_PATH"), e.getMessage());
+        TorchScriptLoader.checkLibtorch(false);
+    }
+
+    @Test
     void answersBytes() throws Exception {
         // As DJL Serving looks it up.
         copy(2, directory);

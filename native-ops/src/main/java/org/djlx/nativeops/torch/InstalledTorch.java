@@ -93,6 +93,19 @@ public final class InstalledTorch {
                                         "export %s='%s'%n", name, value.replace("'", "'\\''")));
     }
 
+    /**
+     * {@return whether this process runs on an installed PyTorch} DJL's native code does not load
+     * models in TorchScript there: the JVM would crash.
+     */
+    public static boolean isUsed() {
+        return isUsed(System.getenv("PYTORCH_LIBRARY_PATH"));
+    }
+
+    /** {@return whether a directory of libraries is one that {@link #prepare} has made} */
+    static boolean isUsed(String libraries) {
+        return libraries != null && Files.exists(Path.of(libraries).resolveSibling(JNI_LIBRARY));
+    }
+
     /** Asks a Python about its PyTorch. */
     private static Installed query(String python) throws IOException, InterruptedException {
         Process process;
