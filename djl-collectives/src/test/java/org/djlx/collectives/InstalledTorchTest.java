@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import ai.djl.engine.Engine;
 import java.io.File;
 import java.io.IOException;
 import java.io.InputStream;
@@ -22,6 +23,7 @@ import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import java.util.zip.ZipEntry;
 import java.util.zip.ZipInputStream;
+import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.InstalledTorch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -83,6 +85,43 @@ class InstalledTorchTest {
         String error = new String(process.getErrorStream().readAllBytes(), StandardCharsets.UTF_8);
         assertEquals(1, process.waitFor());
         assertTrue(error.contains("error: " + python + " has no PyTorch"), error);
+    }
+
+    /** DJL cannot download: the proxy's port takes no connections. */
+    @Test
+    void withoutLibtorchErrorsNameTheJars() throws Exception {
+        List<String> lines =
+                run(
+                                Map.of(),
+                                "-Dhttps.proxyHost=127.0.0.1",
+                                "-Dhttps.proxyPort=1",
+                                MissingTorchMain.class.getName())
+                        .lines()
+                        .toList();
+        assertEquals(3, lines.size(), lines.toString());
+        for (String line : lines) {
+            assertTrue(line.contains("EngineException: DJL's PyTorch engine cannot load"), line);
+            assertTrue(line.contains("ai.djl.pytorch:pytorch-jni:2.7.1-0.36.0"), line);
+            assertTrue(line.contains("ai.djl.pytorch:pytorch-native-cpu:linux-x86_64:2.7.1"), line);
+        }
+    }
+
+    /** Prints the errors of calls that need libtorch. */
+    static final class MissingTorchMain {
+
+        public static void main(String[] args) {
+            print(() -> Engine.getEngine(P2pEngine.NAME));
+            print(() -> Engine.getEngine(P2pEngine.NAME)); // the second one, too
+            print(() -> ProcessGroups.local(1));
+        }
+
+        private static void print(Runnable call) {
+            try {
+                call.run();
+            } catch (Throwable t) {
+                System.out.println(t.toString().replace('\n', ' '));
+            }
+        }
     }
 
     /** Unpacks files of a peer's native jar into a folder. */

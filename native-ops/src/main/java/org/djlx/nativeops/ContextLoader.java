@@ -2,6 +2,7 @@
 package org.djlx.nativeops;
 
 import ai.djl.engine.Engine;
+import ai.djl.engine.EngineException;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -81,12 +82,28 @@ public final class ContextLoader {
     }
 
     /**
-     * {@return DJL's PyTorch engine; null if DJL has none} The first call loads libtorch.
+     * {@return DJL's PyTorch engine} The first call loads libtorch.
      *
-     * @throws ai.djl.engine.EngineException if libtorch cannot be loaded
+     * @throws EngineException if libtorch cannot be loaded; the message says why, and what to add
      */
     public static Engine pytorch() {
-        return of(ContextLoader.class, () -> Engine.getEngine("PyTorch"));
+        try {
+            return of(ContextLoader.class, () -> Engine.getEngine("PyTorch"));
+        } catch (RuntimeException | LinkageError e) {
+            Throwable last = e;
+            while (last.getCause() != null) {
+                last = last.getCause();
+            }
+            throw new EngineException(
+                    "DJL's PyTorch engine cannot load libtorch ("
+                            + (last == e ? "" : e.getMessage() + ": ")
+                            + last
+                            + "). DJL downloads what the class path lacks: without access to its"
+                            + " server add ai.djl.pytorch:pytorch-engine,"
+                            + " ai.djl.pytorch:pytorch-jni:2.7.1-0.36.0 and"
+                            + " ai.djl.pytorch:pytorch-native-cpu:linux-x86_64:2.7.1, for CPUs",
+                    e);
+        }
     }
 
     /** Returns whether a class loader has the class itself, not another copy or none. */

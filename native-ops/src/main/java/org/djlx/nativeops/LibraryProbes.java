@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops;
 
+import ai.djl.engine.EngineException;
 import com.sun.jna.ptr.IntByReference;
 
 /**
@@ -13,16 +14,9 @@ public final class LibraryProbes {
 
     static void libtorch() {
         try {
-            if (ContextLoader.pytorch() == null) {
-                throw new UnsatisfiedLinkError("DJL has no engine named PyTorch");
-            }
-        } catch (RuntimeException | LinkageError e) {
-            throw LoadedLibraries.linkError(
-                    "DJL's PyTorch engine does not load ("
-                            + e.getMessage()
-                            + "); put ai.djl.pytorch:pytorch-engine and a pytorch-native library"
-                            + " on the class path",
-                    e);
+            ContextLoader.pytorch();
+        } catch (EngineException e) {
+            throw LoadedLibraries.linkError(e.getMessage(), e);
         }
         try {
             LoadedLibraries.own();

@@ -13,6 +13,8 @@ public final class P2pEngineProvider implements EngineProvider {
 
     private static final Logger LOG = LoggerFactory.getLogger(P2pEngineProvider.class);
 
+    private static P2pEngine engine; // null before it is first needed
+
     /** Creates a provider; DJL does once, when it loads the engines. */
     public P2pEngineProvider() {
         String ranks = System.getProperty("org.djlx.ranks");
@@ -21,15 +23,6 @@ public final class P2pEngineProvider implements EngineProvider {
                     "org.djlx.ranks is {}: only models of the engine {} train on several ranks",
                     ranks,
                     P2pEngine.NAME);
-        }
-    }
-
-    private static final class Holder {
-        static final P2pEngine ENGINE = engine();
-
-        private static P2pEngine engine() {
-            TorchThreads.chooseFirst(Math.max(1, Integer.getInteger("org.djlx.ranks", 1)));
-            return new P2pEngine(ContextLoader.pytorch());
         }
     }
 
@@ -45,6 +38,15 @@ public final class P2pEngineProvider implements EngineProvider {
 
     @Override
     public Engine getEngine() {
-        return Holder.ENGINE;
+        return engine();
+    }
+
+    /** Creates the engine when it is first needed. */
+    private static synchronized Engine engine() {
+        if (engine == null) {
+            TorchThreads.chooseFirst(Math.max(1, Integer.getInteger("org.djlx.ranks", 1)));
+            engine = new P2pEngine(ContextLoader.pytorch());
+        }
+        return engine;
     }
 }

@@ -21,6 +21,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.spi.cpu.HostCollectives.Extent;
+import org.djlx.nativeops.ContextLoader;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -131,7 +132,7 @@ public abstract class CpuBackend extends Backend {
         this.peers = peers;
         rank = peers.rank();
         worldSize = peers.worldSize();
-        manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        manager = ContextLoader.pytorch().newBaseManager(Device.cpu());
         manager.setName(name + "-" + context.name() + "-" + rank);
         reducer = new Reducer(manager, sums);
     }
