@@ -11,6 +11,7 @@ import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
 import org.djlx.nativeops.host.Required;
 
 /**
@@ -37,10 +38,12 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private String backend = System.getProperty(PREFIX + "backend");
     private Duration timeout =
             Duration.ofSeconds(
-                    property(
+                    positive(
                             "timeoutSeconds",
-                            Long::valueOf,
-                            BackendOptions.DEFAULT_TIMEOUT.toSeconds()));
+                            property(
+                                    "timeoutSeconds",
+                                    Long::valueOf,
+                                    BackendOptions.DEFAULT_TIMEOUT.toSeconds())));
     private boolean syncBatchNorm = flag("syncBatchNorm", Flag.TRUE);
     private boolean checkForward = flag("checkForward", Flag.TRUE);
     private boolean join = flag("join", Flag.FALSE);
@@ -108,6 +111,16 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                             "the system property %s%s is not a number: %s", PREFIX, name, value),
                     e);
         }
+    }
+
+    private static long positive(String name, long value) {
+        if (value < 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the system property %s%s must be 1 or more, not %d",
+                            PREFIX, name, value));
+        }
+        return value;
     }
 
     private static <E extends Enum<E>> E property(String name, Class<E> type, E otherwise) {
@@ -326,6 +339,14 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return reduction == null ? usualReduction : reduction;
     }
 
+    /** Refuses wrong options that only several ranks would use. */
+    void check() {
+        bucketBytes();
+        if (backend != null) {
+            Backends.get(backend);
+        }
+    }
+
     /** Refuses options that several ranks in one JVM do not support. */
     void checkRanksOfOneJvm(int ranks) {
         if (reduction == GradientReduction.MEAN) {
@@ -346,9 +367,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     long bucketBytes() {
         if (bucketBytes < 1) {
             throw new IllegalArgumentException(
-                    "optBucketBytes: "
-                            + bucketBytes
-                            + " is out of range: a bucket has 1 byte or more");
+                    String.format(
+                            "optBucketBytes (or the system property %sbucketBytes): %d is out of"
+                                    + " range: a bucket has 1 byte or more",
+                            PREFIX, bucketBytes));
         }
         return bucketBytes;
     }

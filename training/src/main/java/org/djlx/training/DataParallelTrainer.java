@@ -88,6 +88,7 @@ public final class DataParallelTrainer extends Trainer {
                 config instanceof DataParallelConfig own
                         ? own
                         : new DataParallelConfig(config.getLossFunction());
+        settings.check();
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
         try {
             trainer.enter(config.getDevices());

@@ -228,6 +228,36 @@ class DataParallelTest {
         }
     }
 
+    /** Also with one rank, which uses none of these. */
+    @ParameterizedTest
+    @CsvSource({
+        "ranks, 0, optRanks (or the system property org.djlx.ranks): 0 is out of range",
+        "ranks, two, the system property org.djlx.ranks is not a number: two",
+        "gradientReduction, mode, the system property org.djlx.gradientReduction must be one of",
+        "gradientCompression, 8, the system property org.djlx.gradientCompression must be one of",
+        "bucketBytes, 0, optBucketBytes (or the system property org.djlx.bucketBytes): 0 is out",
+        "backend, foo, there is no backend 'foo'",
+        "timeoutSeconds, -5, 'the system property org.djlx.timeoutSeconds must be 1 or more, not'",
+        "syncBatchNorm, yes, the system property org.djlx.syncBatchNorm must be one of",
+        "checkForward, yes, the system property org.djlx.checkForward must be one of",
+        "join, yes, the system property org.djlx.join must be one of",
+        "shardingStrategy, half, the system property org.djlx.shardingStrategy must be one of",
+        "mixedPrecision, int8, the system property org.djlx.mixedPrecision must be one of"
+    })
+    void wrongPropertiesAreRefused(String name, String value, String message) {
+        TrainingConfig config =
+                new DefaultTrainingConfig(Training.loss()).optOptimizer(Training.optimizer("sgd"));
+        System.setProperty("org.djlx." + name, value);
+        try (Model model = Model.newInstance("model", P2pEngine.NAME)) {
+            model.setBlock(Training.block());
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> model.newTrainer(config));
+            assertTrue(e.getMessage().startsWith(message), e.getMessage());
+        } finally {
+            System.clearProperty("org.djlx." + name);
+        }
+    }
+
     /** Ranks with a trainer of their own, as processes are, each with half of every batch. */
     @ParameterizedTest
     @CsvSource({"sgd, 2", "adam, 2", "sgd, 4", "adam, 4", "sgd, 8", "adam, 8"})

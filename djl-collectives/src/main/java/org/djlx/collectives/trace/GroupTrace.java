@@ -64,12 +64,16 @@ public final class GroupTrace {
     }
 
     private static int size() {
-        int size = Integer.getInteger(FlightRecorder.SIZE_PROPERTY, FlightRecorder.DEFAULT_SIZE);
+        String value = System.getProperty(FlightRecorder.SIZE_PROPERTY);
+        int size =
+                Integer.getInteger(
+                        FlightRecorder.SIZE_PROPERTY,
+                        value == null ? FlightRecorder.DEFAULT_SIZE : 0);
         if (size < 1) {
             logger.warn(
-                    "{} is out of range: {}; it must be 1 or more, the default is used",
+                    "{} must be a number, 1 or more, not {}; the default is used",
                     FlightRecorder.SIZE_PROPERTY,
-                    size);
+                    value);
             return FlightRecorder.DEFAULT_SIZE;
         }
         return size;
