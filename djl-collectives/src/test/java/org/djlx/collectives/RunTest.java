@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.OpType;
@@ -66,20 +67,28 @@ class RunTest {
 
     @Test
     void failureWithoutTextNamesRankAndClass() {
-        CollectiveException e =
-                assertThrows(
-                        CollectiveException.class,
-                        () ->
-                                ProcessGroups.run(
-                                        groups,
-                                        group -> {
-                                            if (group.rank() == 1) {
-                                                throw new Unprintable();
-                                            }
-                                            return null;
-                                        }));
-        assertEquals("rank 1 failed: " + Unprintable.class.getName(), e.getMessage());
-        assertInstanceOf(Unprintable.class, e.getCause());
+        for (RuntimeException failure : List.of(new Unprintable(), new Blocking())) {
+            List<ProcessGroup> ranks = ProcessGroups.local(2);
+            try {
+                CollectiveException e =
+                        assertThrows(
+                                CollectiveException.class,
+                                () ->
+                                        ProcessGroups.run(
+                                                ranks,
+                                                group -> {
+                                                    if (group.rank() == 1) {
+                                                        throw failure;
+                                                    }
+                                                    group.barrier().await();
+                                                    return null;
+                                                }));
+                assertEquals("rank 1 failed: " + failure.getClass().getName(), e.getMessage());
+                assertSame(failure, e.getCause());
+            } finally {
+                ranks.forEach(ProcessGroup::destroy);
+            }
+        }
     }
 
     private static final class Unprintable extends RuntimeException {
@@ -89,6 +98,18 @@ class RunTest {
         @Override
         public String toString() {
             throw new IllegalStateException("a test's");
+        }
+    }
+
+    private static final class Blocking extends RuntimeException {
+
+        private static final long serialVersionUID = 1L;
+
+        @Override
+        public String toString() {
+            while (true) {
+                LockSupport.park(); // Not even an interrupt ends it.
+            }
         }
     }
 

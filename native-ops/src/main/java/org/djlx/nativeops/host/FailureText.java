@@ -3,13 +3,19 @@ package org.djlx.nativeops.host;
 
 import java.io.PrintWriter;
 import java.io.Writer;
+import java.util.concurrent.Callable;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
 
 /**
  * Reads the text of exceptions from user code. Their {@code toString} and {@code getMessage} may be
- * user code, too, which may throw or return null, and the heap may be full. Code that reports a
- * failure to other ranks or callers must read the text here.
+ * user code, too, which may throw, return null or block, and the heap may be full. Code that
+ * reports a failure to other ranks or callers must read the text here. User code runs on a thread
+ * of its own, for up to a second.
  */
 public final class FailureText {
+
+    private static final long LIMIT_NANOS = 1_000_000_000;
 
     private FailureText() {}
 
@@ -21,7 +27,7 @@ public final class FailureText {
      */
     public static String of(Throwable failure) {
         try {
-            String text = failure.toString();
+            String text = text(failure, failure::toString);
             return text == null ? failure.getClass().getName() : text;
         } catch (Throwable t) {
             return failure.getClass().getName();
@@ -36,7 +42,7 @@ public final class FailureText {
      */
     public static String message(Throwable failure) {
         try {
-            String text = failure.getMessage();
+            String text = text(failure, failure::getMessage);
             return text == null ? of(failure) : text;
         } catch (Throwable t) {
             return failure.getClass().getName();
@@ -52,8 +58,12 @@ public final class FailureText {
      */
     public static Throwable printable(Throwable failure) {
         try {
-            failure.printStackTrace(new PrintWriter(Writer.nullWriter()));
-            return failure;
+            PrintWriter nowhere = new PrintWriter(Writer.nullWriter());
+            return bounded(
+                    () -> {
+                        failure.printStackTrace(nowhere);
+                        return failure;
+                    });
         } catch (Throwable t) {
             Throwable substitute = new RuntimeException(of(failure));
             try {
@@ -62,6 +72,40 @@ public final class FailureText {
                 substitute.setStackTrace(new StackTraceElement[0]);
             }
             return substitute;
+        }
+    }
+
+    private static String text(Throwable failure, Callable<String> call) throws Exception {
+        boolean isJdks = failure.getClass().getClassLoader() == null;
+        return isJdks ? call.call() : bounded(call);
+    }
+
+    /** Calls user code. Throws what the code throws, or an exception if it takes too long. */
+    private static <T> T bounded(Callable<T> call) throws Exception {
+        FutureTask<T> task;
+        try {
+            task = new FutureTask<>(call);
+            Thread thread = new Thread(task, "failure-text");
+            thread.setDaemon(true);
+            thread.start();
+        } catch (OutOfMemoryError e) { // No memory for a thread.
+            return call.call();
+        }
+        long deadline = System.nanoTime() + LIMIT_NANOS;
+        boolean interrupted = false;
+        try {
+            while (true) {
+                try {
+                    return task.get(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
+            }
+        } finally {
+            task.cancel(true);
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
         }
     }
 }
