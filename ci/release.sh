@@ -89,7 +89,7 @@ for module in $(published_modules); do
   for file in "$base".pom "$base".jar "$base"-sources.jar "$base"-javadoc.jar; do
     check_file "$file"
   done
-  check_bill "$base-cyclonedx.json"
+  check_bill "$base-bom.cdx.json"
   check_pom "$base.pom"
   check_jar "$base.jar" '\.class$'
   check_jar "$base.jar" '^META-INF/LICENSE$'

@@ -74,12 +74,15 @@ final class SplitCheck {
         }
 
         /**
-         * Finds the dimension of each prediction that is the batch: the one in which the ranks'
-         * shapes differ from the whole batch's. A block may drop the first dimension of one row.
+         * Returns this layout with the batch dimension of each prediction: the first dimension that
+         * has the rows of the batch in the prediction of the whole batch, and the rows of a rank in
+         * the prediction of each rank. Without such a dimension, it is 0 if the first dimension has
+         * the rows of the batch, otherwise none.
          *
-         * @param whole the shapes of one rank's predictions for the whole batch
-         * @param parts the shapes of each rank's predictions
-         * @param rows each rank's rows; ranks without rows do not count
+         * @param whole the shapes of the predictions for the whole batch
+         * @param parts the shapes of the predictions of each rank
+         * @param rows the number of rows of each rank; predictions of ranks without rows are not
+         *     compared
          */
         Layout withOutputs(Shape[] whole, List<Shape[]> parts, long[] rows) {
             long batch = Arrays.stream(rows).sum();
@@ -107,6 +110,7 @@ final class SplitCheck {
         private static boolean isPart(Shape part, Shape whole, int dimension, long rows) {
             Shape before = whole.slice(0, dimension);
             Shape after = whole.slice(dimension + 1);
+            // A block may drop the first dimension of one row.
             return part.equals(before.add(rows).addAll(after))
                     || rows == 1 && dimension == 0 && part.equals(after);
         }

@@ -80,7 +80,7 @@ final class Sessions {
             leader.getOutputStream().flush();
             return true;
         } catch (IOException e) {
-            // Whoever kills the whole session kills the rank, too: that is the rank's failure.
+            // The whole session was killed, and the rank with it: the rank has failed.
             return leader.waitFor(1, TimeUnit.SECONDS);
         }
     }

@@ -96,8 +96,8 @@ public final class ExhaustionMain {
     }
 
     /**
-     * Leaves room for some threads' stacks, and for what is allocated in passing: so threads run
-     * out, whoever this process belongs to, while the JVM has what it needs.
+     * Leaves room for the stacks of some threads and for small allocations: threads run out, for
+     * every user of the system, and the JVM keeps the memory that it needs.
      */
     private static void limitAddressSpace() throws IOException {
         long size = 0;

@@ -201,7 +201,7 @@ class FlightRecorderTest {
         throw new IOException("on purpose");
     }
 
-    /** Whoever ends an operation does not wait for the disk. */
+    /** The thread that ends an operation does not wait for the disk. */
     @Test
     void anOperationEndsWhileItsReportIsBeingWritten() throws Exception {
         CountDownLatch ended = new CountDownLatch(1);

@@ -95,8 +95,8 @@ final class RequestTranslator implements Translator<Input, Output> {
     /**
      * Returns the form of the response.
      *
-     * @param accept the header {@code Accept} of the request; if it is empty, or prefers nothing,
-     *     the response has the form of the request
+     * @param accept the header {@code Accept} of the request. If it is empty, or prefers several
+     *     forms equally, the response has the form of the request
      * @param type the media type of the request
      * @throws TorchScriptService.Refusal if the client accepts none of the forms, with status 406
      */

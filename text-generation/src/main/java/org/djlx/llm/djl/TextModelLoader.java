@@ -279,7 +279,7 @@ public final class TextModelLoader implements ParallelModelLoader {
         T parsed;
         try {
             parsed = parser.apply(value);
-        } catch (IllegalArgumentException e) { // It says less.
+        } catch (IllegalArgumentException e) { // Its message does not name the option.
             throw new IllegalArgumentException(
                     String.format("option %s must be %s, not %s", name, must, value));
         }

@@ -103,7 +103,7 @@ final class Browser implements AutoCloseable {
         }
     }
 
-    /** Puts messages together and hands answers to whoever waits for them. */
+    /** Puts messages together and hands answers to the calls that wait for them. */
     private final class Listener implements WebSocket.Listener {
 
         private final StringBuilder text = new StringBuilder();

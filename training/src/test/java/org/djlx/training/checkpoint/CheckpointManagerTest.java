@@ -147,7 +147,7 @@ class CheckpointManagerTest {
         }
     }
 
-    /** Loss and evaluators are those of whole epochs, whoever counts a batch first. */
+    /** Loss and evaluators are those of whole epochs, in both orders of the two listeners. */
     @ParameterizedTest
     @CsvSource({"true, 1, 1", "false, 1, 1", "true, 2, 2", "false, 2, 2", "true, 2, 1"})
     void evaluatorsGoOnWithinAnEpoch(boolean countsFirst, int processes, int later)
