@@ -71,7 +71,7 @@ public final class ActivationCheckpoint extends AbstractBlock {
     private NDList train(
             ParameterStore store, NDList data, NDList labels, PairList<String, Object> params) {
         Optional<GradientScope> scope = GradientScope.current();
-        if (store instanceof Replica.Store own
+        if (store instanceof RankStore own
                 && scope.isPresent()
                 && JniUtils.isGradMode()
                 && !Recomputation.isRunning()
@@ -86,7 +86,7 @@ public final class ActivationCheckpoint extends AbstractBlock {
                 : block.forward(store, data, labels, params);
     }
 
-    private boolean isTrained(Replica.Store store, NDList data) {
+    private boolean isTrained(RankStore store, NDList data) {
         return data.stream().anyMatch(Torch::requiresGradient)
                 || block.getParameters().values().stream()
                         .anyMatch(own -> Torch.requiresGradient(store.array(own)));

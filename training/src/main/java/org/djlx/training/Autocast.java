@@ -71,7 +71,7 @@ final class Autocast {
     }
 
     private static NDList compute(Layer layer, ParameterStore store, NDList inputs) {
-        ScalarType type = store instanceof Replica.Store own ? own.computeType() : null;
+        ScalarType type = store instanceof RankStore own ? own.computeType() : null;
         NDArray input = inputs.singletonOrThrow();
         ScalarType outer = Torch.scalarType(input);
         if (type == null || !outer.isFloatingPoint()) {

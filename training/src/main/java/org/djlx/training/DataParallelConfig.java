@@ -16,11 +16,8 @@ import org.djlx.nativeops.host.Required;
 
 /**
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
- * system properties, and so do all options if the program passes another {@code TrainingConfig}:
- * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
- * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
- * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}, {@code
- * org.djlx.shardingStrategy}, {@code org.djlx.mixedPrecision}.
+ * system properties {@code org.djlx.NAME}, and so do all options if the program passes another
+ * {@code TrainingConfig}; docs/training.md has a table.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 

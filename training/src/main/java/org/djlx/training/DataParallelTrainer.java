@@ -5,11 +5,8 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
-import ai.djl.nn.Parameter;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
@@ -17,31 +14,20 @@ import ai.djl.training.TrainingConfig;
 import ai.djl.training.optimizer.Optimizer;
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
-import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.Agreement;
-import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.GradientScope;
-import org.djlx.collectives.launch.TorchThreads;
-import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.nativeops.host.LongCalls;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
-import org.djlx.training.SplitCheck.Layout;
+import org.djlx.nativeops.torch.TorchInPlace;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -53,27 +39,18 @@ import org.slf4j.LoggerFactory;
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
-    private static final long SMALL_BYTES = 2 << 20;
-    private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
+    private static final double NORM_EPSILON = 1e-6; // as PyTorch's clip_grad_norm_
 
     private final DataParallelConfig settings;
     private final Optimizer optimizer;
-    private final boolean processes;
-    private final List<Replica> replicas = new ArrayList<>();
-    private final List<ProcessGroup> ownGroups = new ArrayList<>();
-    private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
-    private final RankWorkers workers;
-    private final Map<PassKind, Layout> layouts = new HashMap<>(); // of the first batch of each
     private final GradScaler scaler; // null for none
-    private Boolean finite; // whether the divided gradients are; null before unscale()
-    private final UnevenBatches unevenBatches = new UnevenBatches(this);
-    private boolean loaded;
+    private final Ranks ranks; // null while Trainer's constructor runs
+    private final BackwardPasses backward;
+    private final BatchPasses batches;
+    private final UnevenBatches uneven;
+    private ParameterStrategy strategy; // null until the block is initialised
+    private Overflow overflow = Overflow.UNCHECKED;
     private boolean stepped;
-    private boolean reduced; // whether the last backward pass has reduced its gradients
-    private GradientScope recording; // of the last collector; null before
-    private GradientScope followed; // a collector that is not this trainer's; null if none
-    private int followedPasses; // within it, whose backward pass has not ended
-    private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
     /**
@@ -91,7 +68,7 @@ public final class DataParallelTrainer extends Trainer {
         settings.check();
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
         try {
-            trainer.enter(config.getDevices());
+            trainer.open(config.getDevices());
             trainer.logSettings();
             return trainer;
         } catch (Throwable e) {
@@ -101,127 +78,66 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(
-                model,
-                TrainerSetup.isFirst(model, settings) && !TrainerSetup.isProcess(settings)
-                        ? config
-                        : TrainerSetup.ofRank(config, TrainerSetup.isFirst(model, settings)));
+        super(model, TrainerSetup.ofRank(model, config, settings));
         this.settings = settings;
         optimizer = config.getOptimizer();
         scaler = settings.gradScaler();
-        processes = TrainerSetup.isProcess(settings);
-        int ranks = processes ? 1 : TrainerSetup.ranks(settings, config.getDevices());
-        if (settings.group() == null && !config.getDevices()[0].isGpu()) {
-            TorchThreads.choose(ranks);
-        }
-        workers = new RankWorkers(ranks, this::abandon);
+        ranks = TrainerSetup.ranks(settings, config.getDevices());
+        backward = new BackwardPasses(this, ranks);
+        uneven = new UnevenBatches(this, settings.join());
+        batches = new BatchPasses(ranks, backward, uneven, settings);
         ProcessExit.beginUse();
     }
 
-    private void enter(Device[] devices) {
+    private void open(Device[] devices) {
         if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE) {
-            replaceBlock(Autocast.convert(getModel().getBlock(), settings.mixedPrecision()));
+            replaceBlock(Autocast.convert(block(), settings.mixedPrecision()));
         }
-        if (processes) {
-            if (settings.ranks() != null && settings.ranks() > 1) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "newTrainer: %d ranks in this JVM are not possible, because this"
-                                        + " JVM is one rank of several processes; set optRanks(1)",
-                                settings.ranks()));
-            }
-            ProcessGroup group = settings.group();
-            if (group == null) {
-                String backend = settings.backend(devices[0].isGpu());
-                group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
-                ownGroups.add(group);
-            }
-            if (group.worldSize() > 1) {
-                synchronizeStatistics();
-            }
-            replicas.add(replica(0, group.device(), group));
-            return;
-        }
-        int ranks = TrainerSetup.ranks(settings, devices);
-        Device[] each = new Device[ranks];
-        Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
-        if (ranks > 1) {
-            settings.checkRanksOfOneJvm(ranks);
-            TrainerSetup.requireOneRate(optimizer, ranks);
-            TrainerSetup.requireWhole(getModel().getBlock(), ranks);
-            String backend = settings.backend(devices[0].isGpu());
-            BackendOptions options = TrainerSetup.options(settings, backend, each);
-            ownGroups.addAll(ProcessGroups.local(backend, ranks, options));
-        }
-        if (ranks > 1) {
-            synchronizeStatistics();
-        }
-        for (int rank = 0; rank < ranks; rank++) {
-            ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
-            replicas.add(replica(rank, each[rank], group));
+        ranks.open(this, devices);
+        if (ranks.worldSize() > 1 && settings.syncBatchNorm()) {
+            replaceBlock(ranks.synchronizeStatistics(block()));
         }
     }
 
-    /** Replaces the block's batch normalisation by one over all ranks, unless an option forbids. */
-    private void synchronizeStatistics() {
-        if (settings.syncBatchNorm()) {
-            replaceBlock(SyncBatchNorm.convert(getModel().getBlock(), !processes));
-        }
+    private Block block() {
+        return getModel().getBlock();
     }
 
     private void replaceBlock(Block block) {
-        if (block != getModel().getBlock()) {
+        if (block != block()) {
             getModel().setBlock(block);
         }
     }
 
     /** Logs ranks, devices, backend and gradient reduction; on the first rank only. */
     private void logSettings() {
-        ProcessGroup group = replicas.get(0).group();
-        if (group == null) {
-            LOG.info("Training on 1 rank: device {}", replicas.get(0).device());
-            return;
+        if (ranks.group() == null) {
+            LOG.info("Training on 1 rank: device {}", ranks.first().device());
+        } else if (TrainerSetup.isFirst(getModel(), settings)) {
+            LOG.info(
+                    "Training on {} ranks {}, gradient compression {}, buckets of {} bytes",
+                    ranks.worldSize(),
+                    ranks.description(),
+                    settings.compression(),
+                    settings.bucketBytes());
         }
-        if (!TrainerSetup.isFirst(getModel(), settings)) {
-            return;
-        }
-        int worldSize = group.worldSize();
-        String reduction = settings.reduction().name();
-        LOG.info(
-                "Training on {} ranks {}: {} {}, backend {}, {}, gradient compression {}, buckets"
-                        + " of {} bytes",
-                worldSize,
-                processes ? "with a trainer each" : "in this JVM",
-                processes ? "this rank's device" : "devices",
-                processes ? group.device() : replicas.stream().map(Replica::device).toList(),
-                group.backendName(),
-                processes
-                        ? "gradient reduction " + reduction + " (one loss per rank)"
-                        : "gradients summed (one loss for all ranks)",
-                settings.compression(),
-                settings.bucketBytes());
-    }
-
-    private Replica replica(int index, Device device, ProcessGroup group) {
-        ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
-        return new Replica(index, device, group, getManager(), op, settings);
     }
 
     /** {@return this process's rank in the data-parallel group; 0 if there is only one process} */
     public int process() {
-        return processes ? replicas.get(0).group().rank() : 0;
+        return group() == null ? 0 : group().rank();
     }
 
     /**
      * {@return this rank's handle on the group of the processes; null if there is only one process}
      */
     public ProcessGroup group() {
-        return processes ? replicas.get(0).group() : null;
+        return ranks.processes();
     }
 
     /** {@return the replicas of this JVM's ranks, in rank order} */
     public List<Replica> replicas() {
-        return replicas;
+        return ranks.replicas();
     }
 
     /** {@return the optimizer, which all ranks of this JVM share} */
@@ -234,15 +150,40 @@ public final class DataParallelTrainer extends Trainer {
         return scaler;
     }
 
+    /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
+    public boolean isSharded() {
+        return strategy.isSharded();
+    }
+
+    /** {@return what the ranks of this JVM hold of the parameters, the first rank's first} */
+    public List<ParameterShard> shards() {
+        return replicas().stream().flatMap(each -> strategy.shards(each).stream()).toList();
+    }
+
+    /** {@return the type and shape of each whole parameter, by its name} */
+    public Map<String, TensorSpec> specs() {
+        return strategy.specs();
+    }
+
+    ParameterStrategy strategy() {
+        return strategy;
+    }
+
+    void ifLoaded(Consumer<ParameterStrategy> body) {
+        if (strategy != null) {
+            body.accept(strategy);
+        }
+    }
+
     /** Discards all gradients. */
     public void zeroGradients() {
-        closePasses();
+        backward.discard();
         dropGradients();
     }
 
-    private void dropGradients() {
-        finite = null;
-        replicas.forEach(Replica::zeroGradients);
+    void dropGradients() {
+        overflow = Overflow.UNCHECKED;
+        ifLoaded(ParameterStrategy::zeroGradients);
     }
 
     /**
@@ -254,132 +195,48 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void prepare(String call) {
         requireUsable(call);
-        if (!getModel().getBlock().isInitialized()) {
+        if (!block().isInitialized()) {
             throw new IllegalStateException(
                     call + ": the model is not initialised; call trainer.initialize(shape) first");
         }
         load();
     }
 
-    /** Aborts the group, so that no rank waits for the failed rank. */
-    private void abandon(Throwable cause) {
-        failure = failure == null ? cause : failure;
-        // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
-        List<Thread> ends =
-                ownGroups.stream()
-                        .map(group -> LongCalls.start("trainer-abandon", group::destroy))
-                        .toList();
-        LongCalls.join(ends, ABANDON_PATIENCE);
-    }
-
     private void requireUsable(String call) {
         if (closed) {
             throw new IllegalStateException(call + ": the trainer is closed");
         }
-        if (failure != null) {
-            throw new IllegalStateException(
-                    ("%s: a rank of this trainer has failed, so parameters may differ between"
-                                    + " ranks; create a new trainer for the model. The failure: %s")
-                            .formatted(call, failure),
-                    failure);
-        }
+        ranks.requireWorking(call);
     }
 
     @Override
     public void initialize(Shape... shapes) {
-        getModel()
-                .getBlock()
-                .initialize(getModel().getNDManager(), getModel().getDataType(), shapes);
+        block().initialize(getModel().getNDManager(), getModel().getDataType(), shapes);
         load();
     }
 
     /** Creates each rank's parameters and checks that they are equal on all ranks. */
     private void load() {
-        if (loaded) {
+        if (strategy != null) {
             return;
         }
-        Block block = getModel().getBlock();
-        BlockReplacement.copyBack(block);
-        TrainerSetup.requireMasters(settings, block);
+        BlockReplacement.copyBack(block());
+        TrainerSetup.requireMasters(settings, block());
         requireSameOptions();
-        if (isSharded()) {
-            OptimizerState state = new OptimizerState(optimizer); // Throws if it cannot be divided.
-            if (isFullySharded()) {
-                TrainerSetup.requireDivisible(block, state);
-            }
+        strategy = ParameterStrategy.load(ranks, block(), optimizer, settings, backward::time);
+        if (ranks.group() != null) {
+            ranks.each(replica -> replica.verify("before training", false));
         }
-        boolean oneMemory = isSmall(block);
-        replicas.forEach(replica -> replica.load(block, processes, oneMemory));
-        if (isFullySharded()) {
-            replicas.get(0).shards().closeOriginals();
-        }
-        alignOptimizer();
-        loaded = true;
-        if (replicas.get(0).group() != null) {
-            eachRank(
-                    replica -> {
-                        if (processes) {
-                            replica.receive();
-                        }
-                        replica.verify("before training", false);
-                    });
-        }
-    }
-
-    /**
-     * Returns whether ranks share the block's parameters: for a small block on CPUs, one thread
-     * adds gradients faster than the ranks all-reduce them. False in any of these cases:
-     *
-     * <ul>
-     *   <li>a rank on a GPU, or only one rank
-     *   <li>a sharding strategy or gradient compression
-     *   <li>a parameter that is not float32
-     *   <li>a block larger than 2 MiB or than a gradient bucket
-     *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
-     * </ul>
-     */
-    private boolean isSmall(Block block) {
-        if (replicas.size() == 1
-                || replicas.get(0).device().isGpu()
-                || settings.shardingStrategy() != ShardingStrategy.NO_SHARD
-                || settings.compression() != GradientCompression.NONE) {
-            return false;
-        }
-        long bytes = 0;
-        for (Parameter parameter : block.getParameters().values()) {
-            NDArray array = parameter.getArray();
-            bytes +=
-                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 4;
-            boolean trained = parameter.requiresGradient() || FullyShard.isStatistic(parameter);
-            if (!trained
-                    || array.getDevice().isGpu()
-                    || bytes > Math.min(SMALL_BYTES, settings.bucketBytes())) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
-    public boolean isSharded() {
-        return settings.shardingStrategy() != ShardingStrategy.NO_SHARD
-                && replicas.get(0).group() != null;
-    }
-
-    private boolean isFullySharded() {
-        return settings.shardingStrategy() == ShardingStrategy.FULL_SHARD
-                && replicas.get(0).group() != null;
     }
 
     /** Refuses options that differ between processes, as these would train wrongly. */
     private void requireSameOptions() {
-        ProcessGroup group = processes ? replicas.get(0).group() : null;
         String options =
                 settings.common()
                         + (", " + (scaler == null ? "no GradScaler" : scaler))
-                        + (isUneven() ? ", JoinListeners " + unevenBatches.names() : "");
+                        + (uneven.areAllowed() ? ", JoinListeners " + uneven.names() : "");
         try {
-            List<String> all = Agreement.exchange(group, "initialize", () -> options);
+            List<String> all = Agreement.exchange(group(), "initialize", () -> options);
             if (all.stream().distinct().count() > 1) {
                 throw new IllegalArgumentException(
                         "initialize: the ranks have different options; set the same"
@@ -408,264 +265,61 @@ public final class DataParallelTrainer extends Trainer {
      */
     public FullParameters summonFullParameters() {
         prepare("summonFullParameters");
-        if (!isFullySharded()) {
-            return () -> {};
-        }
-        restore();
-        return replicas.get(0).shards()::closeOriginals;
+        return strategy.summon(getModel().getNDManager());
     }
 
-    private void restore() {
-        FullyShard first = replicas.get(0).shards();
-        eachRank(replica -> replica.shards().acquireAll());
-        first.restore(getModel().getNDManager());
-        eachRank(replica -> replica.shards().releaseAll());
-    }
-
-    /** Copies parameters that the program has written to since the last step to all ranks. */
     private void follow() {
         load();
-        if (replicas.get(0).sharesMemory()) {
-            List<Replica> others = replicas.subList(1, replicas.size());
-            others.forEach(other -> other.followMemory(replicas.get(0)));
-        }
-        if (!stepped) {
-            replicas.forEach(Replica::takeWritten);
-            return;
-        }
-        for (int i : isOfOneMemory() ? List.<Integer>of() : replicas.get(0).written()) {
-            NDArray written = replicas.get(0).parameters().get(i).array();
-            for (Replica other : replicas.subList(1, replicas.size())) {
-                NDArray array = other.parameters().get(i).array();
-                NoGradient.run(() -> Torch.copy(array, written));
-            }
-        }
-    }
-
-    /** Returns whether all ranks of this JVM share one set of parameters. True for one rank. */
-    private boolean isOfOneMemory() {
-        return replicas.size() == 1 || replicas.get(0).sharesMemory();
-    }
-
-    /**
-     * Copies the first rank's optimizer state to all other ranks. An earlier trainer with the same
-     * optimizer may have had fewer ranks, or may have failed in the middle of a step.
-     */
-    private void alignOptimizer() {
-        if (isOfOneMemory()) {
-            return;
-        }
-        OptimizerState state;
-        try {
-            state = new OptimizerState(optimizer);
-        } catch (IllegalStateException e) {
-            return; // Not one of DJL's optimizers: where it keeps its state is unknown.
-        }
-        Replica first = replicas.get(0);
-        for (Replica replica : replicas.subList(1, replicas.size())) {
-            for (int i = 0; i < first.parameters().size(); i++) {
-                Replica.Own from = first.parameters().get(i);
-                Map<String, NDArray> copies = new HashMap<>();
-                state.arrays(from.id(), first.device())
-                        .forEach((slot, array) -> copies.put(slot, replica.copy(array)));
-                copies.values().forEach(NDArray::detach); // The optimizer owns its state.
-                String id = replica.parameters().get(i).id();
-                state.set(id, replica.device(), state.count(from.id()), copies);
-            }
-        }
-    }
-
-    private void eachRank(Consumer<Replica> body) {
-        run(replicas.size(), body);
-    }
-
-    /** Runs code on each rank that has gradients after they are reduced. */
-    private void eachReduced(Consumer<Replica> body) {
-        run(isOfOneMemory() ? 1 : replicas.size(), body);
-    }
-
-    private void run(int ranks, Consumer<Replica> body) {
-        try {
-            workers.run(ranks, rank -> body.accept(replicas.get(rank)));
-        } catch (CollectiveMismatchException e) {
-            failure = e;
-            throw new CollectiveException(
-                    "the ranks called different operations: a rank may have closed its trainer"
-                        + " while other ranks train on (after fewer batches?), or may train another"
-                        + " model. For uneven numbers of batches see optJoin: "
-                            + e.getMessage(),
-                    e);
-        } catch (RuntimeException | Error e) {
-            failure = failure == null ? e : failure;
-            throw e;
-        }
+        strategy.follow(stepped);
     }
 
     /** Returns the device of batches and predictions: the first rank's. */
     @Override
     public Device[] getDevices() {
         // DJL calls this in the constructor of Trainer.
-        return replicas == null || replicas.isEmpty()
+        return ranks == null || replicas().isEmpty()
                 ? super.getDevices()
-                : new Device[] {replicas.get(0).device()};
+                : new Device[] {ranks.first().device()};
     }
 
     @Override
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
-        closePasses();
-        recording = GradientScope.open();
-        return new Collector(recording);
+        return backward.newCollector();
     }
 
-    /** Reduces gradients in {@code backward}, unless {@link #noSync} is open. */
-    final class Collector implements GradientCollector {
-
-        private final GradientScope scope;
-
-        Collector(GradientScope scope) {
-            this.scope = scope;
+    /** Checks and announces a backward pass of this trainer's collector. */
+    void beginBackward() {
+        if (overflow != Overflow.UNCHECKED) {
+            throw new IllegalStateException(
+                    "backward: clipGradNorm or clipGradValue has divided the gradients by the scale"
+                            + " of the GradScaler, so no more can be added; call step or"
+                            + " zeroGradients first");
         }
-
-        @Override
-        public void backward(NDArray target) {
-            if (finite != null) {
-                throw new IllegalStateException(
-                        "backward: clipGradNorm or clipGradValue has divided the gradients by the"
-                                + " scale of the GradScaler, so no more can be added; call step"
-                                + " or zeroGradients first");
-            }
-            tell(UnevenBatches.Call.BACKWARD);
-            backward(() -> scope.backward(target, scaler == null ? 1 : scaler.scale()));
-        }
-
-        GradientScope scope() {
-            return scope;
-        }
-
-        void backward(Runnable pass) {
-            beginBackward();
-            pass.run();
-            finishBackward();
-        }
-
-        @Override
-        public void zeroGradients() {
-            dropGradients();
-        }
-
-        @Override
-        public void close() {
-            scope.close();
-        }
+        tell(UnevenBatches.Call.BACKWARD);
     }
 
-    private void beginBackward() {
-        if (loaded) {
-            sendChangedGradients();
-            replicas.forEach(Replica::beginBackward);
-        }
-        reduced = false;
+    /** Returns the gradient of the loss. */
+    double lossScale() {
+        return scaler == null ? 1 : scaler.scale();
     }
 
-    /** Reduces the gradients over all ranks, unless {@link #noSync} is open. */
-    private void finishBackward() {
-        if (!loaded || reduced || !replicas.get(0).synchronizes()) {
-            return;
-        }
-        if (replicas.get(0).sharesMemory()) {
-            addGradients();
-        } else if (replicas.get(0).group() != null) {
-            eachRank(Replica::reduce);
-            noteGradients();
-        }
-    }
-
-    /**
-     * Joins a collector that another trainer or the caller has opened. The backward pass reduces
-     * this trainer's gradients once all its passes within the collector have run backward.
-     */
-    private void followCollector(GradientScope other, NDManager manager) {
+    /** Refuses a pass within a collector that is not this trainer's, if it would train wrongly. */
+    void requireFollowing() {
         if (scaler != null) {
             throw new IllegalStateException(
                     "forward: the open collector is not this trainer's, so it does not multiply the"
                             + " loss by the scale of this trainer's GradScaler; open"
                             + " trainer.newGradientCollector()");
         }
-        if (replicas.get(0).group() == null) {
-            return;
-        }
-        if (isUneven() && (isFullySharded() || meets(getModel().getBlock()))) {
+        boolean meets = strategy.meetsInEachPass() || BatchPasses.runsCollectives(block());
+        if (uneven.areAllowed() && meets) {
             throw new IllegalStateException(
                     "forward: the open collector is not this trainer's, so ranks in join would not"
                             + " be told of its backward pass, in which this model's ranks meet"
                             + " (FULL_SHARD, synchronised batch normalisation); open"
                             + " trainer.newGradientCollector()");
         }
-        if (other != followed) {
-            followed = other;
-            followedPasses = 0;
-        }
-        if (followedPasses++ == 0) {
-            beginBackward();
-            replicas.forEach(Replica::reduceLate);
-        }
-        other.record( // before the pass, so it goes back after it
-                "the end of a trainer's pass",
-                List.of(),
-                List.of(),
-                List.of(manager.zeros(new Shape())),
-                (inputs, kept, gradients) -> {
-                    if (other != followed) {
-                        throw new IllegalStateException(
-                                "backward: between forward and backward pass, the trainer's step,"
-                                        + " newGradientCollector, zeroGradients or a clipping has"
-                                        + " discarded this pass; call backward before");
-                    }
-                    if (--followedPasses == 0) {
-                        tell(UnevenBatches.Call.BACKWARD);
-                        finishBackward();
-                    }
-                    return List.of();
-                });
-    }
-
-    /**
-     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them.
-     * Otherwise the collector reduces them later, which takes another rendezvous of the ranks. If
-     * the caller's graph then adds to the first rank's gradients, as a penalty does, {@link
-     * #sendChangedGradients} copies the sums to the other ranks.
-     */
-    private void endBackward(int rank) {
-        Replica replica = replicas.get(rank);
-        if (passes.size() == 1
-                && replica.synchronizes()
-                && !replica.isLate()
-                && !replica.sharesMemory()) {
-            replica.reduce();
-            if (rank == 0) {
-                noteGradients();
-                reduced = true;
-            }
-        }
-    }
-
-    /** Adds the gradients of ranks that share the first rank's parameters to its gradients. */
-    private void addGradients() {
-        List<Replica> others = replicas.subList(1, replicas.size());
-        NoGradient.run(() -> others.forEach(replicas.get(0)::takeGradients));
-        reduced = true;
-    }
-
-    private void noteGradients() {
-        if (!isOfOneMemory()) {
-            replicas.get(0).noteGradients();
-        }
-    }
-
-    /** Copies the first rank's gradients that the program has changed to the other ranks. */
-    private void sendChangedGradients() {
-        replicas.subList(1, replicas.size()).forEach(replicas.get(0)::sendChanged);
     }
 
     @Override
@@ -680,38 +334,28 @@ public final class DataParallelTrainer extends Trainer {
         return pass(data, labels);
     }
 
+    /** As {@link #forward}, without announcing it to processes in join. */
     NDList pass(NDList data, NDList labels) {
-        if (isUneven()) {
-            unevenBatches.keepFirst(data, labels);
-        }
+        uneven.keepFirst(data, labels);
         long begin = System.nanoTime();
         follow();
-        replicas.forEach(Replica::followFreezing);
-        Block block = getModel().getBlock();
+        replicas().forEach(Replica::followFreezing);
         GradientScope scope = GradientScope.current().orElse(null);
-        boolean scoped = replicas.size() > 1 || isFullySharded() || scaler != null;
-        if (scope == null && scoped && JniUtils.isGradMode()) {
+        boolean needed = replicas().size() > 1 || strategy.meetsInEachPass() || scaler != null;
+        if (scope == null && needed && JniUtils.isGradMode()) {
             throw new IllegalStateException(
                     "forward: gradients are on, but no collector of this trainer is open on this"
                             + " thread, so "
                             + (scaler != null
                                     ? "the loss would not be multiplied by the GradScaler's scale"
-                                    : "gradients of " + replicas.size() + " ranks would be lost")
+                                    : "gradients of " + replicas().size() + " ranks would be lost")
                             + "; open trainer.newGradientCollector(), not"
                             + " manager.getEngine().newGradientCollector(), or call"
                             + " trainer.evaluate for predictions without gradients");
         }
-        if (scope != null && scope != recording) {
-            followCollector(scope, data.head().getManager());
-        }
+        backward.follow(scope, data.head().getManager());
         try {
-            return forward(
-                    data,
-                    labels,
-                    true,
-                    scope,
-                    (rank, part, partLabels) ->
-                            StagedForward.run(block, replicas.get(rank), part, partLabels));
+            return batches.train(strategy, block(), data, labels, scope);
         } finally {
             addMetric("forward", begin);
         }
@@ -720,156 +364,12 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList evaluate(NDList input) {
         requireUsable("evaluate");
-        if (isFullySharded()) {
-            join(); // All processes gather: those with more batches train on first.
+        load();
+        if (strategy.meetsInEachPass()) {
+            join(); // All processes take part: those with more batches train on first.
         }
         follow();
-        Block block = getModel().getBlock();
-        return forward(
-                input,
-                null,
-                false,
-                null,
-                (rank, part, labels) ->
-                        isFullySharded()
-                                ? replicas.get(rank).shards().forward(part, null, false, null)
-                                : StagedForward.evaluate(block, replicas.get(rank).store(), part));
-    }
-
-    /** Returns whether ranks run collectives in a block's forward pass. */
-    private static boolean meets(Block block) {
-        return block instanceof SyncBatchNorm
-                || block instanceof ActivationCheckpoint // in its first pass
-                || block.getChildren().values().stream().anyMatch(DataParallelTrainer::meets);
-    }
-
-    private NDList forward(
-            NDList data,
-            NDList labels,
-            boolean training,
-            GradientScope scope,
-            SplitForward.Body body) {
-        if (replicas.size() == 1) {
-            NDList predictions = body.forward(0, data, labels);
-            if (training) {
-                sendBuffers();
-            }
-            return predictions;
-        }
-        PassKind kind = new PassKind(training, data.size(), labels == null ? 0 : labels.size());
-        Layout known = layouts.get(kind);
-        Layout arrays = known != null && hasRows(data) ? known : newLayout(kind, data, labels);
-        SplitCheck check = arrays == known ? null : check(kind, data, labels);
-        List<Device> devices = replicas.stream().map(Replica::device).toList();
-        boolean done = false;
-        SplitForward.Result result = null;
-        try {
-            result =
-                    SplitForward.run(
-                            workers,
-                            !isFullySharded() && !(training && meets(getModel().getBlock())),
-                            devices,
-                            data,
-                            labels,
-                            arrays,
-                            check == null ? null : check.shapes(),
-                            scope,
-                            training || isFullySharded(), // All ranks gather.
-                            body,
-                            (rank, idle) -> replicas.get(rank).setIdle(idle),
-                            passes::add,
-                            this::endBackward);
-            NDList predictions = result.predictions();
-            if (training) {
-                sendBuffers();
-            }
-            if (check != null) {
-                check.compare(predictions, devices.size(), () -> evaluate(data).close());
-                if (isFullySharded()) {
-                    eachRank(replica -> replica.shards().releaseAll());
-                }
-            }
-            if (arrays != known && data.head().getShape().get(0) > 1) {
-                layouts.put(kind, result.layout()); // A single row does not tell it.
-            }
-            done = true;
-            return predictions;
-        } catch (RuntimeException e) {
-            if (check != null && result == null) {
-                e.addSuppressed(
-                        new IllegalArgumentException(
-                                String.format(
-                                        "forward: the block computes the whole batch, but fails on"
-                                                + " a rank's part of it; the first dimension of the"
-                                                + " data, of shape %s, must be the batch",
-                                        data.head().getShape())));
-            }
-            throw e;
-        } finally {
-            if (!done && scope != null) {
-                replicas.forEach(
-                        Replica::reduceLate); // Some ranks have begun the pass, others not.
-            }
-        }
-    }
-
-    /** Passes whose batches have one layout: of a mode, with these numbers of arrays. */
-    private record PassKind(boolean training, int data, int labels) {}
-
-    private static boolean hasRows(NDList data) {
-        Shape first = data.head().getShape();
-        return first.dimension() > 0 && first.get(0) > 0;
-    }
-
-    /** Returns the layout of the first batch of its kind; data are as those of other kinds. */
-    private Layout newLayout(PassKind kind, NDList data, NDList labels) {
-        return layouts.entrySet().stream()
-                .filter(other -> other.getKey().data() == kind.data() && hasRows(data))
-                .findFirst()
-                .map(other -> Layout.of(data, labels, other.getValue()))
-                .orElseGet(() -> Layout.of(data, labels, null));
-    }
-
-    /** Returns a check of the first batch of its kind; null for none. */
-    private SplitCheck check(PassKind kind, NDList data, NDList labels) {
-        // One rank computes an evaluation of one row.
-        if (!settings.checkForward() || !kind.training() && data.head().getShape().get(0) == 1) {
-            return null;
-        }
-        Block block = getModel().getBlock();
-        if (isFullySharded()) {
-            eachRank(replica -> replica.shards().acquireAll());
-        }
-        Replica first = replicas.get(0);
-        NDManager manager = data.head().getManager();
-        boolean half = settings.mixedPrecision() != MixedPrecisionPolicy.NONE;
-        return kind.training()
-                ? SplitCheck.ofTraining(
-                        block,
-                        manager,
-                        half,
-                        first.hasBuffers(),
-                        () -> first.whole(block, data, labels, true))
-                : SplitCheck.ofEvaluation(half, () -> first.whole(block, data, null, false));
-    }
-
-    /**
-     * Makes buffers, such as the statistics of batch normalisation that is not synchronised, those
-     * of the first rank that has rows. DDP does so before a pass; after it, they are equal in
-     * evaluation and in checkpoints, too.
-     */
-    private void sendBuffers() {
-        if (replicas.get(0).hasBuffers()) {
-            int source = isUneven() ? unevenBatches.firstBusy() : 0;
-            eachRank(replica -> replica.receiveBuffers(source));
-        }
-    }
-
-    private void closePasses() {
-        passes.forEach(SplitForward::close);
-        passes.clear();
-        followed = null;
-        replicas.forEach(Replica::forgetPasses);
+        return batches.evaluate(strategy, block(), input);
     }
 
     /**
@@ -889,31 +389,37 @@ public final class DataParallelTrainer extends Trainer {
     public double clipGradNorm(double maxNorm) {
         requirePositive("clipGradNorm: maxNorm", maxNorm);
         prepareClipping("clipGradNorm");
-        unscale();
-        double norm = ofEachRank(replica -> replica.clipNorm(getModel().getBlock(), maxNorm));
-        noteGradients();
+        double norm =
+                ranks.valueOf(
+                        strategy.updatingRanks(),
+                        replica -> {
+                            double own = strategy.norm(replica);
+                            if (!(own <= maxNorm)) {
+                                scale(replica, maxNorm / (own + NORM_EPSILON));
+                            }
+                            return own;
+                        });
+        strategy.noteGradients();
         return norm;
     }
 
-    /** Returns the value of the first rank. */
-    private double ofEachRank(ToDoubleFunction<Replica> body) {
-        double[] values = new double[replicas.size()];
-        eachReduced(replica -> values[replica.index()] = body.applyAsDouble(replica));
-        return values[0];
+    /** Multiplies the reduced gradients of a rank. */
+    private void scale(Replica replica, double factor) {
+        NoGradient.run(
+                () ->
+                        strategy.gradients(replica)
+                                .forEach(gradient -> TorchInPlace.mul(gradient, factor)));
     }
 
-    /**
-     * Divides the reduced gradients by the scale, once before a step.
-     *
-     * @return whether all gradients are finite, the same on all ranks
-     */
-    private boolean unscale() {
-        if (scaler != null && finite == null) {
-            eachReduced(replica -> replica.scale(1 / scaler.scale()));
-            finite = Double.isFinite(ofEachRank(each -> each.norm(getModel().getBlock())));
-            noteGradients();
+    /** Divides the reduced gradients by the scale, once before a step. */
+    private void unscale() {
+        if (scaler != null && overflow == Overflow.UNCHECKED) {
+            int count = strategy.updatingRanks();
+            ranks.run(count, replica -> scale(replica, 1 / scaler.scale()));
+            double norm = ranks.valueOf(count, strategy::norm);
+            overflow = Double.isFinite(norm) ? Overflow.NONE : Overflow.FOUND;
+            strategy.noteGradients();
         }
-        return scaler == null || finite;
     }
 
     /**
@@ -928,9 +434,19 @@ public final class DataParallelTrainer extends Trainer {
     public void clipGradValue(double clipValue) {
         requirePositive("clipGradValue: clipValue", clipValue);
         prepareClipping("clipGradValue");
-        unscale();
-        eachReduced(replica -> replica.clipValue(clipValue));
-        noteGradients();
+        eachReduced(
+                replica ->
+                        NoGradient.run(
+                                () ->
+                                        strategy.gradients(replica)
+                                                .forEach(each -> clip(each, clipValue))));
+        strategy.noteGradients();
+    }
+
+    private static void clip(NDArray gradient, double limit) {
+        try (NDArray clipped = gradient.clip(-limit, limit)) {
+            Torch.copy(gradient, clipped);
+        }
     }
 
     private static void requirePositive(String name, double value) {
@@ -943,20 +459,19 @@ public final class DataParallelTrainer extends Trainer {
         requireUsable(call);
         refuseJoin(call);
         finishGradients();
+        unscale();
     }
 
     /** Reduces the gradients that backward passes have not reduced yet. */
     private void finishGradients() {
-        closePasses();
+        backward.discard();
         follow();
-        if (replicas.get(0).sharesMemory() && !reduced) {
-            addGradients();
-        }
-        sendChangedGradients();
+        backward.reduce();
+        strategy.sendChangedGradients();
     }
 
     private void refuseJoin(String call) {
-        if (isUneven()) {
+        if (uneven.areAllowed()) {
             throw new IllegalStateException(
                     call
                             + " is not possible with optJoin: ranks that have no batch left would"
@@ -998,9 +513,8 @@ public final class DataParallelTrainer extends Trainer {
     public NoSync noSync() {
         requireUsable("noSync");
         refuseJoin("noSync");
-        boolean before = replicas.get(0).synchronizes();
-        replicas.forEach(replica -> replica.setSynchronizes(false));
-        return () -> replicas.forEach(replica -> replica.setSynchronizes(before));
+        boolean before = backward.setSynchronizes(false);
+        return () -> backward.setSynchronizes(before);
     }
 
     /**
@@ -1014,28 +528,26 @@ public final class DataParallelTrainer extends Trainer {
         update();
     }
 
-    /**
-     * Reduces the gradients and updates the parameters, without announcing it to processes in join.
-     */
+    /** As {@link #step}, without announcing it to processes in join. */
     void update() {
         long begin = System.nanoTime();
         finishGradients();
-        boolean skipped = !unscale();
+        unscale();
+        boolean skipped = overflow == Overflow.FOUND;
         if (scaler != null) {
-            finite = null;
             scaler.update(skipped);
         }
+        overflow = Overflow.UNCHECKED;
         if (skipped) {
             dropGradients();
             addMetric("step", begin);
             return;
         }
-        boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
-        CountDownLatch updated = new CountDownLatch(1);
+        CountDownLatch first = new CountDownLatch(1);
         eachReduced(
                 replica -> {
-                    if (replica.step(optimizer, check, updated)) {
+                    if (update(replica, first)) {
                         different.set(true);
                     }
                 });
@@ -1045,10 +557,50 @@ public final class DataParallelTrainer extends Trainer {
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
         stepped = true;
-        if (!isOfOneMemory()) {
-            replicas.get(0).written(); // by the step
-        }
+        strategy.endStep();
         addMetric("step", begin);
+    }
+
+    /**
+     * Updates a rank's parameters.
+     *
+     * @param first opened by the first rank of this JVM after its first update; the other ranks of
+     *     the JVM wait for it. The ranks share learning-rate trackers, and the first update of a
+     *     step may change a tracker, such as DJL's {@code MultiFactorTracker}
+     * @return false if there is no step yet and all gradients are zero; then nothing is updated
+     */
+    private boolean update(Replica replica, CountDownLatch first) {
+        ParameterStrategy.Update update =
+                (id, array, gradient) -> {
+                    if (replica.index() > 0) {
+                        await(first);
+                    }
+                    replica.update(optimizer, id, array, gradient);
+                    first.countDown();
+                };
+        try {
+            if (!stepped && NoGradient.get(() -> strategy.isZero(replica))) {
+                return false;
+            }
+            NoGradient.run(() -> strategy.update(replica, update));
+        } finally {
+            first.countDown(); // Also after a failure.
+        }
+        strategy.share(replica);
+        return true;
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("step: interrupted between gradients and update", e);
+        }
+    }
+
+    private void eachReduced(Consumer<Replica> body) {
+        ranks.run(strategy.updatingRanks(), body);
     }
 
     /**
@@ -1064,20 +616,12 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void join() {
         requireUsable("join");
-        if (isUneven()) {
-            unevenBatches.join();
-        }
-    }
-
-    private boolean isUneven() {
-        return settings.join() && group() != null;
+        uneven.join();
     }
 
     /** Announces a call to processes in {@link #join}. */
-    private void tell(UnevenBatches.Call call) {
-        if (isUneven()) {
-            unevenBatches.tell(call);
-        }
+    void tell(UnevenBatches.Call call) {
+        uneven.tell(call);
     }
 
     /**
@@ -1096,9 +640,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void callInJoin(JoinListener listener) {
         requireUsable("callInJoin");
-        if (isUneven()) {
-            unevenBatches.tell(listener);
-        }
+        uneven.tell(listener);
     }
 
     @Override
@@ -1110,25 +652,19 @@ public final class DataParallelTrainer extends Trainer {
         // With the interrupt flag set, waiting for the ranks would fail immediately.
         boolean interrupted = Thread.interrupted();
         try {
-            passes.forEach(SplitForward::close);
-            if (loaded && failure == null) {
-                replicas.forEach(Replica::forgetPasses); // Throws if a gather has failed.
-                if (stepped || replicas.get(0).sharesMemory()) {
-                    follow();
+            backward.closeAll();
+            if (strategy != null && !ranks.hasFailed()) {
+                backward.discard(); // Throws if a gather has failed.
+                follow();
+                if (ranks.group() != null) {
+                    ranks.each(replica -> replica.verify("after training", true));
                 }
-                if (replicas.get(0).group() != null) {
-                    eachRank(replica -> replica.verify("after training", true));
-                }
-                replicas.get(0).writeBack();
-                if (isFullySharded()) {
-                    restore();
-                }
-                replicas.forEach(replica -> replica.forgetState(optimizer));
+                ranks.first().writeBack();
+                strategy.summon(getModel().getNDManager());
+                strategy.forgetState(optimizer);
             }
         } finally {
-            ownGroups.forEach(ProcessGroup::destroy);
-            replicas.forEach(Replica::close);
-            workers.close();
+            ranks.close();
             ProcessExit.endUse();
             super.close();
             if (interrupted) {

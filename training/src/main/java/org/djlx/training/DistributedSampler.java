@@ -50,26 +50,12 @@ public final class DistributedSampler implements Sampler {
     }
 
     /**
-     * Sets the number of the next epoch, to resume a job from a checkpoint with the order of items
-     * that the uninterrupted job has.
+     * Sets the number of the next epoch, as PyTorch's {@code set_epoch}.
      *
      * @param epoch the number, 0 for the first
      */
     public void setEpoch(long epoch) {
-        setEpoch(epoch, 0);
-    }
-
-    /**
-     * Sets the number of the next epoch and skips its first batches, to resume a job in the middle
-     * of an epoch.
-     *
-     * @param epoch the number, 0 for the first
-     * @param batches the number of this process's batches to skip; {@link #sample} throws if the
-     *     epoch has fewer
-     * @throws IllegalArgumentException if a number is less than 0
-     */
-    public void setEpoch(long epoch, long batches) {
-        setPosition(epoch, batches * itemsPerBatch());
+        setPosition(epoch, 0);
     }
 
     /**

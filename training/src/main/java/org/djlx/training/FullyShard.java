@@ -27,7 +27,6 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -179,19 +178,15 @@ final class FullyShard {
     private final ProcessGroup group;
     private final Device device;
     private final NDManager manager;
-    private final Replica.Store store;
+    private final RankStore store;
     private final ReduceOp op;
     private final List<Stage> stages = new ArrayList<>();
     private Reduction reduction; // running, or null
     private final Queue<Work> running = new ArrayDeque<>(); // the last operations
     private NDManager ofGradients; // owns the units' gradients and views of them; null if none
 
-    /**
-     * Copies this rank's shards of an initialised block, whose arrays are not needed afterwards.
-     *
-     * @param receives whether the parameters of rank 0 replace this rank's
-     */
-    FullyShard(Replica replica, Block root, ReduceOp op, boolean receives) {
+    /** Copies this rank's shards of an initialised block; its arrays are not needed afterwards. */
+    FullyShard(Replica replica, Block root, ReduceOp op) {
         this.replica = replica;
         this.op = op;
         group = replica.group();
@@ -207,7 +202,7 @@ final class FullyShard {
             Stage stage = new Stage(block);
             Map<ScalarType, List<Parameter>> byType = new LinkedHashMap<>();
             for (Parameter parameter : block.getParameters().values()) {
-                if (isStatistic(parameter)) {
+                if (LocalParameter.isStatistic(parameter)) {
                     continue;
                 }
                 if (!seen.add(parameter.getArray())) {
@@ -221,17 +216,12 @@ final class FullyShard {
                                 Torch.scalarType(parameter.getArray()), t -> new ArrayList<>())
                         .add(parameter);
             }
-            byType.values().forEach(list -> stage.units.add(unit(list, names, receives)));
+            byType.values().forEach(list -> stage.units.add(unit(list, names)));
             stages.add(stage);
         }
     }
 
-    static boolean isStatistic(Parameter parameter) {
-        Parameter.Type type = parameter.getType();
-        return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
-    }
-
-    private Unit unit(List<Parameter> parameters, Map<Parameter, String> names, boolean receives) {
+    private Unit unit(List<Parameter> parameters, Map<Parameter, String> names) {
         long total = parameters.stream().mapToLong(p -> p.getArray().size()).sum();
         long size = (total + group.worldSize() - 1) / group.worldSize();
         DataType dataType = parameters.get(0).getArray().getDataType();
@@ -240,9 +230,6 @@ final class FullyShard {
         long offset = 0;
         for (Parameter parameter : parameters) {
             NDArray whole = parameter.getArray();
-            if (receives) {
-                group.broadcast(whole, 0).await();
-            }
             long first = Math.max(offset, begin);
             long last = Math.min(offset + whole.size(), begin + size);
             NDArray owned = null;
@@ -270,21 +257,21 @@ final class FullyShard {
     }
 
     /** Returns this rank's parts of the parameters. */
-    List<Replica.Piece> pieces() {
-        List<Replica.Piece> pieces = new ArrayList<>();
+    List<ParameterShard> shards() {
+        List<ParameterShard> shards = new ArrayList<>();
         for (Stage stage : stages) {
             for (Unit unit : stage.units) {
                 for (Part part : unit.parts) {
                     if (part.owned != null) {
                         long begin = unit.shard.size() * group.rank() + part.from - part.offset;
-                        pieces.add(
-                                new Replica.Piece(
+                        shards.add(
+                                new ParameterShard(
                                         part.name, part.id, part.shape, begin, part.owned, true));
                     }
                 }
             }
         }
-        return pieces;
+        return shards;
     }
 
     /** Adds the type and shape of each whole parameter. */
@@ -303,8 +290,9 @@ final class FullyShard {
         return new Shape(unit.shard.size() * group.worldSize());
     }
 
-    /** Computes all stages; records them in the scope, if it is not null. */
-    NDList forward(NDList data, NDList labels, boolean training, GradientScope scope) {
+    /** Computes all stages; records them in the current gradient scope. */
+    NDList forward(NDList data, NDList labels, boolean training) {
+        GradientScope scope = training ? GradientScope.current().orElse(null) : null;
         NDList current = data;
         Stage before = null;
         for (int i = 0; i < stages.size(); i++) {
@@ -455,22 +443,9 @@ final class FullyShard {
         return gradients;
     }
 
-    /** Returns the sum of the squares of the reduced gradients of all ranks' shards. */
-    double squares() {
-        try (NDManager temporary = manager.newSubManager()) {
-            Collection<NDArray> gradients = reducedGradients();
-            double squares = 0;
-            CurrentStreams.await(device);
-            for (NDArray gradient : gradients) {
-                try (NDArray norm = gradient.norm()) {
-                    squares += Math.pow(norm.toType(DataType.FLOAT64, false).getDouble(), 2);
-                }
-            }
-            NDArray sum = temporary.create(new double[] {squares});
-            group.allReduce(sum, ReduceOp.SUM).await();
-            CurrentStreams.await(device);
-            return sum.toDoubleArray()[0];
-        }
+    /** Returns the norm of the reduced gradients of all ranks' shards. */
+    double norm() {
+        return GradientNorm.of(replica, reducedGradients(), i -> 1, group);
     }
 
     /** Returns this rank's reduced gradients, which may be changed in place until the step. */
@@ -479,17 +454,12 @@ final class FullyShard {
     }
 
     /** Passes each part of a parameter and its gradient to a visitor, then drops all gradients. */
-    void step(Visitor visitor) {
+    void step(ParameterStrategy.Update visitor) {
         for (Pair<Part, NDArray> reduced : reduced()) {
             Part part = reduced.getKey();
-            visitor.visit(part.id, part.owned, reduced.getValue());
+            visitor.apply(part.id, part.owned, reduced.getValue());
         }
         zeroGradients();
-    }
-
-    /** Receives a part of a parameter and its gradient. */
-    interface Visitor {
-        void visit(String id, NDArray part, NDArray gradient);
     }
 
     /** Drops all gradients. */

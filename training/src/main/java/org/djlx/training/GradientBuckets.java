@@ -13,6 +13,7 @@ import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.BiConsumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -40,11 +41,6 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * </ul>
  */
 final class GradientBuckets {
-
-    /** Receives the reduced gradient of each parameter. */
-    interface Visitor {
-        void visit(NDArray parameter, NDArray gradient);
-    }
 
     private static final class Bucket {
 
@@ -161,6 +157,16 @@ final class GradientBuckets {
             indices[i] = index;
         }
         return indices;
+    }
+
+    /** As {@link #indices}, by parameter, in a map that the caller may change. */
+    Map<NDArray, Integer> indicesByArray(List<NDArray> parameters) {
+        int[] indices = indices(parameters);
+        Map<NDArray, Integer> result = new IdentityHashMap<>();
+        for (int i = 0; i < indices.length; i++) {
+            result.put(parameters.get(i), indices[i]);
+        }
+        return result;
     }
 
     /**
@@ -299,12 +305,7 @@ final class GradientBuckets {
         return null;
     }
 
-    /** Reduces the gradients, and returns whether all are zero. */
-    boolean areZero(List<NDArray> parameters) {
-        return reduce(parameters).values().stream().allMatch(GradientBuckets::isZero);
-    }
-
-    private static boolean isZero(NDArray gradient) {
+    static boolean isZero(NDArray gradient) {
         CurrentStreams.await(gradient.getDevice());
         try (NDArray different = gradient.neq(0);
                 NDArray any = different.any()) {
@@ -313,9 +314,9 @@ final class GradientBuckets {
     }
 
     /** Reduces the gradients, and passes each to a visitor. */
-    void finish(List<NDArray> parameters, Visitor visitor) {
+    void finish(List<NDArray> parameters, BiConsumer<NDArray, NDArray> visitor) {
         for (Pair<NDArray, NDArray> reduced : reduce(parameters)) {
-            visitor.visit(reduced.getKey(), reduced.getValue());
+            visitor.accept(reduced.getKey(), reduced.getValue());
             reduced.getValue().close(); // Otherwise it counts as held by the program.
             clear(reduced.getKey());
         }

@@ -66,15 +66,8 @@ final class RankWorkers implements AutoCloseable {
 
     /**
      * Runs code on the threads of the first {@code ranks} ranks and waits for all of them. The
-     * ranks may wait for each other: the first failure is passed to {@code onFailure}, and thrown
-     * at the end, with a suppressed {@link CollectiveException} that names the rank.
-     */
-    void run(int ranks, IntConsumer body) {
-        run(ranks, false, body);
-    }
-
-    /**
-     * As {@link #run}.
+     * first failure is passed to {@code onFailure}, and thrown at the end, with a suppressed {@link
+     * CollectiveException} that names the rank.
      *
      * @param apart whether no rank waits for another; then onFailure is not called, as after a
      *     {@link FailureOfAllRanks}

@@ -51,10 +51,10 @@ final class Recomputation {
     private static final ThreadLocal<Boolean> RUNNING = ThreadLocal.withInitial(() -> false);
 
     private final Block block;
-    private final Replica.Store store;
+    private final RankStore store;
     private Mode mode; // null before the first pass
 
-    Recomputation(Block block, Replica.Store store) {
+    Recomputation(Block block, RankStore store) {
         this.block = block;
         this.store = store;
     }
@@ -74,11 +74,7 @@ final class Recomputation {
     }
 
     private NDList compute(
-            Replica.Store own,
-            NDList inputs,
-            NDList labels,
-            boolean training,
-            NDManager temporary) {
+            RankStore own, NDList inputs, NDList labels, boolean training, NDManager temporary) {
         NDList aliases = new NDList();
         for (NDArray input : inputs) {
             NDArray alias = Torch.alias(temporary, input);
@@ -132,7 +128,7 @@ final class Recomputation {
     }
 
     private NDList trial(NDList inputs, NDList labels, Integer seed, NDManager temporary) {
-        Replica.Store own = store.withOwnStatistics(block, temporary, store.isIdle());
+        RankStore own = store.withOwnStatistics(block, temporary, store.isIdle());
         setSeed(seed);
         NDList data = StagedForward.copy(inputs, temporary);
         return compute(own, data, StagedForward.copy(labels, temporary), true, temporary);
@@ -201,7 +197,7 @@ final class Recomputation {
                         }
                         NDList given =
                                 labels == null ? null : new NDList(kept.subList(0, ofLabels));
-                        Replica.Store own = store.withOwnStatistics(block, temporary, idle);
+                        RankStore own = store.withOwnStatistics(block, temporary, idle);
                         Integer next = seed == null ? null : draw();
                         setSeed(seed);
                         List<NDArray> expected = kept.subList(ofLabels, kept.size());
@@ -217,7 +213,7 @@ final class Recomputation {
 
     /** Computes the block with a graph, and its backward pass from the recorded outputs. */
     private void goBack(
-            Replica.Store own,
+            RankStore own,
             NDList inputs,
             NDList labels,
             List<Integer> recorded,

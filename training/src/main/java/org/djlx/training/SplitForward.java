@@ -9,8 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.function.Consumer;
-import java.util.function.IntConsumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
@@ -25,20 +24,8 @@ final class SplitForward implements AutoCloseable {
 
     /** Computes a rank's predictions from its part of the batch. */
     interface Body {
-        NDList forward(int rank, NDList data, NDList labels);
+        NDList forward(Replica replica, NDList data, NDList labels);
     }
-
-    /** Tells a rank whether it has no rows. */
-    interface Idle {
-        void set(int rank, boolean idle);
-    }
-
-    /**
-     * The predictions for the whole batch.
-     *
-     * @param layout which arrays have the batch; its outputs are null if no shapes were expected
-     */
-    record Result(NDList predictions, Layout layout) {}
 
     /** A rank's part of the batch, its predictions and its gradient scope. */
     private static final class Part implements AutoCloseable {
@@ -61,51 +48,52 @@ final class SplitForward implements AutoCloseable {
         }
     }
 
-    private final RankWorkers workers;
+    private final Ranks ranks;
+    private final BackwardPasses backward;
     private Layout layout;
     private final long batch;
-    private final IntConsumer ended;
     private final List<Part> parts = new ArrayList<>();
     private boolean closed;
 
-    private SplitForward(RankWorkers workers, Layout layout, long batch, IntConsumer ended) {
-        this.ended = ended;
-        this.workers = workers;
+    /**
+     * Creates a pass.
+     *
+     * @param layout which arrays have the batch; its outputs may be unknown
+     * @param batch the number of rows
+     */
+    SplitForward(Ranks ranks, BackwardPasses backward, Layout layout, long batch) {
+        this.ranks = ranks;
+        this.backward = backward;
         this.layout = layout;
         this.batch = batch;
     }
 
+    /** How ranks take part in a pass. */
+    enum Meeting {
+        /** The block runs no collectives; a rank without rows has no part. */
+        NONE,
+        /** As {@link #NONE}, but a rank without rows computes one that counts for nothing. */
+        ALL_RANKS,
+        /** As {@link #ALL_RANKS}, and the block runs collectives, as with PyTorch's Join. */
+        COLLECTIVES
+    }
+
     /**
-     * Computes the predictions for a batch.
+     * Computes the predictions for a batch. A recorded pass is added to the backward passes, which
+     * close it.
      *
-     * @param apart whether the block runs no collectives, so that no rank waits for another
      * @param labels null if there are none
-     * @param layout which arrays have the batch; its outputs may be unknown
      * @param expected the shapes of one rank's predictions for the whole batch, to find out which
      *     dimension is the batch; null if they are not known
      * @param scope the caller's gradient scope; null if gradients are not recorded
-     * @param all whether ranks without rows compute a row that counts for nothing, so that all
-     *     ranks take part in the block's collectives, as PyTorch's Join does
-     * @param idle called on each rank's thread before the pass: whether it has no rows
-     * @param started called with a recorded pass, which the receiver must close
-     * @param ended called on each rank's thread after its backward pass
      */
-    static Result run(
-            RankWorkers workers,
-            boolean apart,
-            List<Device> devices,
+    NDList run(
             NDList data,
             NDList labels,
-            Layout layout,
             Shape[] expected,
             GradientScope scope,
-            boolean all,
-            Body body,
-            Idle idle,
-            Consumer<SplitForward> started,
-            IntConsumer ended) {
-        long batch = data.head().getShape().get(0);
-        SplitForward pass = new SplitForward(workers, layout, batch, ended);
+            Meeting meeting,
+            Body body) {
         List<Integer> inputs = new ArrayList<>(); // that require a gradient
         for (int k = 0; scope != null && k < data.size(); k++) {
             if (NoGradient.isRecorded(data.get(k))) {
@@ -114,53 +102,51 @@ final class SplitForward implements AutoCloseable {
         }
         boolean kept = false;
         try {
-            NoGradient.run(() -> pass.split(devices, data, labels, all));
-            pass.parts.forEach(
-                    part -> inputs.forEach(k -> part.data.get(k).setRequiresGradient(true)));
-            workers.run(
-                    pass.parts.size(),
-                    apart,
-                    rank -> {
-                        Part part = pass.parts.get(rank);
-                        idle.set(rank, part.rows == 0);
-                        if (scope == null) {
-                            part.predictions =
-                                    NoGradient.get(
-                                            () -> body.forward(rank, part.data, part.labels));
-                        } else {
-                            part.predictions =
-                                    part.scope.within(
-                                            () -> body.forward(rank, part.data, part.labels));
-                        }
-                    });
-            List<Shape[]> shapes = pass.parts.stream().map(p -> p.predictions.getShapes()).toList();
-            long[] rows = pass.parts.stream().mapToLong(part -> part.rows).toArray();
+            NoGradient.run(() -> split(data, labels, meeting != Meeting.NONE));
+            parts.forEach(part -> inputs.forEach(k -> part.data.get(k).setRequiresGradient(true)));
+            ranks.workers()
+                    .run(
+                            parts.size(),
+                            meeting != Meeting.COLLECTIVES,
+                            rank -> compute(ranks.get(rank), parts.get(rank), scope, body));
+            List<Shape[]> shapes = parts.stream().map(p -> p.predictions.getShapes()).toList();
+            long[] rows = parts.stream().mapToLong(part -> part.rows).toArray();
             layout.requirePredictions(shapes.get(0).length);
-            pass.layout = expected == null ? layout : layout.withOutputs(expected, shapes, rows);
+            layout = expected == null ? layout : layout.withOutputs(expected, shapes, rows);
             NDManager owner = data.head().getManager();
-            NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
-            if (scope != null) {
-                kept = pass.record(scope, data, inputs, whole);
+            NDList whole = NoGradient.get(() -> join(owner));
+            if (scope != null && record(scope, data, inputs, whole)) {
+                kept = true;
+                backward.add(this);
             }
-            if (kept) {
-                started.accept(pass);
-            }
-            return new Result(whole, pass.layout);
+            return whole;
         } finally {
             if (!kept) {
-                pass.close();
+                close();
             }
         }
     }
 
-    private void split(List<Device> devices, NDList data, NDList labels, boolean all) {
+    /** Returns which arrays have the batch; its outputs are null if no shapes were expected. */
+    Layout layout() {
+        return layout;
+    }
+
+    private static void compute(Replica replica, Part part, GradientScope scope, Body body) {
+        replica.store().setIdle(part.rows == 0);
+        Supplier<NDList> pass = () -> body.forward(replica, part.data, part.labels);
+        part.predictions = scope == null ? NoGradient.get(pass) : part.scope.within(pass);
+    }
+
+    private void split(NDList data, NDList labels, boolean all) {
         NDManager parent = data.head().getManager();
-        int busy = (int) Math.min(devices.size(), batch);
-        int count = all ? devices.size() : busy;
+        int most = ranks.replicas().size();
+        int busy = (int) Math.min(most, batch);
+        int count = all ? most : busy;
         for (int rank = 0; rank < count; rank++) {
             long begin = rank < busy ? batch * rank / busy : 0;
             long end = rank < busy ? batch * (rank + 1) / busy : 1;
-            Part part = new Part(parent.newSubManager(devices.get(rank)));
+            Part part = new Part(parent.newSubManager(ranks.get(rank).device()));
             parts.add(part);
             part.rows = rank < busy ? end - begin : 0;
             part.data = rows(data, layout.data(), begin, end, part);
@@ -213,7 +199,8 @@ final class SplitForward implements AutoCloseable {
         return copy;
     }
 
-    private NDList join(NDManager owner, Device device) {
+    private NDList join(NDManager owner) {
+        Device device = ranks.first().device();
         NDList whole = new NDList();
         NDList first = parts.get(0).predictions;
         try (NDManager temporary = owner.newSubManager(device)) {
@@ -337,18 +324,21 @@ final class SplitForward implements AutoCloseable {
             own.add(of);
             row += part.rows;
         }
-        workers.run(
-                parts.size(),
-                rank -> {
-                    Part part = parts.get(rank);
-                    List<NDArray> targets = recorded.stream().map(part.predictions::get).toList();
-                    part.scope.within(
-                            () -> {
-                                part.scope.backward(targets, own.get(rank));
-                                return null;
-                            });
-                    ended.accept(rank);
-                });
+        ranks.workers()
+                .run(
+                        parts.size(),
+                        false,
+                        rank -> {
+                            Part part = parts.get(rank);
+                            List<NDArray> targets =
+                                    recorded.stream().map(part.predictions::get).toList();
+                            part.scope.within(
+                                    () -> {
+                                        part.scope.backward(targets, own.get(rank));
+                                        return null;
+                                    });
+                            backward.end(ranks.get(rank));
+                        });
     }
 
     /** Joins the gradients of the ranks' parts of an input. */

@@ -15,6 +15,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.function.Supplier;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
@@ -26,26 +27,29 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class StagedForward {
 
-    private StagedForward() {}
+    private final Replica replica;
+    private final GradientBuckets buckets;
+    private final Supplier<ReductionTime> time;
+    private int passes; // forward passes whose backward pass has not ended
 
-    static NDList run(Block block, Replica replica, NDList data, NDList labels) {
+    StagedForward(Replica replica, GradientBuckets buckets, Supplier<ReductionTime> time) {
+        this.replica = replica;
+        this.buckets = buckets;
+        this.time = time;
+    }
+
+    NDList run(Block block, NDList data, NDList labels) {
         GradientScope scope = GradientScope.current().orElse(null);
-        if (replica.shards() != null) {
-            return replica.shards().forward(data, labels, true, scope);
-        }
         List<Block> stages = new ArrayList<>();
         collect(block, stages);
-        if (scope == null
-                || replica.group() == null
-                || replica.sharesMemory()
-                || stages.size() < 2) {
+        if (scope == null || stages.size() < 2) {
             return forward(block, replica.store(), data, labels);
         }
-        Map<NDArray, Integer> buckets = replica.buckets();
-        if (buckets.values().stream().allMatch(bucket -> bucket == 0)) {
+        Map<NDArray, Integer> indices = buckets.indicesByArray(replica.trained());
+        if (indices.values().stream().allMatch(bucket -> bucket == 0)) {
             return forward(block, replica.store(), data, labels); // There is nothing to overlap.
         }
-        List<Set<Parameter>> complete = complete(stages, replica, buckets);
+        List<Set<Parameter>> complete = complete(stages, indices);
         boolean cut = false;
         NDList current = data;
         for (int i = 0; i < stages.size(); i++) {
@@ -56,16 +60,41 @@ final class StagedForward {
                             : current.stream().filter(Torch::requiresGradient).toList();
             if (!recorded.isEmpty()) {
                 boolean first = !cut;
-                Runnable reached = () -> replica.ready(parameters, first);
+                Runnable reached = () -> ready(parameters, first);
                 current = cut(scope, current, recorded, reached);
                 if (first) {
-                    replica.passBegun();
+                    passes++;
                 }
                 cut = true;
             }
             current = forward(stages.get(i), replica.store(), current, labels);
         }
         return current;
+    }
+
+    /**
+     * Marks gradients as complete in a backward pass. They are reduced if no other pass adds to
+     * them.
+     *
+     * @param last whether the backward pass ends here
+     */
+    private void ready(Set<Parameter> complete, boolean last) {
+        if (passes == 1 && time.get() == ReductionTime.WITHIN_PASS) {
+            buckets.ready(
+                    complete.stream()
+                            .map(replica.store()::array)
+                            // Two parameters share this array: the other one may still add to it.
+                            .filter(array -> !replica.isShared(array))
+                            .toList());
+        }
+        if (last) {
+            passes--;
+        }
+    }
+
+    /** Forgets passes whose backward pass has not ended. */
+    void forgetPasses() {
+        passes = 0;
     }
 
     /** Runs a block on copies of the lists, as blocks such as DJL's LSTM add arrays to theirs. */
@@ -110,10 +139,9 @@ final class StagedForward {
      * A stage that completes no bucket has none: an earlier stage has its parameters, as a cut that
      * starts no reduction only costs time.
      *
-     * @param buckets the bucket of each trained array; emptied
+     * @param indices the bucket of each trained array; emptied
      */
-    private static List<Set<Parameter>> complete(
-            List<Block> stages, Replica replica, Map<NDArray, Integer> buckets) {
+    private List<Set<Parameter>> complete(List<Block> stages, Map<NDArray, Integer> indices) {
         Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.
         List<Set<Parameter>> complete = new ArrayList<>();
         for (Block stage : stages) {
@@ -123,11 +151,11 @@ final class StagedForward {
             complete.add(own);
         }
         Map<Integer, Integer> missing = new HashMap<>(); // by bucket
-        buckets.values().forEach(bucket -> missing.merge(bucket, 1, Integer::sum));
+        indices.values().forEach(bucket -> missing.merge(bucket, 1, Integer::sum));
         for (int i = stages.size() - 1; i > 0; i--) {
             boolean full = false;
             for (Parameter parameter : complete.get(i)) {
-                Integer bucket = buckets.remove(replica.store().array(parameter));
+                Integer bucket = indices.remove(replica.store().array(parameter));
                 full |= bucket != null && missing.merge(bucket, -1, Integer::sum) == 0;
             }
             if (!full) {

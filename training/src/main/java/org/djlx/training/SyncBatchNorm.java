@@ -114,7 +114,7 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
                     };
             own[index] = store.getValue(parameter, x.getDevice(), training);
         }
-        if (training && store instanceof Replica.Store ranks && ranks.group() != null) {
+        if (training && store instanceof RankStore ranks && ranks.group() != null) {
             return new NDList(normalized(x, own, ranks));
         }
         return x.getShape().get(0) > virtualRows
@@ -130,7 +130,7 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
      *
      * @param own gamma, beta, running mean and running variance
      */
-    private NDArray normalized(NDArray input, NDArray[] own, Replica.Store ranks) {
+    private NDArray normalized(NDArray input, NDArray[] own, RankStore ranks) {
         GradientScope scope = null;
         NDArray[] inputs = {input, own[0], own[1]};
         String[] roles = {"input", "gamma", "beta"};

@@ -54,14 +54,16 @@ final class TrainerSetup {
                 : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
     }
 
-    static boolean isProcess(DataParallelConfig settings) {
+    private static boolean isProcess(DataParallelConfig settings) {
         return settings.group() != null || isOneOfSeveral();
     }
 
-    /**
-     * Returns a copy of a configuration for one of several processes, with {@link JobListeners}.
-     */
-    static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+    /** Returns a configuration with {@link JobListeners}, unless the job is in this process. */
+    static TrainingConfig ofRank(Model model, TrainingConfig config, DataParallelConfig settings) {
+        boolean first = isFirst(model, settings);
+        if (first && !isProcess(settings)) {
+            return config;
+        }
         JobListeners listeners = new JobListeners(config.getTrainingListeners(), first);
         DefaultTrainingConfig own =
                 new DefaultTrainingConfig(config.getLossFunction()) {
@@ -78,11 +80,14 @@ final class TrainerSetup {
         return own;
     }
 
-    /** Returns the number of ranks in a JVM that runs the whole job. */
-    static int ranks(DataParallelConfig settings, Device[] devices) {
+    /** Returns the ranks that a trainer has in this JVM, before they are opened. */
+    static Ranks ranks(DataParallelConfig settings, Device[] devices) {
+        if (isProcess(settings)) {
+            return new RankOfProcess(settings, devices);
+        }
         Integer wanted = settings.ranks();
         if (!devices[0].isGpu()) {
-            return wanted == null ? 1 : wanted;
+            return new RanksOfJvm(settings, devices, wanted == null ? 1 : wanted);
         }
         if (wanted != null && wanted != devices.length) {
             throw new IllegalArgumentException(
@@ -91,7 +96,7 @@ final class TrainerSetup {
                                     + " rank per device; leave optRanks out",
                             wanted, Arrays.toString(devices)));
         }
-        return devices.length;
+        return new RanksOfJvm(settings, devices, devices.length);
     }
 
     /**

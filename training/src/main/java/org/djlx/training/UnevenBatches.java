@@ -36,17 +36,17 @@ final class UnevenBatches {
     private static final class Passes implements AutoCloseable {
 
         private final NDManager manager;
-        private final DataParallelTrainer.Collector collector;
+        private final BackwardPasses.Collector collector;
         private final List<NDArray> outputs = new ArrayList<>(); // without a backward pass yet
 
         Passes(DataParallelTrainer trainer) {
             manager = trainer.getManager().newSubManager();
-            collector = (DataParallelTrainer.Collector) trainer.newGradientCollector();
+            collector = (BackwardPasses.Collector) trainer.newGradientCollector();
         }
 
         void backward() {
             List<NDArray> zeros = outputs.stream().map(NDArray::zerosLike).toList();
-            collector.backward(() -> collector.scope().backward(outputs, zeros));
+            collector.backward(outputs, zeros);
             outputs.clear();
         }
 
@@ -59,13 +59,20 @@ final class UnevenBatches {
     }
 
     private final DataParallelTrainer trainer;
+    private final boolean allowed;
     private NDList firstData; // the first batch; null before
     private NDList firstLabels; // its labels; null without
     private NDArray announced; // the number of the last announced call; null before the first
     private Work announcement; // the all-reduce of that number
 
-    UnevenBatches(DataParallelTrainer trainer) {
+    UnevenBatches(DataParallelTrainer trainer, boolean allowed) {
         this.trainer = trainer;
+        this.allowed = allowed;
+    }
+
+    /** Returns whether processes may train on different numbers of batches. */
+    boolean areAllowed() {
+        return allowed && trainer.group() != null;
     }
 
     private Replica replica() {
@@ -74,7 +81,9 @@ final class UnevenBatches {
 
     /** Announces a call to the processes in join. */
     void tell(Call call) {
-        tell(call.ordinal());
+        if (areAllowed()) {
+            tell(call.ordinal());
+        }
     }
 
     /** Returns the class names of the trainer's JoinListeners, in their order. */
@@ -84,6 +93,9 @@ final class UnevenBatches {
 
     /** Announces a call of a listener to the processes in join. */
     void tell(JoinListener listener) {
+        if (!areAllowed()) {
+            return;
+        }
         int index = listeners().indexOf(listener);
         if (index < 0) {
             throw new IllegalArgumentException(
@@ -127,7 +139,10 @@ final class UnevenBatches {
 
     /** Repeats the calls of processes that still train until all are in join. */
     void join() {
-        replica().setIdle(true);
+        if (!areAllowed()) {
+            return;
+        }
+        replica().store().setIdle(true);
         Passes passes = null;
         try {
             int joined = Call.JOINED.ordinal();
@@ -161,15 +176,18 @@ final class UnevenBatches {
                 }
             }
         } finally {
-            replica().setIdle(false);
+            replica().store().setIdle(false);
             if (passes != null) {
                 passes.close();
             }
         }
     }
 
-    /** Returns the first process that is not in join. All processes call it. */
+    /** Returns the first rank that is not in join. All processes call it. */
     int firstBusy() {
+        if (!areAllowed()) {
+            return 0;
+        }
         ProcessGroup group = trainer.group();
         int own = replica().store().isIdle() ? group.worldSize() : group.rank();
         try (NDArray first = replica().manager().create(new long[] {own})) {
@@ -190,7 +208,7 @@ final class UnevenBatches {
 
     /** Copies the first batch, with which join repeats passes. */
     void keepFirst(NDList data, NDList labels) {
-        if (firstData == null) {
+        if (areAllowed() && firstData == null) {
             NDManager manager = replica().manager();
             firstData = StagedForward.copy(data, manager);
             firstLabels = StagedForward.copy(labels, manager);

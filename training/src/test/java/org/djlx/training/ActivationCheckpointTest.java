@@ -119,7 +119,7 @@ class ActivationCheckpointTest {
 
     private static List<float[]> parameters(DataParallelTrainer trainer) {
         List<float[]> values = new ArrayList<>();
-        for (Replica.Own own : trainer.replicas().get(0).parameters()) {
+        for (LocalParameter own : trainer.replicas().get(0).parameters()) {
             values.add(NoGradient.get(() -> own.array().toFloatArray()));
         }
         return values;
@@ -177,7 +177,7 @@ class ActivationCheckpointTest {
         "encoder, 2, NONE",
         "encoder, 1, FLOAT16"
     })
-    void trainsAsWithItsGraph(String kind, int ranks, MixedPrecisionPolicy policy)
+    void trainsAsTheUnwrappedBlock(String kind, int ranks, MixedPrecisionPolicy policy)
             throws Exception {
         List<float[]> expected = trained(kind, false, config(ranks).optMixedPrecision(policy));
         List<float[]> actual = trained(kind, true, config(ranks).optMixedPrecision(policy));
@@ -223,7 +223,7 @@ class ActivationCheckpointTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void dropoutIsTheSameWhenItIsComputedAgain(int ranks) throws Exception {
+    void recomputedDropoutDrawsTheSameNumbers(int ranks) throws Exception {
         Layer layer = new Layer(0.5f, y -> y);
         Block block = new SequentialBlock().add(ActivationCheckpoint.wrap(layer));
         assertGradientsAreOfTheDropoutThatWasPredicted(config(ranks), layer, block);
@@ -295,7 +295,7 @@ class ActivationCheckpointTest {
 
     @Test
     @Tag("slow")
-    void fullyShardedProcessesComputeDropoutAgain() throws Exception {
+    void fullyShardedProcessesRecomputeDropout() throws Exception {
         try (RankProcesses processes = new RankProcesses(2, Sharded.class)) {
             processes.awaitSuccess();
             float[] one = line(processes.output(0), "gradient");
@@ -314,7 +314,7 @@ class ActivationCheckpointTest {
 
     /** Random numbers go on after the backward pass as they would: they are not drawn again. */
     @Test
-    void eachPassDrawsOtherNumbers() throws Exception {
+    void passesDrawDifferentNumbers() throws Exception {
         Layer layer = new Layer(0.5f, y -> y);
         Block block = new SequentialBlock().add(ActivationCheckpoint.wrap(layer));
         List<float[]> predicted = new ArrayList<>();
@@ -342,7 +342,7 @@ class ActivationCheckpointTest {
     /** A block that does not repeat itself is found in the first pass, or in the backward pass. */
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void otherPredictionsAreNotTaken(boolean always) throws Exception {
+    void backwardRejectsDifferentPredictions(boolean always) throws Exception {
         AtomicInteger calls = new AtomicInteger();
         UnaryOperator<NDArray> last =
                 y -> y.mul(1 + (always ? 1 : 0) * calls.get() + calls.getAndIncrement() / 3);
@@ -371,7 +371,7 @@ class ActivationCheckpointTest {
     }
 
     @Test
-    void evaluationAndFrozenBlocksAreComputedOnce() throws Exception {
+    void evaluationAndFrozenBlocksComputeOnce() throws Exception {
         Layer layer = new Layer(0, y -> y);
         Block block = new SequentialBlock().add(ActivationCheckpoint.wrap(layer));
         train(
@@ -443,7 +443,7 @@ class ActivationCheckpointTest {
     }
 
     @Test
-    void theBlockIsNotNull() {
+    void wrapRejectsNull() {
         assertThrows(IllegalArgumentException.class, () -> ActivationCheckpoint.wrap(null));
     }
 }

@@ -100,7 +100,7 @@ class BatchNormTest {
     /** The first batch is compared with a whole pass; a later one only ranks compute. */
     @ParameterizedTest
     @ValueSource(ints = {0, 1, 2, 3})
-    void oneValuePerChannelIsRefusedAndTrainingGoesOn(int ranks) throws Exception {
+    void oneValuePerChannelIsRejectedAndTrainingContinues(int ranks) throws Exception {
         List<float[]> actual =
                 train(
                         withLinear(BatchNorm.builder().build()),
@@ -181,7 +181,7 @@ class BatchNormTest {
     /** The program saves the block that it made, not the one that the trainer computes with. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void theProgramsOwnRootBlockIsInitialised(int ranks) throws Exception {
+    void userBlockIsInitialisedToo(int ranks) throws Exception {
         for (Block block :
                 List.of(
                         BatchNorm.builder().build(),
@@ -237,7 +237,7 @@ class BatchNormTest {
     /** As with DDP, rank 0's statistics are those of all ranks. */
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void equalRowsGetEqualAnswersWithoutSynchronisation(boolean ghost) throws Exception {
+    void unsynchronisedRanksEvaluateAlike(boolean ghost) throws Exception {
         Block norm = ghost ? GhostBatchNorm.builder().build() : BatchNorm.builder().build();
         DataParallelConfig config =
                 new DataParallelConfig(Training.loss()).optRanks(3).optSyncBatchNorm(false);
@@ -262,7 +262,7 @@ class BatchNormTest {
     /** Also after a process has trained on fewer batches: its row then counts for nothing. */
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
-    void statisticsOfProcessesAreThoseOfTheFirstThatTrains(boolean join) throws Exception {
+    void unsynchronisedStatisticsComeFromTheFirstBusyProcess(boolean join) throws Exception {
         float[][] running = new float[2][];
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
@@ -301,7 +301,7 @@ class BatchNormTest {
     }
 
     @Test
-    void ghostBatchNormRefusesSeveralVirtualBatches() throws Exception {
+    void ghostBatchNormRejectsSeveralVirtualBatches() throws Exception {
         train(
                 withLinear(GhostBatchNorm.builder().optVirtualBatchSize(4).build()),
                 2,

@@ -200,7 +200,7 @@ class ChangingBlockTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
-    void changesInPlaceHappenOnce(int ranks) {
+    void blocksThatChangeTheirInputSeeACopy(int ranks) {
         Batches batches =
                 (manager, rows) ->
                         new NDList(sines(manager, rows, 6), manager.ones(new Shape(1, 6)));

@@ -85,7 +85,7 @@ class DataParallelGpuTest {
     }
 
     @Test
-    void aJobGoesOnFromACheckpoint(@TempDir Path directory) throws Exception {
+    void jobResumesFromACheckpoint(@TempDir Path directory) throws Exception {
         Outcome whole = fit(config("adam"), 5, trainer -> 4);
         DataParallelConfig ended = config("adam");
         ended.addTrainingListeners(
@@ -121,7 +121,7 @@ class DataParallelGpuTest {
 
     @Test
     @Timeout(60)
-    void aRankFailsWhileOthersReduce() {
+    void failureOfARankEndsTheOthersReductions() {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         config.optDevices(gpus());
         TrainerCareTest.failInBackward(config);

@@ -164,7 +164,7 @@ class DataParallelTest {
     /** Initial weights may come behind what initialises the trainer, also between predictions. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
-    void allRanksTakeWhatIsWrittenBeforeTheFirstStep(int ranks) throws Exception {
+    void writesBeforeTheFirstStepReachAllRanks(int ranks) throws Exception {
         Training.OnTrainer write =
                 trainer -> {
                     NDManager manager = trainer.getManager();
@@ -203,7 +203,7 @@ class DataParallelTest {
 
     /** The program is unchanged: a property says how many ranks there are. */
     @Test
-    void aPropertyNamesTheRanks() throws Exception {
+    void systemPropertySetsRanks() throws Exception {
         Outcome expected = reference("sgd", inOrder(BATCH));
         TrainingConfig config =
                 new DefaultTrainingConfig(Training.loss()).optOptimizer(Training.optimizer("sgd"));
@@ -366,7 +366,7 @@ class DataParallelTest {
     /** Trainers of one rank each, which know nothing of each other but for the listener. */
     @ParameterizedTest
     @ValueSource(ints = {2, 3})
-    void aListenerMakesGradientsOne(int ranks) throws Exception {
+    void synchronizerReducesGradients(int ranks) throws Exception {
         Sampler whole = DistributedSampler.builder().setBatchSize(4 * ranks).optSeed(3).build();
         Outcome expected = reference("adam", whole);
         List<ProcessGroup> groups = ProcessGroups.local(ranks);
@@ -413,7 +413,7 @@ class DataParallelTest {
 
     /** Each process has a loss of its own; their sum is what SUM goes down on. */
     @Test
-    void meanIsTheDefault() throws Exception {
+    void processesAverageByDefault() throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             List<float[]> gradients =
@@ -459,7 +459,7 @@ class DataParallelTest {
     /** They have one loss, of which there is no mean to take. */
     /** Engine PyTorch would train on one rank, and ignore the options. */
     @Test
-    void optionsOfRanksAreRefusedByOtherEngines() {
+    void otherEnginesRejectOptionsOfRanks() {
         try (Model model = Model.newInstance("plain", "PyTorch")) {
             model.setBlock(Training.block());
             for (DataParallelConfig ignored :
@@ -477,7 +477,7 @@ class DataParallelTest {
     }
 
     @Test
-    void ranksOfOneJvmRefuseMean() throws Exception {
+    void ranksOfOneJvmRejectMean() throws Exception {
         try (Model model = Model.newInstance("mean", P2pEngine.NAME)) {
             model.setBlock(Training.block());
             DataParallelConfig config =
@@ -514,7 +514,7 @@ class DataParallelTest {
 
     /** A parameter that drifts away on one rank is found when the trainer is closed. */
     @Test
-    void parametersThatDifferAtTheEndAreFound() {
+    void closeReportsParametersThatDiffer() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             CollectiveException e =
@@ -614,7 +614,7 @@ class DataParallelTest {
     }
 
     @Test
-    void aStepWithoutABackwardPassIsRefused() throws Exception {
+    void stepWithoutBackwardIsRejected() throws Exception {
         for (int ranks : new int[] {1, 2}) {
             try (Model model = Model.newInstance("none", P2pEngine.NAME)) {
                 model.setBlock(Training.block());
@@ -636,7 +636,7 @@ class DataParallelTest {
 
     /** A rank that fails does not leave the others waiting; the error says which it was. */
     @Test
-    void aFailingRankIsNamed() throws Exception {
+    void failureNamesTheRank() throws Exception {
         SequentialBlock block = new SequentialBlock();
         block.add(
                 list -> {
@@ -690,7 +690,7 @@ class DataParallelTest {
 
     /** Ranks whose updates failed may differ: whatever is called then says why. */
     @Test
-    void aTrainerWhoseRanksFailedIsRefused() throws Exception {
+    void trainerIsUnusableAfterAFailure() throws Exception {
         try (Model model = Model.newInstance("failed", P2pEngine.NAME)) {
             model.setBlock(Training.block());
             DataParallelConfig config = config("sgd").optRanks(2);
@@ -717,7 +717,7 @@ class DataParallelTest {
 
     /** What a step makes is closed with the batch: the number of arrays does not grow. */
     @Test
-    void nothingIsLeftBehind() throws Exception {
+    void closeFreesThreadsAndArrays() throws Exception {
         for (int ranks : new int[] {1, 2}) {
             int[] counts = new int[2];
             try (Model model = Model.newInstance("flat", P2pEngine.NAME)) {
@@ -764,7 +764,7 @@ class DataParallelTest {
 
     /** Ranks of a JVM share the tracker of learning rates, of which DJL's change themselves too. */
     @Test
-    void aTrackerChangesOnceAStep() throws Exception {
+    void trackerAdvancesOncePerStep() throws Exception {
         Decay decay = new Decay();
         DataParallelConfig config = config("sgd").optRanks(4);
         config.optOptimizer(Optimizer.sgd().setLearningRateTracker(decay).build());
@@ -1014,7 +1014,7 @@ class DataParallelTest {
      * two more gathers compare the options: lengths and texts.
      */
     @Test
-    void parametersAreComparedAtTheStartAndAtTheEnd() {
+    void parametersAreComparedAtStartAndClose() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(
@@ -1091,7 +1091,7 @@ class DataParallelTest {
     }
 
     @Test
-    void theTimeoutOfTheGroupCanBeSet() {
+    void optTimeoutSetsTheGroupsTimeout() {
         List<Duration> timeouts = Collections.synchronizedList(new ArrayList<>());
         Backends.register("timed", new TimedFactory(timeouts));
         Duration timeout = Duration.ofSeconds(7);

@@ -60,7 +60,7 @@ class DistributedSamplerTest {
     }
 
     @Test
-    void eachEpochHasAnOrderOfItsOwn() throws Exception {
+    void epochsHaveDifferentOrders() throws Exception {
         DistributedSampler sampler = sampler(5).build();
         List<List<Long>> first = epoch(sampler);
         List<List<Long>> second = epoch(sampler);
@@ -74,24 +74,28 @@ class DistributedSamplerTest {
     }
 
     @Test
-    void anEpochGoesOnInItsMiddle() throws Exception {
+    void setPositionContinuesWithinAnEpoch() throws Exception {
         DistributedSampler whole = sampler(5).build();
         List<List<Long>> first = epoch(whole);
         List<List<Long>> second = epoch(whole);
         DistributedSampler sampler = sampler(5).build();
-        sampler.setEpoch(0, 2);
+        sampler.setPosition(0, 2 * sampler.itemsPerBatch());
         assertEquals(first.subList(2, first.size()), epoch(sampler));
         assertEquals(second, epoch(sampler));
-        sampler.setEpoch(1, second.size()); // ended between its last batch and the next epoch
+        sampler.setPosition(
+                1,
+                second.size()
+                        * sampler.itemsPerBatch()); // ended between its last batch and the next
+        // epoch
         assertEquals(List.of(), epoch(sampler));
-        sampler.setEpoch(1, second.size() + 1);
+        sampler.setPosition(1, (second.size() + 1) * sampler.itemsPerBatch());
         assertThrows(IllegalArgumentException.class, () -> epoch(sampler));
     }
 
     @Test
-    void wrongNumbersAreRefused() {
+    void rejectsNumbersOutOfRange() {
         assertThrows(IllegalArgumentException.class, () -> sampler(5).build().setEpoch(-1));
-        assertThrows(IllegalArgumentException.class, () -> sampler(5).build().setEpoch(0, -1));
+        assertThrows(IllegalArgumentException.class, () -> sampler(5).build().setPosition(0, -1));
         assertThrows(IllegalArgumentException.class, () -> DistributedSampler.builder().build());
         assertThrows(IllegalArgumentException.class, () -> sampler(0).build());
         DistributedSampler large = sampler(ITEMS + 1).build(); // Nothing would be trained.

@@ -35,7 +35,7 @@ class EarlyEndTest {
 
     /** Its dataset has fewer batches, say. The others wait for it in a step. */
     @Test
-    void aTrainerThatIsClosedEarlyIsNamed() {
+    void closingATrainerEarlyFailsTheOtherRanksByName() {
         List<ProcessGroup> groups = ProcessGroups.local(3);
         try {
             ProcessGroups.run(

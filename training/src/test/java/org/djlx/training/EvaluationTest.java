@@ -147,7 +147,7 @@ class EvaluationTest {
     }
 
     @Test
-    void anEvaluationThatCannotBeDividedIsRefused() {
+    void evaluateRejectsABlockThatMixesRows() {
         train(
                 new Net(),
                 2,
@@ -164,7 +164,7 @@ class EvaluationTest {
     }
 
     @Test
-    void randomEvaluationsAreRefused() {
+    void evaluateRejectsRandomPredictions() {
         Block random =
                 new Net() {
                     @Override

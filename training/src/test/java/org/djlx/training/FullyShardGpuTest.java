@@ -256,7 +256,7 @@ class FullyShardGpuTest {
 
     /** The peer of a rank that fails gets an error, and does not wait for its timeout. */
     @Test
-    void aFailingRankEndsItsPeer() {
+    void failureOfARankEndsItsPeer() {
         List<Throwable> errors = new ArrayList<>();
         CollectiveException failure =
                 assertThrows(

@@ -231,7 +231,7 @@ class FullyShardTest {
 
     /** A rank without rows in the last pass has rows in the pass before. */
     @Test
-    void passesOfDifferentRowsShareABackwardPass() {
+    void oneBackwardPassCoversBatchesOfDifferentSizes() {
         List<List<float[]>> results = new ArrayList<>();
         for (String engine : List.of("PyTorch", P2pEngine.NAME)) {
             SequentialBlock block = Blocks.batchNorm();
@@ -327,7 +327,7 @@ class FullyShardTest {
 
     /** The gradient of {@code sum(x w noise)} is the loss by w only with the noise of that loss. */
     @Test
-    void randomNumbersAreDrawnOnce() {
+    void recomputedStagesReuseTheirRandomNumbers() {
         Block first = Linear.builder().setUnits(1).optBias(false).build();
         Noise noise = new Noise();
         SequentialBlock block = new SequentialBlock().add(first).add(noise);
@@ -357,7 +357,7 @@ class FullyShardTest {
 
     /** What runs when a stage is computed: the next one's gather, the last one's reduction. */
     @Test
-    void communicationIsAhead() {
+    void gathersStartOneStageAhead() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             List<List<String>> results = ProcessGroups.run(groups, FullyShardTest::calls);
@@ -416,7 +416,7 @@ class FullyShardTest {
      */
     @Test
     @Tag("slow")
-    void memoryIsDivided() {
+    void twoRanksHoldHalfTheBytes() {
         long parameters = 4L * LAYERS * WIDTH * WIDTH;
         // Parameters, gradients and two means of two ranks. The JVM's compilers were seen to return
         // 7 to 36 MB meanwhile, but not each time.
@@ -470,7 +470,7 @@ class FullyShardTest {
 
     /** The block's own arrays are closed, but within summonFullParameters, and at the end. */
     @Test
-    void theBlockHasItsArraysWhenSummoned(@TempDir Path directory) throws Exception {
+    void summonFullParametersRestoresTheBlocksArrays(@TempDir Path directory) throws Exception {
         SequentialBlock block = Blocks.mlp();
         block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
         List<float[]> initial;
@@ -512,7 +512,7 @@ class FullyShardTest {
 
     /** A trainer with one rank, too, refuses a pass whose gradients would be lost. */
     @Test
-    void aPassWithoutACollectorIsRefused() {
+    void forwardRejectsGradientsWithoutACollector() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(
@@ -538,7 +538,7 @@ class FullyShardTest {
 
     /** A parameter of two stages, and an optimizer with the state of whole parameters. */
     @Test
-    void whatCannotBeDividedIsRefused() {
+    void rejectsSharedParametersAndUsedOptimizers() {
         Block shared = Linear.builder().setUnits(Training.FEATURES).build();
         IllegalArgumentException twice =
                 assertThrows(

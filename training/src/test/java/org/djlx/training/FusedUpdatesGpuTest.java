@@ -43,7 +43,7 @@ class FusedUpdatesGpuTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"sgd", "sgd with all", "momentum", "adam", "adam with all", "adamW"})
-    void resultsAreThoseOfDjl(String name) {
+    void kernelsEqualDjlBitForBit(String name) {
         for (Shape shape : new Shape[] {new Shape(1), new Shape(7), new Shape(1237, 1001)}) {
             try (NDManager manager = NDManager.newBaseManager(GPU, "PyTorch");
                     FusedUpdates updates = FusedUpdates.open(GPU).orElseThrow()) {
@@ -78,7 +78,7 @@ class FusedUpdatesGpuTest {
     /** What is not a number or infinite goes the same ways. */
     @ParameterizedTest
     @ValueSource(strings = {"sgd", "sgd with all", "adamW"})
-    void specialValuesStay(String name) {
+    void kernelsKeepNanAndInfinity(String name) {
         float[] values = {
             Float.NaN, Float.POSITIVE_INFINITY, Float.NEGATIVE_INFINITY, -0f, 0, 1e-42f, 3e38f
         };
@@ -97,7 +97,7 @@ class FusedUpdatesGpuTest {
 
     /** A tensor may begin anywhere in its storage, at no multiple of 16 bytes. */
     @Test
-    void arraysNeedNotBeAligned() {
+    void kernelsTakeUnalignedArrays() {
         try (NDManager manager = NDManager.newBaseManager(GPU, "PyTorch");
                 FusedUpdates updates = FusedUpdates.open(GPU).orElseThrow()) {
             NDArray whole = FusedUpdatesTest.random(random, manager, new Shape(1003));
@@ -116,7 +116,7 @@ class FusedUpdatesGpuTest {
 
     /** As with DJL's own updates, a backward pass cannot go through what was computed before. */
     @Test
-    void autogradHearsOfUpdates() {
+    void updatesIncrementTheAutogradVersion() {
         try (NDManager manager = NDManager.newBaseManager(GPU, "PyTorch");
                 FusedUpdates updates = FusedUpdates.open(GPU).orElseThrow();
                 GradientScope scope = GradientScope.open()) {
@@ -132,7 +132,7 @@ class FusedUpdatesGpuTest {
 
     /** What the kernels cannot do, the optimizer does, to the parameter itself. */
     @Test
-    void otherTypesAreLeftToDjl() {
+    void otherElementTypesUseDjlsOperators() {
         try (NDManager manager = NDManager.newBaseManager(GPU, "PyTorch");
                 FusedUpdates updates = FusedUpdates.open(GPU).orElseThrow()) {
             for (String name : new String[] {"momentum", "adam"}) {

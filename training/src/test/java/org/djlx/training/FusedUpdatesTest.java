@@ -76,7 +76,7 @@ class FusedUpdatesTest {
     /** They call the methods that kernels replace, and find all that they need. */
     @ParameterizedTest
     @ValueSource(strings = {"sgd", "sgd with all", "momentum", "adam", "adam with all", "adamW"})
-    void optimizersUpdateWhatStandsForAParameter(String name) {
+    void optimizersUpdateThroughTheProxy(String name) {
         Random random = new Random(3);
         Set<Method> calls = new HashSet<>();
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
@@ -105,7 +105,7 @@ class FusedUpdatesTest {
 
     /** A graph that has saved a parameter does not survive an update of it. */
     @Test
-    void autogradHearsOfWrites() {
+    void writtenIncrementsTheAutogradVersion() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 GradientScope scope = GradientScope.open()) {
             NDArray parameter = manager.ones(new Shape(3, 5));
@@ -120,7 +120,7 @@ class FusedUpdatesTest {
 
     /** What fails below fails as it does without. */
     @Test
-    void errorsAreThoseOfTheParameter() {
+    void proxyThrowsTheParametersExceptions() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray parameter = manager.ones(new Shape(2));
             NDArray proxy = FusedUpdates.proxy(parameter, (called, values) -> false);
@@ -133,7 +133,7 @@ class FusedUpdatesTest {
 
     /** An optimizer of the user's own gets the array itself. */
     @Test
-    void otherOptimizersUpdateThemselves() {
+    void subclassesOfOptimizersAreNotKnown() {
         Optimizer own =
                 new Optimizer(Optimizer.sgd().setLearningRateTracker(Tracker.fixed(1f))) {
                     @Override

@@ -168,7 +168,7 @@ class GradientClippingTest {
     /** A pass after the clipping, to a parameter that had no gradient then, counts. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void passesAfterTheClippingCount(int ranks) {
+    void backwardAfterClippingCounts(int ranks) {
         Heads heads = new Heads();
         DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(ranks);
         config.optOptimizer(Training.optimizer("sgd"));
@@ -202,7 +202,7 @@ class GradientClippingTest {
     /** As of one device, a gradient that is read after a pass behind a clipping is the sum. */
     @ParameterizedTest
     @CsvSource({"1, 1048576", "2, 1048576", "2, 1"})
-    void aPassAfterTheClippingAddsToWhatIsRead(int ranks, long bucketBytes) {
+    void backwardAfterClippingAddsToClippedGradients(int ranks, long bucketBytes) {
         Heads heads = new Heads();
         DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(ranks);
         config.optBucketBytes(bucketBytes).optOptimizer(Training.optimizer("sgd"));
@@ -228,7 +228,7 @@ class GradientClippingTest {
     /** The norm is that of the whole batch, also of several passes, and clips what is above. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
-    void clipGradNormIsThatOfOneDevice(int ranks) {
+    void clipGradNormEqualsOneDevice(int ranks) {
         Reference reference = new Reference();
         train(
                 new DataParallelConfig(Training.loss()).optRanks(ranks),
@@ -273,7 +273,7 @@ class GradientClippingTest {
     }
 
     @Test
-    void limitsArePositive() {
+    void clippingRejectsLimitsThatAreNotPositive() {
         train(
                 new DataParallelConfig(Training.loss()),
                 (trainer, weight) -> {
@@ -291,7 +291,7 @@ class GradientClippingTest {
 
     /** Accumulating three batches sends as much as one batch, and has the result of three. */
     @Test
-    void noSyncSendsOnce() {
+    void noSyncReducesGradientsOfSeveralPassesOnce() {
         Accumulated one = accumulate(1, false);
         Accumulated three = accumulate(3, false);
         Accumulated accumulated = accumulate(3, true);
@@ -351,7 +351,7 @@ class GradientClippingTest {
 
     /** A parameter that one rank has not used gets the other rank's gradient. */
     @Test
-    void unusedParametersOfAListener() {
+    void synchronizerCountsUnusedParametersAsZero() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(

@@ -83,7 +83,7 @@ class GradientCompressionTest {
 
     @ParameterizedTest
     @CsvSource({"2, SUM", "3, SUM", "8, SUM", "2, MEAN"})
-    void eachRankRoundsAndTheResultIsRounded(int ranks, GradientReduction reduction) {
+    void bfloat16RoundsInputsAndResult(int ranks, GradientReduction reduction) {
         float[] exact = new float[SIZE];
         float[] bound = new float[SIZE];
         float[] rounded = new float[SIZE];
@@ -166,7 +166,7 @@ class GradientCompressionTest {
 
     /** A property asks for it; the program learns as much. */
     @Test
-    void aPropertyCompresses() throws Exception {
+    void systemPropertySetsCompression() throws Exception {
         float[] ends = new float[2];
         for (String value : List.of("none", "bfloat16")) {
             System.setProperty("org.djlx.gradientCompression", value);
@@ -195,7 +195,7 @@ class GradientCompressionTest {
     }
 
     @Test
-    void wrongValuesAreRefused() {
+    void rejectsWrongPropertyValues() {
         System.setProperty("org.djlx.gradientCompression", "zip");
         try {
             IllegalArgumentException e =

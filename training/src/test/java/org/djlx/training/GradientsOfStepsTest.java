@@ -134,7 +134,7 @@ class GradientsOfStepsTest {
         "2, 100000, true",
         "3, 100000, true"
     })
-    void passesOfAnotherTrainersCollector(int ranks, int bucketBytes, boolean own) {
+    void anotherTrainersCollectorReducesGradients(int ranks, int bucketBytes, boolean own) {
         SequentialBlock first = new SequentialBlock().add(Linear.builder().setUnits(6).build());
         DataParallelConfig config = config(ranks, bucketBytes);
         train(
@@ -165,12 +165,12 @@ class GradientsOfStepsTest {
     /** A scope of the program reduces as a collector does: what it reads and halves is the sum. */
     @ParameterizedTest
     @CsvSource({"1, 1", "2, 1", "3, 1", "2, 100000", "3, 100000"})
-    void gradientsAreChangedAfterAPassOfAnotherScope(int ranks, int bucketBytes) {
+    void changedGradientsReachAllRanksAfterAForeignScope(int ranks, int bucketBytes) {
         train(config(ranks, bucketBytes), Training.block(), DataType.FLOAT32, this::halve);
     }
 
     @Test
-    void processesChangeGradientsAfterAPassOfAnotherScope() {
+    void processesChangeGradientsAfterAForeignScope() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(
@@ -209,7 +209,7 @@ class GradientsOfStepsTest {
     /** What would lose the gradients of a pass, or mix them with others, is an error. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void aPassOfAnotherScopeEndsBeforeTheTrainersNextCall(int ranks) {
+    void backwardOfAForeignScopeFailsAfterZeroGradients(int ranks) {
         List<ProcessGroup> groups = ProcessGroups.local(1);
         DataParallelConfig config = config(ranks, 1);
         if (ranks == 1) {
@@ -239,7 +239,7 @@ class GradientsOfStepsTest {
     /** Another scope does not multiply the loss by the scale by which the step divides. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void aGradScalerNeedsTheTrainersCollector(int ranks) {
+    void forwardRejectsAForeignScopeWithAGradScaler(int ranks) {
         train(
                 config(ranks, 1).optGradScaler(new GradScaler()),
                 Training.block(),
@@ -265,7 +265,7 @@ class GradientsOfStepsTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
-    void frozenBetweenBackwardAndStep(int ranks) {
+    void freezingBetweenBackwardAndStepDropsGradients(int ranks) {
         train(
                 ranks,
                 (passes, block) -> {
@@ -286,7 +286,7 @@ class GradientsOfStepsTest {
 
     /** A small model, whose ranks' gradients are added in the step. */
     @Test
-    void frozenBetweenAccumulationAndStep() {
+    void freezingBetweenAccumulationAndStepDropsGradients() {
         train(
                 config(2, 1 << 20),
                 Training.block(),
@@ -310,7 +310,7 @@ class GradientsOfStepsTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3})
-    void frozenBetweenTwoPasses(int ranks) {
+    void freezingBetweenTwoPassesKeepsTheWeights(int ranks) {
         train(
                 ranks,
                 (passes, block) -> {
@@ -323,7 +323,7 @@ class GradientsOfStepsTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void unfrozenBetweenBackwardAndStep(int ranks) {
+    void unfreezingBetweenBackwardAndStepTrainsLater(int ranks) {
         train(
                 ranks,
                 (passes, block) -> {
@@ -342,7 +342,7 @@ class GradientsOfStepsTest {
     /** Both have one array, and so one gradient, which is the sum. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void parametersThatShareAnArray(int ranks) {
+    void parametersThatShareAnArrayTrainAsOnOneDevice(int ranks) {
         Linear one = Linear.builder().setUnits(6).optBias(false).build();
         Linear two = Linear.builder().setUnits(6).optBias(false).build();
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
@@ -365,7 +365,7 @@ class GradientsOfStepsTest {
     }
 
     @Test
-    void gradientsThatAreHeldOverAStep() {
+    void heldGradientsAreZeroAfterTheStep() {
         train(
                 2,
                 (passes, block) -> {
@@ -445,7 +445,7 @@ class GradientsOfStepsTest {
 
     /** As on a GPU, where the host goes on before an all-reduce has ended. */
     @Test
-    void gradientsThatTheirReductionHolds() {
+    void reductionDoesNotCountAsAHolderOfGradients() {
         List<TensorHold> holds = Collections.synchronizedList(new ArrayList<>());
         Backends.register("holding", new HoldingFactory(holds));
         DataParallelConfig config = new DataParallelConfig(Training.loss());
@@ -471,7 +471,7 @@ class GradientsOfStepsTest {
     }
 
     @Test
-    void gradientsKeepTheirType() {
+    void gradientsKeepTheirElementType() {
         train(
                 1,
                 Training.block(),

@@ -232,7 +232,7 @@ class JobEvaluatorsTest {
      */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void evaluatorsAreThoseOfAllProcesses(boolean join) throws Exception {
+    void evaluatorsCoverAllProcesses(boolean join) throws Exception {
         List<Map<String, List<NDList>>> kept = List.of(new HashMap<>(), new HashMap<>());
         NDManager manager = NDManager.newBaseManager("PyTorch");
         List<Map<String, Float>> expected = new ArrayList<>();
@@ -359,7 +359,7 @@ class JobEvaluatorsTest {
 
     /** A listener of one process stops the job; a listener behind it still meets all processes. */
     @Test
-    void allProcessesStopEarlyTogether() {
+    void earlyStopOfOneProcessStopsAll() {
         List<Integer> epochs = new ArrayList<>(List.of(0, 0));
         Extra stopping =
                 rank -> {

@@ -114,7 +114,7 @@ class MixedPrecisionTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void gradientsAreScaledUntilTheyAreClippedOrTheStep(int ranks) throws Exception {
+    void gradientsCarryTheScaleUntilClippingOrStep(int ranks) throws Exception {
         double[] expected = expectedGradient();
         double norm =
                 Math.sqrt(
@@ -146,8 +146,7 @@ class MixedPrecisionTest {
 
     @ParameterizedTest
     @CsvSource({"1, false", "2, false", "2, true"})
-    void anInfiniteGradientSkipsTheStepAndHalvesTheScale(int ranks, boolean clips)
-            throws Exception {
+    void infiniteGradientSkipsTheStepAndHalvesTheScale(int ranks, boolean clips) throws Exception {
         GradScaler scaler = scaler();
         train(
                 config(scaler).optRanks(ranks),
@@ -177,7 +176,7 @@ class MixedPrecisionTest {
     /** The gradient of one rank alone is infinite, and that of another part of a shard. */
     @ParameterizedTest
     @EnumSource(ShardingStrategy.class)
-    void allRanksSkipTheStep(ShardingStrategy strategy) {
+    void overflowOnOneRankSkipsTheStepOnAll(ShardingStrategy strategy) {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(groups, group -> skip(group, strategy));
@@ -211,7 +210,7 @@ class MixedPrecisionTest {
     /** Otherwise one rank's gradients would be scaled, or rounded, and the other's not. */
     @ParameterizedTest
     @CsvSource({"4, NONE, NO_SHARD", "3, BFLOAT16, NO_SHARD", "3, NONE, FULL_SHARD"})
-    void ranksNeedTheSameOptions(
+    void rejectsRanksWithDifferentOptions(
             int growthInterval, MixedPrecisionPolicy policy, ShardingStrategy strategy) {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
@@ -237,7 +236,7 @@ class MixedPrecisionTest {
 
     /** NaN differs from NaN, but not because other random numbers were drawn. */
     @Test
-    void anOverflowOfABlockThatIsComputedAgainSkipsTheStep() throws Exception {
+    void overflowInACheckpointedBlockSkipsTheStep() throws Exception {
         SequentialBlock layer = new SequentialBlock();
         layer.add(linear()).add(Dropout.builder().optRate(0.1f).build());
         train(
@@ -257,7 +256,7 @@ class MixedPrecisionTest {
     }
 
     @Test
-    void aCheckpointKeepsTheScale(@TempDir Path directory) throws Exception {
+    void checkpointKeepsTheScale(@TempDir Path directory) throws Exception {
         CheckpointManager.Builder checkpoints = CheckpointManager.builder().setDirectory(directory);
         train(
                 config(scaler()),
@@ -328,7 +327,7 @@ class MixedPrecisionTest {
                         assertEquals(2, block.output.getFloat());
                         collector.backward(block.output.sum());
                     }
-                    for (Replica.Own own : trainer.replicas().get(0).parameters()) {
+                    for (LocalParameter own : trainer.replicas().get(0).parameters()) {
                         assertEquals(ScalarType.FLOAT32, Torch.scalarType(own.array()));
                     }
                     assertArrayEquals(new float[] {1, 0, 0}, gradient(trainer));
@@ -350,7 +349,7 @@ class MixedPrecisionTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 3})
-    void convolutionsOfOtherDimensionsAreComputed(int dimensions) throws Exception {
+    void convolutionsOf1To3DimensionsComputeInHalf(int dimensions) throws Exception {
         Block block =
                 dimensions == 1
                         ? Conv1d.builder().setKernelShape(new Shape(1)).setFilters(1).build()
@@ -401,7 +400,7 @@ class MixedPrecisionTest {
     }
 
     @Test
-    void whatCannotBeComputedIsRefused() throws Exception {
+    void rejectsBlocksWithoutReplaceableLayers() throws Exception {
         DataParallelConfig config = config(null).optMixedPrecision(MixedPrecisionPolicy.FLOAT16);
         assertEquals(65536, config.gradScaler().scale());
         assertRefused("Dropout has none", config, Dropout.builder().build());
@@ -421,7 +420,7 @@ class MixedPrecisionTest {
     }
 
     @Test
-    void scalersCheckTheirOptions() {
+    void scalerRejectsOptionsOutOfRange() {
         double infinity = Double.POSITIVE_INFINITY;
         for (double wrong : new double[] {0, -1, Double.NaN, infinity, 1e39, 1e-39}) {
             assertThrows(IllegalArgumentException.class, () -> new GradScaler(wrong, 1));

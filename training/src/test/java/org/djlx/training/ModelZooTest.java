@@ -244,7 +244,7 @@ class ModelZooTest {
     /** Attention in BertBlock closes the array of its scale before the backward pass. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
-    void factorsOutliveGarbageCollections(int ranks) throws Exception {
+    void factorsOutliveGarbageCollection(int ranks) throws Exception {
         Block plain = withoutDropout(block("bert"));
         List<Double> expected = train(P2pEngine.NAME, 1, plain, data("bert"));
         Block own = withoutDropout(block("bert"));
@@ -378,13 +378,13 @@ class ModelZooTest {
     }
 
     @Test
-    void aBatchThatIsNotTheFirstDimensionIsRefused() {
+    void rejectsABatchThatIsNotTheFirstDimension() {
         assertRefused(lstm(false), data("lstm"), "prediction 0 of shape");
     }
 
     @ParameterizedTest
     @ValueSource(strings = {"similarity", "mean", "sum", "dropout"})
-    void blocksThatLookAtOtherRowsAreRefused(String kind) {
+    void rejectsBlocksThatMixRows(String kind) {
         Block dropout = Dropout.builder().optRate(0.5f).build();
         Body body =
                 switch (kind) {
@@ -413,7 +413,7 @@ class ModelZooTest {
 
     /** A difference in training alone is one, too, unless random numbers are drawn. */
     @Test
-    void blocksThatLookAtOtherRowsInTrainingAreRefused() {
+    void rejectsBlocksThatMixRowsInTrainingOnly() {
         Body body =
                 (store, in, training) -> {
                     NDArray x = in.head();
@@ -424,7 +424,7 @@ class ModelZooTest {
 
     /** As dropout of few elements, which may happen to drop none in the check's whole passes. */
     @Test
-    void randomNumbersThatShowOnRanksOnlyAreNotRefused() {
+    void acceptsRandomNumbersThatDifferBetweenRanks() {
         Body body =
                 (store, in, training) -> {
                     NDArray x = in.head();
@@ -450,7 +450,7 @@ class ModelZooTest {
 
     /** As DJL's SparseMax, for an array of one sample: there are fewer than its 3 elements. */
     @Test
-    void aFailureOnPartsOfTheBatchNamesTheBatch() {
+    void failureOnAPartOfTheBatchNamesTheBatch() {
         Body body = (store, in, training) -> new NDList(in.head().get("{}:", 7).get("0"));
         EngineException e =
                 assertThrows(
@@ -461,7 +461,7 @@ class ModelZooTest {
 
     /** Dropout draws other numbers on each rank: that alone is no difference. */
     @Test
-    void dropoutIsNotRefused() {
+    void acceptsDropout() {
         train(P2pEngine.NAME, 2, block("bert"), data("bert"));
     }
 
@@ -488,7 +488,7 @@ class ModelZooTest {
     }
 
     @Test
-    void stateBetweenPassesIsRefused() {
+    void rejectsStateInFieldsBetweenPasses() {
         assertRefused(keeping(), ROWS, "keeps state in the field Own.hidden");
         System.setProperty("org.djlx.checkForward", "false");
         try {
@@ -540,7 +540,7 @@ class ModelZooTest {
     }
 
     @Test
-    void collectorsOfTheEngineAreRefused() {
+    void rejectsTheEnginesCollector() {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         config.optRanks(2);
         try (Model model = Model.newInstance("m", P2pEngine.NAME)) {
@@ -643,7 +643,7 @@ class ModelZooTest {
     }
 
     @Test
-    void ratesOfParametersAreRefused() {
+    void rejectsLearningRatesPerParameter() {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         FixedPerVarTracker rates = FixedPerVarTracker.builder().setDefaultValue(0.1f).build();
         config.optRanks(2).optOptimizer(Optimizer.sgd().setLearningRateTracker(rates).build());

@@ -124,7 +124,7 @@ class PrecisionGpuTest {
      */
     @ParameterizedTest
     @EnumSource(value = MixedPrecisionPolicy.class, mode = EnumSource.Mode.EXCLUDE, names = "NONE")
-    void mixedPrecisionRoundsAsItsType(MixedPrecisionPolicy policy) throws Exception {
+    void mixedPrecisionRoundsToItsType(MixedPrecisionPolicy policy) throws Exception {
         List<Float> expected = losses(config("sgd"), block(0, false));
         GradScaler scaler = new GradScaler(64, 2000);
         List<Float> actual =
@@ -142,14 +142,14 @@ class PrecisionGpuTest {
 
     /** The backward pass compares the predictions, and throws if the dropout is another. */
     @Test
-    void dropoutIsTheSameWhenItIsComputedAgain() throws Exception {
+    void recomputedDropoutDrawsTheSameNumbers() throws Exception {
         List<Float> losses = losses(config(), block(0.5f, true));
         assertEquals(3, losses.stream().distinct().count());
     }
 
     /** A group of one rank gathers copies of its shards, and reduces to copies of gradients. */
     @Test
-    void aFullyShardedRankTrainsAsAWholeOne() throws Exception {
+    void fullyShardedRankTrainsAsAReplicatedOne() throws Exception {
         GpuTests.require(1, NativeLibrary.NCCL);
         List<Float> expected = losses(config(), block(0, false));
         NcclOptions options =
@@ -169,7 +169,7 @@ class PrecisionGpuTest {
     }
 
     @Test
-    void aCheckpointIsWrittenInTheBackground(@TempDir Path directory) throws Exception {
+    void checkpointIsWrittenInTheBackground(@TempDir Path directory) throws Exception {
         CheckpointManager.Builder checkpoints =
                 CheckpointManager.builder().setDirectory(directory).optAsync(true);
         List<float[]> saved = new ArrayList<>();
@@ -203,7 +203,7 @@ class PrecisionGpuTest {
 
     private static List<float[]> parameters(DataParallelTrainer trainer) {
         List<float[]> values = new ArrayList<>();
-        for (Replica.Own own : trainer.replicas().get(0).parameters()) {
+        for (LocalParameter own : trainer.replicas().get(0).parameters()) {
             values.add(NoGradient.get(() -> own.array().toFloatArray()));
         }
         return values;

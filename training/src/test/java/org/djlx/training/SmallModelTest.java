@@ -154,7 +154,7 @@ class SmallModelTest {
     /** An array without gradient to which passes write is that of one device, as statistics are. */
     @ParameterizedTest
     @CsvSource({"1, 1048576", "2, 1048576", "3, 1048576", "2, 1"})
-    void passesAreCountedOnce(int ranks, long bucketBytes) {
+    void arraysThatPassesWriteToEqualOneDevice(int ranks, long bucketBytes) {
         Body body =
                 trainer -> {
                     for (int i = 0; i < 20; i++) {
@@ -169,7 +169,7 @@ class SmallModelTest {
     /** DJL's engine would update {@code a} by 0, and {@code b} by its gradient twice or more. */
     @ParameterizedTest
     @CsvSource({"1, 1048576", "2, 1048576", "3, 1048576", "2, 1"})
-    void gradientsInTheSameMemoryAreRefused(int ranks, long bucketBytes) {
+    void stepRejectsGradientsThatShareMemory(int ranks, long bucketBytes) {
         Body body =
                 trainer -> {
                     RuntimeException e = assertThrows(RuntimeException.class, () -> step(trainer));
@@ -183,7 +183,7 @@ class SmallModelTest {
 
     /** Ranks have views of a parameter whose memory the program replaces. */
     @Test
-    void replacedParametersLeaveNoViewsBehind() {
+    void replacingParametersClosesOldViews() {
         Counting block = new Counting();
         train(
                 block,
@@ -206,7 +206,7 @@ class SmallModelTest {
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
     @Timeout(120)
-    void aFailureInTheFirstPassEndsIt(boolean checkpoint) {
+    void failureInTheFirstPassIsThrown(boolean checkpoint) {
         Failing failing = new Failing();
         AbstractBlock block = checkpoint ? ActivationCheckpoint.wrap(failing) : failing;
         train(

@@ -101,7 +101,7 @@ class TrainerCareTest {
     /** Batches of fewer rows than ranks, as the last of an epoch, among others before a step. */
     @ParameterizedTest
     @CsvSource({"2, 1:4", "2, 4:1", "2, 4:1:4:1:1", "3, 2:1:6", "4, 3:8:2", "4, 1:1"})
-    void passesThatNotAllRanksTakePartIn(int ranks, String rows) {
+    void batchesSmallerThanTheNumberOfRanksTrain(int ranks, String rows) {
         for (boolean together : new boolean[] {true, false}) {
             float[][] expected = accumulate("PyTorch", 1, rows, together);
             assertNear(expected, accumulate(P2pEngine.NAME, ranks, rows, together));
@@ -135,7 +135,7 @@ class TrainerCareTest {
 
     /** A pass that fails on one rank leaves the others with one begun. */
     @Test
-    void aPassIsRepeatedAfterAFailure() {
+    void passCanBeRepeatedAfterAFailure() {
         float[][][] results = new float[2][][];
         for (int turn = 0; turn < 2; turn++) {
             boolean fails = turn == 1;
@@ -176,7 +176,7 @@ class TrainerCareTest {
     /** After the backward pass a program may read gradients, change them, and add to them. */
     @ParameterizedTest
     @CsvSource({"norm, 1", "norm, 2", "norm, 4", "penalty, 1", "penalty, 2", "penalty, 4"})
-    void gradientsBeforeTheStepAreThoseOfAllRanks(String what, int ranks) {
+    void gradientsBeforeTheStepCoverAllRanks(String what, int ranks) {
         for (boolean chain : new boolean[] {true, false}) {
             float[][] expected = changed("PyTorch", 1, what, chain);
             assertNear(expected, changed(P2pEngine.NAME, ranks, what, chain));
@@ -225,7 +225,7 @@ class TrainerCareTest {
     }
 
     @Test
-    void aRankFailsWhileOthersReduce() {
+    void failureOfARankEndsTheOthersReductions() {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         failInBackward(config.optRanks(2));
     }
@@ -279,7 +279,7 @@ class TrainerCareTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void parametersThatTheProgramLoadsStay(int ranks, @TempDir Path directory) throws Exception {
+    void loadedParametersStayAfterClose(int ranks, @TempDir Path directory) throws Exception {
         try (Model model = model(P2pEngine.NAME)) {
             float[][] best;
             try (Trainer trainer = trainer(model, Training.optimizer("sgd"), ranks)) {
@@ -297,7 +297,7 @@ class TrainerCareTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void aRefusedStepUpdatesNothing(int ranks) {
+    void rejectedStepUpdatesNothing(int ranks) {
         Optimizer decaying =
                 Optimizer.sgd()
                         .setLearningRateTracker(Tracker.fixed(0.05f))
@@ -317,7 +317,7 @@ class TrainerCareTest {
     /** Trainers of 2, 3, 1 and 4 ranks, one after the other, train as one of a single rank. */
     @ParameterizedTest
     @ValueSource(strings = {"momentum", "adam"})
-    void trainersShareAnOptimizer(String name) {
+    void trainersInTurnShareAnOptimizer(String name) {
         float[][][] results = new float[2][][];
         for (int turn = 0; turn < 2; turn++) {
             Optimizer optimizer = Training.optimizer(name);
@@ -337,7 +337,7 @@ class TrainerCareTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void restoringGivesUpGradients(int ranks, @TempDir Path directory) throws Exception {
+    void restoreDropsGradients(int ranks, @TempDir Path directory) throws Exception {
         try (Model model = model(P2pEngine.NAME);
                 Trainer trainer = trainer(model, Training.optimizer("adam"), ranks)) {
             CheckpointManager checkpoints =
@@ -361,7 +361,7 @@ class TrainerCareTest {
 
     /** Results of operators on parameters would live as long as the model. */
     @Test
-    void batchNormalisationLeavesNoArrays() {
+    void batchNormalisationClosesItsArrays() {
         SequentialBlock block = new SequentialBlock();
         block.add(Linear.builder().setUnits(5).build()).add(BatchNorm.builder().build());
         try (Model model = Model.newInstance("normalised", P2pEngine.NAME)) {
@@ -377,7 +377,7 @@ class TrainerCareTest {
     }
 
     @Test
-    void aThreadThatIsInterruptedClosesItsTrainer() {
+    void interruptedThreadClosesItsTrainer() {
         for (int i = 0; i < 10; i++) {
             try (Model model = model(P2pEngine.NAME)) {
                 Trainer trainer = trainer(model, Training.optimizer("sgd"), 4);
@@ -418,7 +418,7 @@ class TrainerCareTest {
     }
 
     @Test
-    void anInterruptedStepSaysSo() throws Exception {
+    void interruptedStepNamesTheInterrupt() throws Exception {
         Waiting optimizer = new Waiting();
         try (Model model = model(P2pEngine.NAME);
                 Trainer trainer = trainer(model, optimizer, 2)) {

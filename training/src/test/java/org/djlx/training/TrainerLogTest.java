@@ -64,14 +64,14 @@ class TrainerLogTest {
     }
 
     @Test
-    void oneRank() {
+    void logsOneRank() {
         train(config());
         assertEquals(1, log.count("Training on 1 rank: device cpu()"));
         assertEquals(1, log.count(""));
     }
 
     @Test
-    void ranksOfOneJvm() {
+    void logsRanksOfOneJvm() {
         train(config().optRanks(3).optBucketBytes(64));
         String devices = "devices [cpu(), cpu(), cpu()], backend shm";
         assertEquals(1, log.count("Training on 3 ranks in this JVM: " + devices));
@@ -81,7 +81,7 @@ class TrainerLogTest {
     }
 
     @Test
-    void theFirstProcessLogs() {
+    void onlyTheFirstProcessLogs() {
         trainAsProcesses(config -> config.optGradientReduction(GradientReduction.MEAN));
         assertEquals(1, log.count("Training on 2 ranks with a trainer each: this rank's device"));
         assertEquals(1, log.count("backend shm, gradient reduction MEAN (one loss per rank)"));
@@ -89,7 +89,7 @@ class TrainerLogTest {
     }
 
     @Test
-    void meansAreTheDefaultOfProcesses() {
+    void processesLogMeanAsTheirReduction() {
         trainAsProcesses(config -> config);
         assertEquals(1, log.count("gradient reduction MEAN"));
         trainAsProcesses(config -> config.optGradientReduction(GradientReduction.SUM));

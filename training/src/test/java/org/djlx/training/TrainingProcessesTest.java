@@ -31,7 +31,8 @@ class TrainingProcessesTest {
     @ParameterizedTest
     @CsvSource({"sgd, 2", "sgd, 4", "sgd, 8", "adam, 2", "adam, 4", "adam, 8"})
     @Timeout(300)
-    void trainAsOneProcess(String optimizer, int ranks, @TempDir Path directory) throws Exception {
+    void processesTrainAsOne(String optimizer, int ranks, @TempDir Path directory)
+            throws Exception {
         Outcome expected = onOne(optimizer, Device.cpu());
         try (RankProcesses processes =
                 new RankProcesses(ranks, TrainingMain.class, optimizer, directory.toString())) {
@@ -46,7 +47,7 @@ class TrainingProcessesTest {
     @ParameterizedTest
     @CsvSource({"sgd, 2", "adam, 2"})
     @Timeout(300)
-    void trainAsOneProcessWithAListener(String optimizer, int ranks) throws Exception {
+    void synchronizerTrainsProcessesAsOne(String optimizer, int ranks) throws Exception {
         Outcome expected = onOne(optimizer, Device.cpu());
         try (RankProcesses processes =
                 new RankProcesses(

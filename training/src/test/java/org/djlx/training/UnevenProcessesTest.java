@@ -147,7 +147,7 @@ class UnevenProcessesTest {
 
     @ParameterizedTest
     @EnumSource(ShardingStrategy.class)
-    void aProcessWithoutBatchesTakesPartWithNothing(ShardingStrategy strategy) throws Exception {
+    void joinedProcessAddsNothingToGradients(ShardingStrategy strategy) throws Exception {
         float[][] expected = train("PyTorch", config(null, false), t -> trainWhole(t));
         List<float[][]> all =
                 onTwo(
@@ -170,7 +170,7 @@ class UnevenProcessesTest {
 
     /** Checkpoints are saved at steps of which one process had no batch, and at ends of epochs. */
     @Test
-    void aProcessWithoutBatchesTakesPartInCheckpoints(@TempDir Path directory) throws Exception {
+    void joinedProcessTakesPartInCheckpoints(@TempDir Path directory) throws Exception {
         List<float[][]> all =
                 onTwo(
                         group -> {
@@ -247,7 +247,7 @@ class UnevenProcessesTest {
 
     /** Each of two listeners takes part in what the same one does on other processes. */
     @Test
-    void severalListenersTakePart() {
+    void joinCallsSeveralListeners() {
         List<List<List<Integer>>> all =
                 onTwo(
                         group -> {
@@ -275,7 +275,7 @@ class UnevenProcessesTest {
     }
 
     @Test
-    void processesWithDifferentListenersAreRefused() throws Exception {
+    void rejectsProcessesWithDifferentJoinListeners() throws Exception {
         onTwo(
                 group -> {
                     DataParallelConfig config = config(group, true);
@@ -292,7 +292,7 @@ class UnevenProcessesTest {
 
     /** The trainer does not know a listener that its configuration does not have. */
     @Test
-    void anUnknownListenerIsRefused() {
+    void callInJoinRejectsAnUnknownListener() {
         onTwo(
                 group ->
                         train(
@@ -309,7 +309,7 @@ class UnevenProcessesTest {
 
     /** A process that has joined takes part in passes within a scope of the other's program. */
     @Test
-    void passesOfAnotherScopeBesideAJoinedProcess() throws Exception {
+    void foreignScopeTrainsBesideAJoinedProcess() throws Exception {
         List<Float> biases =
                 onTwo(
                         group -> {
@@ -326,7 +326,7 @@ class UnevenProcessesTest {
 
     /** Ranks in join learn of such a scope's backward pass only at its end, after it has met. */
     @Test
-    void scopesOfTheProgramAreRefusedWhereBackwardPassesMeet() throws Exception {
+    void joinRejectsForeignScopesWithCollectivesInBackward() throws Exception {
         onTwo(
                 group -> {
                     DataParallelConfig config = config(group, true);
@@ -365,7 +365,7 @@ class UnevenProcessesTest {
 
     /** A step of a penalty alone, without a forward pass, beside a process that has joined. */
     @Test
-    void aPenaltyAloneBesideAJoinedProcess() {
+    void penaltyTrainsBesideAJoinedProcess() {
         List<float[][]> all =
                 onTwo(
                         group ->
@@ -395,7 +395,7 @@ class UnevenProcessesTest {
 
     /** Ranks that have joined would not clip, and would reduce what others accumulate. */
     @Test
-    void callsThatRanksWithoutBatchesCannotRepeatAreRefused() throws Exception {
+    void joinRejectsClippingAndNoSync() throws Exception {
         onTwo(
                 group ->
                         train(
@@ -420,7 +420,7 @@ class UnevenProcessesTest {
     }
 
     @Test
-    void withoutJoinTheJobEndsWithAnError() {
+    void unevenBatchesWithoutJoinFail() {
         CollectiveException e =
                 assertThrows(
                         CollectiveException.class,
@@ -437,7 +437,7 @@ class UnevenProcessesTest {
     /** Loss and accuracy of an epoch, by DJL's listeners, are those of both processes' batches. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void metricsAreThoseOfTheWholeJob(boolean uneven) {
+    void metricsCoverTheWholeJob(boolean uneven) {
         List<List<Map<String, Float>>> reported = new ArrayList<>();
         List<List<Float>> losses = new ArrayList<>();
         List<List<Float>> hits = new ArrayList<>();

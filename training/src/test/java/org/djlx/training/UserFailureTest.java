@@ -89,7 +89,7 @@ class UserFailureTest {
 
     @ParameterizedTest
     @CsvSource({"FORWARD, 0", "FORWARD, 1", "BACKWARD, 0", "BACKWARD, 1", "STEP, 0", "STEP, 1"})
-    void exceptionsOfAProgramKeepTheirType(Place where, int failing) {
+    void userExceptionsKeepTheirType(Place where, int failing) {
         rank = failing;
         DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(2);
         config.optBucketBytes(64).optOptimizer(new OwnOptimizer());
@@ -122,7 +122,7 @@ class UserFailureTest {
 
     /** Blocks in Kotlin and Scala may throw them. */
     @Test
-    void checkedExceptionsAreNotLost() {
+    void workersRethrowCheckedExceptions() {
         IOException failure = new IOException("checked");
         try (RankWorkers workers = new RankWorkers(2, cause -> assertSame(failure, cause))) {
             IOException e =
@@ -131,6 +131,7 @@ class UserFailureTest {
                             () ->
                                     workers.run(
                                             2,
+                                            false,
                                             rank -> {
                                                 if (rank == 1) {
                                                     UserFailureTest.<RuntimeException>sneak(

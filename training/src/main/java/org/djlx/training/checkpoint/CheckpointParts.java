@@ -49,7 +49,7 @@ final class CheckpointParts implements AutoCloseable {
         try {
             parts.add(path);
             for (String name : parts.first().texts("parts", "[]")) {
-                if (!CheckpointManager.PART.matcher(name).matches()) { // Of this directory only.
+                if (!CheckpointDirectory.PART.matcher(name).matches()) { // Of this directory only.
                     throw parts.first().wrong("parts", "names of parts of checkpoints", null);
                 }
                 parts.addPart(path.resolveSibling(name), path);

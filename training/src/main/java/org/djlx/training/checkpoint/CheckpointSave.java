@@ -4,12 +4,10 @@ package org.djlx.training.checkpoint;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import com.google.gson.Gson;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Supplier;
@@ -18,8 +16,6 @@ import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.DataParallelTrainer;
-import org.djlx.training.OptimizerState;
-import org.djlx.training.Replica;
 
 /**
  * The part of a checkpoint that one process writes: one file of arrays. The file that names the
@@ -56,32 +52,7 @@ record CheckpointSave(
             Map<String, String> metadata,
             List<Path> awaited,
             boolean copied) {
-        OptimizerState state = new OptimizerState(trainer.optimizer());
-        Map<String, NDArray> arrays = new LinkedHashMap<>();
-        Map<String, NDArray> states = new LinkedHashMap<>();
-        Map<String, Integer> counts = new LinkedHashMap<>();
-        List<Replica> replicas = trainer.replicas();
-        for (Replica replica : trainer.isSharded() ? replicas : replicas.subList(0, 1)) {
-            for (Replica.Piece piece : replica.pieces()) {
-                if (!piece.isOwner()) {
-                    continue;
-                }
-                String name = piece.name() + (piece.isWhole() ? "" : "@" + piece.from());
-                arrays.put(CheckpointParts.MODEL + name, piece.array());
-                state.arrays(piece.id(), replica.device())
-                        .forEach(
-                                (slot, array) ->
-                                        states.put(
-                                                CheckpointParts.OPTIMIZER + slot + "." + name,
-                                                array));
-                if (state.count(piece.id()) != null) {
-                    counts.put(piece.name(), state.count(piece.id()));
-                }
-            }
-        }
-        arrays.putAll(states);
-        metadata.put("updates", Integer.toString(state.updates()));
-        metadata.put("counts", new Gson().toJson(counts));
+        Map<String, NDArray> arrays = TrainerArrays.collect(trainer, metadata);
         NDManager copies = copied ? NDManager.newBaseManager(Device.cpu(), "PyTorch") : null;
         if (copied) {
             try {

@@ -10,9 +10,11 @@ import com.google.gson.GsonBuilder;
 import com.google.gson.JsonParseException;
 import com.google.gson.reflect.TypeToken;
 import java.io.IOException;
+import java.lang.reflect.Field;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.djlx.training.EvaluatorSums;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -28,6 +30,9 @@ final class EpochSums {
     private static final Logger LOG = LoggerFactory.getLogger(EpochSums.class);
     private static final Gson GSON =
             new GsonBuilder().serializeSpecialFloatingPointValues().create(); // An infinite loss.
+
+    // Fields of EpochTrainingListener, LoggingTrainingListener and SaveModelTrainingListener.
+    private static final Set<String> EPOCHS = Set.of("numEpochs", "epoch");
 
     private Trainer trainer; // of the sums; null before the first batch
     private EvaluatorSums sums;
@@ -106,6 +111,34 @@ final class EpochSums {
                             + " keep evaluators whose accumulators are those of DJL's classes.",
                     found.others().stream().map(Evaluator::getName).toList(),
                     batch);
+        }
+    }
+
+    /**
+     * Sets the number of finished epochs in DJL's listeners, which count from 0 and name files by
+     * it. Their fields have no setters.
+     */
+    static void setEpochs(Trainer trainer, int epochs) {
+        trainer.notifyListeners(listener -> setEpochs(listener, epochs));
+    }
+
+    private static void setEpochs(TrainingListener listener, int epochs) {
+        for (Class<?> type = listener.getClass();
+                type != null && TrainingListener.class.isAssignableFrom(type);
+                type = type.getSuperclass()) {
+            if (!type.getName().startsWith("ai.djl.")) {
+                continue;
+            }
+            for (Field field : type.getDeclaredFields()) {
+                if (field.getType() == int.class && EPOCHS.contains(field.getName())) {
+                    try {
+                        field.setAccessible(true);
+                        field.setInt(listener, epochs);
+                    } catch (IllegalAccessException e) {
+                        throw new IllegalStateException("restore: " + field + " cannot be set", e);
+                    }
+                }
+            }
         }
     }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CheckpointFile   arrays in a file, with a checksum
- * CheckpointParts  reads a checkpoint of one file or several
- * CheckpointSave   what a process writes for a checkpoint
- * EpochSums        loss and evaluators of the current epoch
- * Termination      whether this process was sent SIGTERM
+ * CheckpointDirectory  names of files, which are kept, and whether another job writes
+ * CheckpointFile       arrays in a file, with a checksum
+ * CheckpointParts      reads a checkpoint of one file or several
+ * CheckpointProtocol   has all ranks save or restore the same step, or all fail
+ * CheckpointSave       what a process writes for a checkpoint
+ * EpochSums            what DJL's evaluators and listeners have counted
+ * JobState             the metadata of a checkpoint
+ * RandomSeed           the seed of a process
+ * Termination          whether this process was sent SIGTERM
+ * TrainerArrays        a trainer's parameters and optimizer state
  */
 /**
  * Saves the state of a training job and resumes from it. Start with {@link

@@ -55,7 +55,7 @@ class CheckpointFileTest {
     }
 
     @Test
-    void arraysOfAllKindsComeBack() throws IOException {
+    void readsArraysOfAllTypes() throws IOException {
         try (NDManager manager = NDManager.newBaseManager()) {
             Map<String, NDArray> arrays = arrays(manager);
             try (CheckpointFile file = CheckpointFile.open(write(manager))) {
@@ -101,7 +101,7 @@ class CheckpointFileTest {
 
     /** What a reader of the format expects: its own description, read without our code. */
     @Test
-    void theFormatIsSafetensors() throws IOException {
+    void formatIsSafetensors() throws IOException {
         try (NDManager manager = NDManager.newBaseManager()) {
             byte[] file = Files.readAllBytes(write(manager));
             ByteBuffer buffer = ByteBuffer.wrap(file).order(ByteOrder.LITTLE_ENDIAN);
@@ -136,7 +136,7 @@ class CheckpointFileTest {
     }
 
     @Test
-    void everyDamageIsFound() throws IOException {
+    void openDetectsEveryDamage() throws IOException {
         try (NDManager manager = NDManager.newBaseManager()) {
             byte[] whole = Files.readAllBytes(write(manager));
             int data = 8 + (int) ByteBuffer.wrap(whole).order(ByteOrder.LITTLE_ENDIAN).getLong(0);
@@ -164,7 +164,7 @@ class CheckpointFileTest {
     }
 
     @Test
-    void otherFilesAreNamed() throws IOException {
+    void openRejectsOtherFiles() throws IOException {
         byte[] othersHeader = "{\"__metadata__\":{\"format\":\"pt\"}}".getBytes();
         ByteBuffer others =
                 ByteBuffer.allocate(8 + othersHeader.length)
@@ -185,7 +185,7 @@ class CheckpointFileTest {
     }
 
     @Test
-    void whatCannotBeWrittenLeavesNothing() {
+    void failedWriteLeavesNoFile() {
         try (NDManager manager = NDManager.newBaseManager()) {
             NDArray complex = Torch.empty(manager, new Shape(2), ScalarType.COMPLEX128);
             Path path = directory.resolve("complex");

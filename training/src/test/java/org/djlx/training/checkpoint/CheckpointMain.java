@@ -57,7 +57,8 @@ public final class CheckpointMain {
                         trainer -> {
                             TrainingProgress done = checkpoints.restore(trainer);
                             System.out.println("restored " + done);
-                            sampler.setEpoch(done.epoch(), done.batch());
+                            sampler.setPosition(
+                                    done.epoch(), done.batch() * sampler.itemsPerBatch());
                             return 3 - (int) done.epoch();
                         });
         outcome.losses().forEach(loss -> System.out.println("loss " + loss));

@@ -108,7 +108,7 @@ class CheckpointManagerTest {
      * DJL's listeners count epochs from 0, and Model.load takes the file with the largest number.
      */
     @Test
-    void listenersGoOnFromTheRestoredEpoch(@TempDir Path models) throws Exception {
+    void listenersContinueFromTheRestoredEpoch(@TempDir Path models) throws Exception {
         int[] epochs = new int[1];
         for (int part = 0; part < 2; part++) {
             CheckpointManager checkpoints = manager(1);
@@ -150,7 +150,7 @@ class CheckpointManagerTest {
     /** Loss and evaluators are those of whole epochs, in both orders of the two listeners. */
     @ParameterizedTest
     @CsvSource({"true, 1, 1", "false, 1, 1", "true, 2, 2", "false, 2, 2", "true, 2, 1"})
-    void evaluatorsGoOnWithinAnEpoch(boolean countsFirst, int processes, int later)
+    void evaluatorsContinueWithinAnEpoch(boolean countsFirst, int processes, int later)
             throws Exception {
         List<Map<String, Float>> expected = evaluations(countsFirst, processes, 0);
         assertThrows(Ended.class, () -> evaluations(countsFirst, processes, 8));
@@ -223,7 +223,7 @@ class CheckpointManagerTest {
                     }
                     TrainingProgress done = checkpoints.restore(trainer);
                     assertEquals(new TrainingProgress(6, 1, 2), done);
-                    sampler.setEpoch(done.epoch(), done.batch());
+                    sampler.setPosition(done.epoch(), done.batch() * sampler.itemsPerBatch());
                     return 1;
                 });
         return evaluations;
@@ -240,7 +240,7 @@ class CheckpointManagerTest {
         "adam, 4",
         "adamW, 2"
     })
-    void aJobGoesOnAsIfItHadNotBeenEnded(String optimizer, int ranks) throws Exception {
+    void resumedJobEqualsAnUninterruptedOne(String optimizer, int ranks) throws Exception {
         Outcome whole =
                 Training.fit(
                         P2pEngine.NAME,
@@ -282,7 +282,8 @@ class CheckpointManagerTest {
                         trainer -> {
                             TrainingProgress done = checkpoints.restore(trainer);
                             assertEquals(new TrainingProgress(6, 1, 2), done);
-                            sampler.setEpoch(done.epoch(), done.batch());
+                            sampler.setPosition(
+                                    done.epoch(), done.batch() * sampler.itemsPerBatch());
                             return 4 - (int) done.epoch();
                         });
         assertEquals(whole.losses().subList(6, 16), rest.losses());
@@ -297,7 +298,7 @@ class CheckpointManagerTest {
      */
     @ParameterizedTest
     @ValueSource(ints = {4, 6})
-    void randomNumbersGoOn(int saved, @TempDir Path other) throws Exception {
+    void randomNumbersContinue(int saved, @TempDir Path other) throws Exception {
         List<List<Float>> losses = new ArrayList<>();
         for (Path path : List.of(other, directory, directory)) {
             DistributedSampler sampler = sampler();
@@ -334,7 +335,7 @@ class CheckpointManagerTest {
     /** After 3 batches of 2 processes with 4 items each, 8 of 32 items are left. */
     @ParameterizedTest
     @CsvSource({"1, 8", "1, 3", "2, 2", "4, 2"})
-    void otherRanksGoOnWithTheItemsThatAreLeft(int ranks, int batch) throws Exception {
+    void otherRanksContinueWithTheRemainingItems(int ranks, int batch) throws Exception {
         onRanks(
                 2,
                 blocks(2),
@@ -383,7 +384,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void anotherOrderOfItemsIsRefused() {
+    void restoreRejectsAnotherOrderOfItems() {
         TrainingProgress progress = new TrainingProgress(1, 0, 1);
         onRanks(
                 1,
@@ -458,7 +459,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void withNothingSavedTheTrainerStaysAsItIs() {
+    void restoreWithoutCheckpointChangesNothing() {
         onRanks(
                 2,
                 blocks(2),
@@ -487,7 +488,7 @@ class CheckpointManagerTest {
                 "parts | \"optimizer\": | \"parts\":\"[\\\"../x\\\"]\",\"optimizer\":",
                 "shapes | \"optimizer\": | \"shapes\":\"{\\\"x\\\":[null]}\",\"optimizer\":",
             })
-    void wrongMetadataIsRefusedAndChangesNothing(String key, String from, String to)
+    void restoreRejectsWrongMetadataAndChangesNothing(String key, String from, String to)
             throws Exception {
         try (Model model = Model.newInstance("m", P2pEngine.NAME)) {
             model.setBlock(new SequentialBlock().add(Linear.builder().setUnits(4).build()));
@@ -529,7 +530,7 @@ class CheckpointManagerTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void aDamagedFileFailsAllRanks(boolean foreign) throws IOException {
+    void damagedFileFailsAllRanks(boolean foreign) throws IOException {
         saveOne(1);
         Path file = directory.resolve("checkpoint-1.safetensors");
         byte[] bytes = Files.readAllBytes(file);
@@ -545,7 +546,7 @@ class CheckpointManagerTest {
     /** A directory that is not shared: rank 1 has nothing there, or something else. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void aFileThatOneRankHasNotFailsAllRanks(boolean other) throws IOException {
+    void fileMissingOnOneRankFailsAllRanks(boolean other) throws IOException {
         saveOne(1);
         Path elsewhere = directory.resolve("elsewhere");
         if (other) {
@@ -573,7 +574,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void aDirectoryThatCannotBeWrittenFailsAllRanks() throws IOException {
+    void unwritableDirectoryFailsAllRanks() throws IOException {
         Path file = Files.createFile(directory.resolve("file"));
         List<String> messages =
                 allFail(
@@ -590,7 +591,7 @@ class CheckpointManagerTest {
 
     /** Two parts of a model, each with a trainer and a directory, of which one is none. */
     @Test
-    void partsOfAModelFailTogether() throws IOException {
+    void partsOfADividedModelFailTogether() throws IOException {
         Path file = Files.createFile(directory.resolve("file"));
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
@@ -628,7 +629,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void ranksThatAreNotEquallyFarFailAll() {
+    void ranksAtDifferentStepsFailAll() {
         for (String message :
                 allFail(
                         2,
@@ -643,7 +644,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void anotherModelIsRefused() {
+    void restoreRejectsAnotherModel() {
         saveOne(1);
         for (String message :
                 allFail(
@@ -677,7 +678,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void modelsWithMoreOrFewerParametersAreRefused() throws Exception {
+    void restoreRejectsMoreOrFewerParameters() throws Exception {
         saveOne(1);
         SequentialBlock more = Training.block().add(Linear.builder().setUnits(3).build());
         SequentialBlock fewer = new SequentialBlock().add(Linear.builder().setUnits(8).build());
@@ -698,7 +699,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void anotherOptimizerIsRefused() throws Exception {
+    void restoreRejectsAnotherOptimizer() throws Exception {
         saveOne(1);
         alone(
                 config("sgd"),
@@ -736,7 +737,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void whatAnOptimizerWouldLoseIsNamed() throws Exception {
+    void saveNamesOptimizerStateItCannotSave() throws Exception {
         DataParallelConfig config = config("sgd");
         config.optOptimizer(new Own());
         alone(
@@ -753,7 +754,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void misuseIsNamed() throws Exception {
+    void errorsNameWrongUse() throws Exception {
         alone(
                 config("sgd"),
                 Training.block(),
@@ -789,7 +790,7 @@ class CheckpointManagerTest {
 
     /** Otherwise the next job would go on from the older one. */
     @Test
-    void anEarlierStepThanOneThatIsThereIsRefused() {
+    void saveRejectsAnEarlierStep() {
         saveOne(7);
         for (String message :
                 allFail(
@@ -804,7 +805,7 @@ class CheckpointManagerTest {
     /** Whichever of the two saves first, and whether or not it replaces the other's file. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void twoJobsInOneDirectoryAreFound(int othersStep) {
+    void saveDetectsAnotherJobInTheDirectory(int othersStep) {
         for (String message :
                 allFail(
                         2,
@@ -823,7 +824,7 @@ class CheckpointManagerTest {
     }
 
     @Test
-    void aJobThatIsSavingIsFound() throws IOException {
+    void saveDetectsAJobThatIsWriting() throws IOException {
         try (AtomicFile others = AtomicFile.create(directory.resolve("checkpoint-9.safetensors"))) {
             for (String message :
                     allFail(

@@ -34,7 +34,8 @@ class CheckpointProcessesTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"momentum", "adam"})
-    void theyGoOnAsIfNoneHadDied(String optimizer, @TempDir Path directory) throws Exception {
+    void restartedProcessesEqualUninterruptedOnes(String optimizer, @TempDir Path directory)
+            throws Exception {
         String whole = directory.resolve("whole").toString();
         String parts = directory.resolve("parts").toString();
         try (RankProcesses uninterrupted =
@@ -62,7 +63,7 @@ class CheckpointProcessesTest {
 
     /** If what SIGTERM asks for cannot be saved, the job fails: it does not exit as if it were. */
     @Test
-    void aFailedSaveAtSigtermIsAFailure(@TempDir Path directory) throws Exception {
+    void failedSaveAtSigtermFailsTheJob(@TempDir Path directory) throws Exception {
         Path folder = Files.createFile(directory.resolve("file")).resolve("checkpoints");
         try (RankProcesses ended =
                 new RankProcesses(
@@ -84,7 +85,7 @@ class CheckpointProcessesTest {
     /** SIGTERM to one rank: all save at the same step, exit with 143, and are started again. */
     @ParameterizedTest
     @EnumSource(ShardingStrategy.class)
-    void sigtermSavesAndTheLauncherStartsAgain(ShardingStrategy strategy, @TempDir Path directory)
+    void sigtermSavesAndTheLauncherRestarts(ShardingStrategy strategy, @TempDir Path directory)
             throws Exception {
         String whole = directory.resolve("whole").toString();
         Path parts = directory.resolve("parts");

@@ -179,7 +179,7 @@ class ShardedCheckpointTest {
         "FULL_SHARD, 2, SHARD_OPTIMIZER, 3, true",
         "SHARD_OPTIMIZER, 3, SHARD_OPTIMIZER, 2, true"
     })
-    void aJobGoesOnWithOtherRanks(
+    void jobResumesWithOtherRanks(
             ShardingStrategy before, int ranks, ShardingStrategy after, int others, boolean async)
             throws Exception {
         List<float[]> expected =
@@ -281,7 +281,7 @@ class ShardedCheckpointTest {
     /** A checkpoint whose part is missing or damaged is refused on all ranks. */
     @ParameterizedTest
     @CsvSource({"true", "false"})
-    void aPartThatIsMissingOrDamagedIsRefused(boolean missing) throws Exception {
+    void restoreRejectsMissingOrDamagedParts(boolean missing) throws Exception {
         save(ShardingStrategy.FULL_SHARD, 2, false);
         Path part = files().get(0);
         assertTrue(part.getFileName().toString().contains("part-1"));
@@ -336,9 +336,9 @@ class ShardedCheckpointTest {
     /** The ranks' directories are not the same: the checkpoint is not complete on any rank. */
     @ParameterizedTest
     @CsvSource({"true", "false"})
-    void ranksNeedASharedDirectory(boolean async, @TempDir Path other) throws Exception {
-        Duration before = CheckpointManager.patience;
-        CheckpointManager.patience = Duration.ofMillis(100);
+    void saveFailsWithoutASharedDirectory(boolean async, @TempDir Path other) throws Exception {
+        Duration before = CheckpointProtocol.patience;
+        CheckpointProtocol.patience = Duration.ofMillis(100);
         try {
             job(
                     ShardingStrategy.FULL_SHARD,
@@ -356,7 +356,7 @@ class ShardedCheckpointTest {
                         assertTrue(e.getMessage().contains("shared directory"), e.getMessage());
                     });
         } finally {
-            CheckpointManager.patience = before;
+            CheckpointProtocol.patience = before;
         }
         assertEquals(List.of(), files());
     }
@@ -368,10 +368,10 @@ class ShardedCheckpointTest {
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
     @Timeout(60)
-    void theEndOfTrainingWaitsWhileAPartIsWritten(boolean written, @TempDir Path other)
+    void endOfTrainingWaitsForPartsBeingWritten(boolean written, @TempDir Path other)
             throws Exception {
-        Duration before = CheckpointManager.patience;
-        CheckpointManager.patience = Duration.ofSeconds(1);
+        Duration before = CheckpointProtocol.patience;
+        CheckpointProtocol.patience = Duration.ofSeconds(1);
         try {
             job(
                     ShardingStrategy.FULL_SHARD,
@@ -397,7 +397,7 @@ class ShardedCheckpointTest {
                         }
                     });
         } finally {
-            CheckpointManager.patience = before;
+            CheckpointProtocol.patience = before;
         }
         assertEquals(written ? 2 : 0, files().size());
     }

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.training.optimizer.Optimizer;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.NoGradient;
+
+/**
+ * Ranks divide parameters, gradients and the optimizer's state ({@link FullyShard}); each has whole
+ * statistics only. The block's own arrays are closed until the trainer is.
+ */
+final class FullySharded implements ParameterStrategy {
+
+    private final Ranks ranks;
+    private final List<FullyShard> shards = new ArrayList<>(); // of each rank
+
+    FullySharded(Ranks ranks, Block block, Optimizer optimizer) {
+        this.ranks = ranks;
+        TrainerSetup.requireDivisible(block, new OptimizerState(optimizer));
+        List<NDArray> divided =
+                block.getParameters().values().stream()
+                        .filter(parameter -> !LocalParameter.isStatistic(parameter))
+                        .map(Parameter::getArray)
+                        .toList();
+        ranks.receive(divided);
+        for (Replica replica : ranks.replicas()) {
+            shards.add(new FullyShard(replica, block, ranks.gradientOp()));
+            replica.load(block, LocalParameter::isStatistic, parameter -> false);
+        }
+        shards.get(0).closeOriginals();
+        ranks.receive(ranks.first().arrays());
+    }
+
+    private FullyShard of(Replica replica) {
+        return shards.get(replica.index());
+    }
+
+    @Override
+    public void follow(boolean stepped) {
+        // The block's arrays are closed, and no rank has whole parameters to write to.
+    }
+
+    @Override
+    public NDList forward(Replica replica, NDList data, NDList labels) {
+        return of(replica).forward(data, labels, true);
+    }
+
+    @Override
+    public NDList evaluate(Replica replica, NDList data) {
+        return of(replica).forward(data, null, false);
+    }
+
+    @Override
+    public boolean meetsInEachPass() {
+        return true;
+    }
+
+    @Override
+    public int updatingRanks() {
+        return shards.size();
+    }
+
+    @Override
+    public void beginBackward() {}
+
+    @Override
+    public boolean endBackward(Replica replica) {
+        return true; // The pass has reduced each stage's gradients.
+    }
+
+    @Override
+    public void reduce() {}
+
+    @Override
+    public Collection<NDArray> gradients(Replica replica) {
+        return of(replica).reducedGradients();
+    }
+
+    @Override
+    public double norm(Replica replica) {
+        return NoGradient.get(of(replica)::norm);
+    }
+
+    @Override
+    public boolean isZero(Replica replica) {
+        return norm(replica) == 0;
+    }
+
+    @Override
+    public void update(Replica replica, Update visitor) {
+        of(replica).step(visitor);
+    }
+
+    @Override
+    public void zeroGradients() {
+        shards.forEach(FullyShard::zeroGradients);
+    }
+
+    @Override
+    public void forgetPasses() {
+        shards.forEach(FullyShard::reset);
+    }
+
+    @Override
+    public void gather() {
+        ranks.each(replica -> of(replica).acquireAll());
+    }
+
+    @Override
+    public void release() {
+        ranks.each(replica -> of(replica).releaseAll());
+    }
+
+    @Override
+    public DataParallelTrainer.FullParameters summon(NDManager owner) {
+        gather();
+        shards.get(0).restore(owner);
+        release();
+        return shards.get(0)::closeOriginals;
+    }
+
+    @Override
+    public void forgetState(Optimizer optimizer) {
+        OptimizerState state = new OptimizerState(optimizer);
+        shards.forEach(own -> own.forgetState(state));
+    }
+
+    @Override
+    public boolean isSharded() {
+        return true;
+    }
+
+    @Override
+    public List<ParameterShard> shards(Replica replica) {
+        List<ParameterShard> all = new ArrayList<>();
+        boolean isOwner = replica.group().rank() == 0; // of statistics
+        replica.parameters().forEach(own -> all.add(WholeParameters.whole(own, isOwner)));
+        all.addAll(of(replica).shards());
+        return all;
+    }
+
+    @Override
+    public Map<String, TensorSpec> specs() {
+        Map<String, TensorSpec> specs = WholeParameters.specs(ranks.first());
+        shards.get(0).addSpecs(specs);
+        return specs;
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import java.util.IdentityHashMap;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+
+/** Gives blocks a rank's arrays. DJL's store makes no copy on the device of the array. */
+final class RankStore extends ParameterStore {
+
+    private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
+    private final ProcessGroup group;
+    private final MixedPrecisionPolicy precision;
+    private final NDManager manager;
+    private final Map<Block, Recomputation> recomputations = new IdentityHashMap<>();
+    private volatile boolean idle;
+
+    RankStore(NDManager manager, ProcessGroup group, MixedPrecisionPolicy precision) {
+        super(manager, false);
+        this.manager = manager;
+        this.group = group;
+        this.precision = precision;
+    }
+
+    NDManager manager() {
+        return manager;
+    }
+
+    /** Returns the recomputation of a block. Called by this rank's thread only. */
+    Recomputation recomputation(Block block) {
+        return recomputations.computeIfAbsent(block, own -> new Recomputation(own, this));
+    }
+
+    /** As the other method, with the ranks of this store. */
+    RankStore withOwnStatistics(Block block, NDManager copies, boolean idle) {
+        return withOwnStatistics(block, copies, group, idle);
+    }
+
+    /**
+     * Returns a store of the current arrays in which a block's statistics, and other arrays that
+     * passes may write to, are copies.
+     *
+     * @param ranks as {@link #group}
+     * @param idle as {@link #isIdle}
+     */
+    RankStore withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
+        RankStore own = new RankStore(manager, ranks, precision);
+        own.idle = idle;
+        own.arrays.putAll(arrays);
+        for (Parameter parameter : block.getParameters().values()) {
+            if (LocalParameter.isBuffer(parameter)) {
+                NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
+                copy.attach(copies);
+                own.put(parameter, copy);
+            }
+        }
+        return own;
+    }
+
+    /** Returns the type in which {@link Autocast} layers compute; null for the input's. */
+    ScalarType computeType() {
+        return precision == MixedPrecisionPolicy.NONE ? null : precision.type();
+    }
+
+    /** Returns the ranks that compute parts of the same batch; null for a whole batch. */
+    ProcessGroup group() {
+        return group;
+    }
+
+    /** Returns whether this rank's rows count for nothing: the batch has too few for it. */
+    boolean isIdle() {
+        return idle;
+    }
+
+    void setIdle(boolean idle) {
+        this.idle = idle;
+    }
+
+    @Override
+    public NDArray getValue(Parameter parameter, Device device, boolean training) {
+        return parameter == null ? null : array(parameter);
+    }
+
+    NDArray array(Parameter parameter) {
+        return arrays.get(parameter.getId());
+    }
+
+    void put(Parameter parameter, NDArray array) {
+        arrays.put(parameter.getId(), array);
+    }
+
+    /** Puts an array in place of another. */
+    void replace(NDArray before, NDArray array) {
+        arrays.replaceAll((id, own) -> own == before ? array : own);
+    }
+
+    void remove(Parameter parameter) {
+        arrays.remove(parameter.getId());
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Block;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.function.ToDoubleFunction;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.launch.TorchThreads;
+import org.djlx.nativeops.host.LongCalls;
+
+/**
+ * The ranks that a trainer has in this JVM: their replicas, threads and process groups. Either all
+ * ranks of the job ({@link RanksOfJvm}) or one ({@link RankOfProcess}). If a rank fails, the
+ * operations of all are aborted.
+ */
+abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfProcess {
+
+    private static final Duration ABORT_PATIENCE = Duration.ofSeconds(30);
+
+    final DataParallelConfig settings;
+    final List<ProcessGroup> opened = new ArrayList<>(); // the trainer's own groups
+    private final List<Replica> replicas = new ArrayList<>();
+    private final RankWorkers workers;
+    private volatile Throwable failure; // the failure that broke the ranks' group, or null
+
+    Ranks(DataParallelConfig settings, Device[] devices, int count) {
+        this.settings = settings;
+        if (settings.group() == null && !devices[0].isGpu()) {
+            TorchThreads.choose(count);
+        }
+        workers = new RankWorkers(count, this::abort);
+    }
+
+    /** Creates process groups and replicas. */
+    abstract void open(DataParallelTrainer trainer, Device[] devices);
+
+    final void add(Device device, ProcessGroup group, NDManager parent) {
+        replicas.add(new Replica(replicas.size(), device, group, parent, settings));
+    }
+
+    /** Returns the group of processes, in which this JVM is one rank; null with one process. */
+    abstract ProcessGroup processes();
+
+    /** Returns how gradients of ranks are combined. */
+    abstract ReduceOp gradientOp();
+
+    /** Replaces arrays of this rank by those of rank 0, if ranks may have other values. */
+    abstract void receive(List<NDArray> arrays);
+
+    /** Replaces batch normalisation whose statistics can be those of all ranks' rows. */
+    abstract Block synchronizeStatistics(Block block);
+
+    /** Describes devices and the reduction of gradients, for the log. */
+    abstract String description();
+
+    final List<Replica> replicas() {
+        return replicas;
+    }
+
+    final Replica get(int rank) {
+        return replicas.get(rank);
+    }
+
+    final Replica first() {
+        return replicas.get(0);
+    }
+
+    final List<Replica> others() {
+        return replicas.subList(1, replicas.size());
+    }
+
+    /** Returns the first rank's handle on the group of all ranks; null for a rank alone. */
+    final ProcessGroup group() {
+        return first().group();
+    }
+
+    final int worldSize() {
+        return group() == null ? 1 : group().worldSize();
+    }
+
+    /** Runs code on all ranks, each on its thread. */
+    final void each(Consumer<Replica> body) {
+        run(replicas.size(), body);
+    }
+
+    /** Runs code on the first {@code count} ranks, each on its thread. */
+    final void run(int count, Consumer<Replica> body) {
+        try {
+            workers.run(count, false, rank -> body.accept(get(rank)));
+        } catch (CollectiveMismatchException e) {
+            failure = e;
+            throw new CollectiveException(
+                    "the ranks called different operations: a rank may have closed its trainer"
+                        + " while other ranks train on (after fewer batches?), or may train another"
+                        + " model. For uneven numbers of batches see optJoin: "
+                            + e.getMessage(),
+                    e);
+        } catch (RuntimeException | Error e) {
+            failure = failure == null ? e : failure;
+            throw e;
+        }
+    }
+
+    /** As {@link #run}; returns the value of the first rank. */
+    final double valueOf(int count, ToDoubleFunction<Replica> body) {
+        double[] values = new double[count];
+        run(count, replica -> values[replica.index()] = body.applyAsDouble(replica));
+        return values[0];
+    }
+
+    RankWorkers workers() {
+        return workers;
+    }
+
+    /** Aborts the groups, so that no rank waits for the failed rank. */
+    private void abort(Throwable cause) {
+        failure = failure == null ? cause : failure;
+        // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
+        List<Thread> ends =
+                opened.stream()
+                        .map(group -> LongCalls.start("trainer-abandon", group::destroy))
+                        .toList();
+        LongCalls.join(ends, ABORT_PATIENCE);
+    }
+
+    final boolean hasFailed() {
+        return failure != null;
+    }
+
+    final void requireWorking(String call) {
+        if (failure != null) {
+            throw new IllegalStateException(
+                    ("%s: a rank of this trainer has failed, so parameters may differ between"
+                                    + " ranks; create a new trainer for the model. The failure: %s")
+                            .formatted(call, failure),
+                    failure);
+        }
+    }
+
+    @Override
+    public final void close() {
+        opened.forEach(ProcessGroup::destroy);
+        replicas.forEach(Replica::close);
+        workers.close();
+    }
+}
