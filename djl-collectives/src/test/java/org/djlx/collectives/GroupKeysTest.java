@@ -18,6 +18,7 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.FileStore;
 import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.LimitedStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
 import org.junit.jupiter.api.Test;
@@ -72,11 +73,9 @@ class GroupKeysTest {
     @Test
     void inATcpStoreWithRoomForOneGroup() {
         try (TcpStore server =
-                TcpStore.builder()
-                        .setHost("localhost")
-                        .setPort(0)
-                        .optServer(true)
-                        .optMaxKeys(2 * (RANKS + 1))
+                LimitedStore.maxKeys(
+                                TcpStore.builder().setHost("localhost").setPort(0).optServer(true),
+                                2 * (RANKS + 1))
                         .build()) {
             TcpStore.Builder client =
                     TcpStore.builder().setHost("localhost").setPort(server.port());

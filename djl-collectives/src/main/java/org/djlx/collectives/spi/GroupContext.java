@@ -11,9 +11,9 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.internal.host.GroupExchange;
 import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.internal.host.RankProcess;
-import org.djlx.collectives.internal.store.GroupExchange;
 import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.host.Required;
 

@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.store;
 
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.ByteBufUtil;
+import io.netty.buffer.Unpooled;
+import java.io.IOException;
+import java.io.RandomAccessFile;
+import java.nio.channels.FileLockInterruptionException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.nio.file.attribute.BasicFileAttributes;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.Objects;
+import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
-import org.djlx.collectives.internal.store.FileLog;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
@@ -30,11 +42,18 @@ import org.djlx.nativeops.host.Required;
 public final class FileStore extends MapStore {
 
     private static final long POLL_NANOS = 10_000_000;
+    private static final byte[] HEADER = "DJLSTOR1".getBytes(StandardCharsets.US_ASCII);
 
-    private final FileLog log;
-    private final String name;
+    // A file lock belongs to the process, and ends when any of its channels on the file is closed.
+    private static final ReentrantLock PROCESS = new ReentrantLock();
+
+    private final Path path;
     private final int worldSize;
-    private final AtomicBoolean closed = new AtomicBoolean();
+
+    // Guarded by PROCESS.
+    private Object fileKey; // identity of the file; null until it is opened
+    private Log log = new Log();
+    private boolean closed;
 
     /**
      * Opens a handle whose methods wait up to 5 minutes.
@@ -60,33 +79,55 @@ public final class FileStore extends MapStore {
                     "FileStore: the world size must be at least 1, but is " + worldSize);
         }
         this.worldSize = worldSize;
-        log = FileLog.acquire(Required.argument("FileStore: path", path));
-        name = "FileStore " + path;
+        this.path = Required.argument("FileStore: path", path).toAbsolutePath().normalize();
+        if (!Files.isDirectory(this.path.resolveSibling("."))) {
+            throw new CollectiveException(
+                    this
+                            + ": the directory does not exist; create it on a file system that all"
+                            + " ranks share");
+        }
+        use("open", file -> null);
     }
 
     /** Closes this handle; the last one of the job deletes the file. Idempotent. */
     @Override
     public void close() {
-        if (closed.compareAndSet(false, true)) {
-            log.release(worldSize);
+        PROCESS.lock();
+        try {
+            if (!closed && fileKey.equals(keyOfPath())) {
+                use(
+                        "close",
+                        file -> {
+                            log.close();
+                            log.appendTo(file);
+                            if (log.closes >= worldSize) {
+                                Files.delete(path);
+                            }
+                            return null;
+                        });
+            }
+        } catch (IOException e) {
+            throw failure("close", e);
+        } finally {
+            closed = true;
+            PROCESS.unlock();
         }
-    }
-
-    private FileLog open(String operation) {
-        if (closed.get()) {
-            throw StoreErrors.closed(name, operation);
-        }
-        return log;
     }
 
     @Override
     <T> T read(String operation, Function<KeyValueMap, T> query) {
-        return open(operation).read(operation, query);
+        return use(operation, file -> query.apply(log));
     }
 
     @Override
     <T> T change(String operation, Function<KeyValueMap, T> change) {
-        return open(operation).write(operation, change);
+        return use(
+                operation,
+                file -> {
+                    T answer = change.apply(log);
+                    log.appendTo(file);
+                    return answer;
+                });
     }
 
     @Override
@@ -106,7 +147,7 @@ public final class FileStore extends MapStore {
                 return answer.value;
             }
             if (deadline.isOver()) {
-                throw StoreErrors.timeout(name, operation, timeout, answer.missing);
+                throw StoreErrors.timeout(toString(), operation, timeout, answer.missing);
             }
             pause(operation, answer.missing, Math.min(POLL_NANOS, deadline.remainingNanos()));
         }
@@ -117,9 +158,236 @@ public final class FileStore extends MapStore {
             Thread.sleep(Duration.ofNanos(nanos).toMillis(), (int) (nanos % 1_000_000));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-            throw StoreErrors.interrupted(name, operation, missing);
+            throw StoreErrors.interrupted(toString(), operation, missing);
         }
     }
 
     private record Answer<T>(List<String> missing, T value) {}
+
+    private interface Use<T> {
+        T with(RandomAccessFile file) throws IOException;
+    }
+
+    /**
+     * Runs code while no other handle uses the file, and the log is up to date. An interrupt of the
+     * caller does not cancel it.
+     */
+    private <T> T use(String operation, Use<T> code) {
+        boolean interrupted = false;
+        PROCESS.lock();
+        try {
+            if (closed) {
+                throw StoreErrors.closed(toString(), operation);
+            }
+            while (true) {
+                Object before = keyOfPath();
+                checkKey(before);
+                // Its reads and writes ignore interrupts; those of a channel close the file.
+                try (RandomAccessFile file = new RandomAccessFile(path.toFile(), "rw")) {
+                    file.getChannel().lock();
+                    Object now = keyOfPath();
+                    checkKey(now);
+                    if (before == null || !before.equals(now)) {
+                        // Just created, or deleted by the last handle of an earlier job. Java
+                        // cannot identify an open file: open it again.
+                        continue;
+                    }
+                    if (fileKey == null) {
+                        checkHeader(file);
+                        fileKey = now;
+                    }
+                    return with(file, code);
+                } catch (FileLockInterruptionException e) {
+                    interrupted |= Thread.interrupted();
+                }
+            }
+        } catch (IOException e) {
+            throw failure(operation, e);
+        } finally {
+            PROCESS.unlock();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private <T> T with(RandomAccessFile file, Use<T> code) throws IOException {
+        boolean done = false;
+        try {
+            log.replay(file);
+            T answer = code.with(file);
+            done = true;
+            return answer;
+        } finally {
+            if (!done) {
+                log = new Log(); // It may have changes that the file does not have.
+            }
+        }
+    }
+
+    private void checkKey(Object found) throws IOException {
+        if (fileKey != null && !fileKey.equals(found)) {
+            throw new IOException(
+                    "the file was deleted while in use, by another program or because more handles"
+                            + " than the world size were opened");
+        }
+    }
+
+    private Object keyOfPath() throws IOException {
+        try {
+            BasicFileAttributes attributes = Files.readAttributes(path, BasicFileAttributes.class);
+            // The inode; always the same on systems without inode numbers.
+            return Objects.requireNonNullElse(attributes.fileKey(), "");
+        } catch (NoSuchFileException e) {
+            return null;
+        }
+    }
+
+    private static void checkHeader(RandomAccessFile file) throws IOException {
+        byte[] start = new byte[(int) Math.min(HEADER.length, file.length())];
+        file.readFully(start);
+        if (!Arrays.equals(start, Arrays.copyOf(HEADER, start.length))) {
+            throw new IOException(
+                    "the file is not a FileStore; it was not changed; choose another path");
+        }
+        if (start.length < HEADER.length) {
+            file.seek(0);
+            file.write(HEADER);
+        }
+    }
+
+    private CollectiveException failure(String operation, IOException e) {
+        return new CollectiveException(this + ": " + operation + ": " + e.getMessage(), e);
+    }
+
+    @Override
+    public String toString() {
+        return "FileStore " + path;
+    }
+
+    /**
+     * The keys and values, as the file's records have made them. Each record is one atomic change.
+     * A process that is killed while it appends leaves an incomplete record at the end, which
+     * readers ignore and the next writer cuts off. Layout, big-endian:
+     *
+     * <pre>
+     * int32 length of what follows
+     * { int8 1 | int32 key length | key in UTF-8 | int32 value length | value }   a key is set
+     * { int8 2 | int32 key length | key in UTF-8 | int32 value length | value }   a value is appended
+     * { int8 3 | int32 key length | key in UTF-8 }                                a key is deleted
+     * { int8 4 }                                                                  a handle is closed
+     * </pre>
+     */
+    private static final class Log extends KeyValueMap {
+
+        private static final int PUT = 1;
+        private static final int APPEND = 2;
+        private static final int DELETE = 3;
+        private static final int CLOSE = 4;
+
+        private final ByteBuf record = Unpooled.buffer(); // of changes that are not in the file
+        private long position = HEADER.length;
+        private int closes;
+
+        @Override
+        public void set(String key, byte[] value) {
+            super.set(key, value);
+            write(PUT, key);
+            write(value);
+        }
+
+        @Override
+        public void append(String key, byte[] tail) {
+            super.append(key, tail);
+            write(APPEND, key);
+            write(tail);
+        }
+
+        @Override
+        public boolean delete(String key) {
+            boolean wasSet = super.delete(key);
+            if (wasSet) {
+                write(DELETE, key);
+            }
+            return wasSet;
+        }
+
+        void close() {
+            closes++;
+            record.writeByte(CLOSE);
+        }
+
+        private void write(int what, String key) {
+            record.writeByte(what);
+            write(key.getBytes(StandardCharsets.UTF_8));
+        }
+
+        private void write(byte[] bytes) {
+            record.writeInt(bytes.length).writeBytes(bytes);
+        }
+
+        /** Appends the changes since the last replay, as one record. */
+        void appendTo(RandomAccessFile file) throws IOException {
+            int length = record.readableBytes();
+            if (length > 0) {
+                ByteBuf framed = Unpooled.buffer(Integer.BYTES + length);
+                file.setLength(position);
+                file.seek(position);
+                file.write(ByteBufUtil.getBytes(framed.writeInt(length).writeBytes(record)));
+                position += Integer.BYTES + length;
+            }
+            record.clear();
+        }
+
+        /** Applies the records that other handles have appended. */
+        void replay(RandomAccessFile file) throws IOException {
+            long size = file.length();
+            if (size < position) {
+                throw new IOException("the file was truncated by another program");
+            }
+            byte[] tail = new byte[Math.toIntExact(size - position)];
+            file.seek(position);
+            file.readFully(tail);
+            ByteBuf in = Unpooled.wrappedBuffer(tail);
+            while (in.readableBytes() >= Integer.BYTES) {
+                int length = in.readInt();
+                if (length < 0) {
+                    throw new IOException("invalid record length " + length);
+                }
+                if (length > in.readableBytes()) {
+                    break;
+                }
+                apply(in.readSlice(length));
+                position += Integer.BYTES + length;
+            }
+            record.clear();
+        }
+
+        private void apply(ByteBuf in) throws IOException {
+            try {
+                while (in.isReadable()) {
+                    int what = in.readByte();
+                    switch (what) {
+                        case PUT -> set(readKey(in), readBytes(in));
+                        case APPEND -> append(readKey(in), readBytes(in));
+                        case DELETE -> delete(readKey(in));
+                        case CLOSE -> closes++;
+                        default -> throw new IOException("unknown record kind " + what);
+                    }
+                }
+            } catch (IndexOutOfBoundsException | NegativeArraySizeException e) {
+                throw new IOException("a record is cut off", e);
+            }
+        }
+
+        private static String readKey(ByteBuf in) {
+            return new String(readBytes(in), StandardCharsets.UTF_8);
+        }
+
+        private static byte[] readBytes(ByteBuf in) {
+            byte[] bytes = new byte[Math.min(in.readInt(), in.readableBytes() + 1)];
+            in.readBytes(bytes);
+            return bytes;
+        }
+    }
 }

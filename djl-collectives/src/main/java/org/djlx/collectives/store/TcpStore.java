@@ -51,6 +51,9 @@ import org.slf4j.LoggerFactory;
  *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
  *       are lost; a server restarted on the same port is another store and needs a new handle.
  *   <li>PyTorch's queue commands and listing of keys are not supported.
+ *   <li>The server accepts 16,384 connections (a handle uses one, and one per waiting thread),
+ *       1,048,576 keys, values of 8 MiB and 128 MiB in one call, as PyTorch's does, and a quarter
+ *       of the heap for all clients together.
  * </ul>
  *
  * <p>Security:
@@ -270,10 +273,7 @@ public final class TcpStore implements Store {
         private Duration timeout = StoreChecks.DEFAULT_TIMEOUT;
         private String bindAddress;
         private StoreToken token = StoreToken.of(System.getenv());
-        private int maxConnections = 16 << 10;
-        private int maxKeys = 1 << 20;
-        private int maxValueBytes = 8 << 20;
-        private long maxBytes = Runtime.getRuntime().maxMemory() / 4;
+        private ServerLimits limits = ServerLimits.DEFAULTS;
 
         private Builder() {}
 
@@ -387,52 +387,9 @@ public final class TcpStore implements Store {
             return this;
         }
 
-        /**
-         * Sets how many connections the server accepts. A handle uses one, plus one per waiting
-         * thread. If there are too many, or fewer than a quarter are left for clients that have
-         * said hello, the server closes the oldest connection that has not.
-         *
-         * @param maxConnections the number of connections; 16384 unless set
-         * @return this builder
-         */
-        public Builder optMaxConnections(int maxConnections) {
-            this.maxConnections = maxConnections;
-            return this;
-        }
-
-        /**
-         * Sets how many keys the server accepts.
-         *
-         * @param maxKeys the number of keys; 1048576 unless set
-         * @return this builder
-         */
-        public Builder optMaxKeys(int maxKeys) {
-            this.maxKeys = maxKeys;
-            return this;
-        }
-
-        /**
-         * Sets the maximum length of a value. One call of {@link Store#multiSet} or {@link
-         * Store#multiGet} may carry 16 times as much.
-         *
-         * @param maxValueBytes the length in bytes; 8 MiB unless set, as in PyTorch's server
-         * @return this builder
-         */
-        public Builder optMaxValueBytes(int maxValueBytes) {
-            this.maxValueBytes = maxValueBytes;
-            return this;
-        }
-
-        /**
-         * Sets the server's memory limit for all clients together: keys, values, awaited keys, and
-         * data in transit. A call that needs more is rejected. One sixteenth is reserved for short
-         * commands and answers: small requests succeed even if large ones have used the rest.
-         *
-         * @param maxBytes the number of bytes; a quarter of the heap unless set
-         * @return this builder
-         */
-        public Builder optMaxBytes(long maxBytes) {
-            this.maxBytes = maxBytes;
+        /** Sets the limits of the server; {@link ServerLimits#DEFAULTS} unless set. */
+        Builder optLimits(ServerLimits limits) {
+            this.limits = limits;
             return this;
         }
 
@@ -456,8 +413,6 @@ public final class TcpStore implements Store {
         }
 
         private TcpStoreServer startServer() {
-            ServerLimits limits =
-                    new ServerLimits(maxConnections, maxKeys, maxValueBytes, maxBytes);
             InetAddress address;
             try {
                 address =

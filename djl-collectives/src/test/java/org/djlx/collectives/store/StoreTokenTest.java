@@ -150,7 +150,8 @@ class StoreTokenTest {
     @Test
     void connectionsWithoutAHelloDoNotKeepOthersOut() throws Exception {
         List<Socket> silent = new ArrayList<>();
-        try (TcpStore server = builder(0, SECRET).optServer(true).optMaxConnections(8).build()) {
+        try (TcpStore server =
+                LimitedStore.maxConnections(builder(0, SECRET).optServer(true), 8).build()) {
             for (int i = 0; i < 50; i++) {
                 silent.add(new Socket(InetAddress.getLoopbackAddress(), server.port()));
             }

@@ -268,10 +268,7 @@ class TcpStoreTest extends StoreContractTest {
     @Test
     void limitsAreEnforced() {
         try (TcpStore small =
-                server(0)
-                        .optMaxKeys(2)
-                        .optMaxValueBytes(1000)
-                        .optMaxConnections(3)
+                LimitedStore.limit(server(0), 3, 2, 1000)
                         .optTimeout(Duration.ofMillis(500))
                         .build()) {
             small.set("a", new byte[1000]);
@@ -350,7 +347,7 @@ class TcpStoreTest extends StoreContractTest {
             CollectiveException e =
                     assertThrows(
                             CollectiveException.class, () -> store.set("k", new byte[9 << 20]));
-            assertTrue(e.getMessage().contains("optMaxValueBytes"), e.getMessage());
+            assertTrue(e.getMessage().contains("length of a value"), e.getMessage());
             assertTrue(e.getMessage().contains("stays usable"), e.getMessage());
             assertEquals("before", text(store.get("k")));
         }
@@ -360,14 +357,14 @@ class TcpStoreTest extends StoreContractTest {
 
     @Test
     void allTogetherMayUseSoManyBytes() throws Exception {
-        try (TcpStore small = server(0).optMaxBytes(100_000).build()) {
+        try (TcpStore small = LimitedStore.maxBytes(server(0), 100_000).build()) {
             for (int i = 0; i < 100; i++) {
                 small.set("k", new byte[40_000 + i]); // Replaced, it takes no more.
             }
-            assertRefused("optMaxBytes", () -> small.set("other", new byte[60_000]));
-            assertRefused("optMaxBytes", () -> small.append("k", new byte[30_000]));
+            assertRefused("memory", () -> small.set("other", new byte[60_000]));
+            assertRefused("memory", () -> small.append("k", new byte[30_000]));
             List<String> keys = IntStream.range(0, 1000).mapToObj(i -> "key" + i).toList();
-            assertRefused("optMaxBytes", () -> small.waitFor(keys, LONG));
+            assertRefused("memory", () -> small.waitFor(keys, LONG));
             assertEquals(40_099, small.get("k").length);
             assertTrue(small.delete("k"));
             small.set("other", new byte[60_000]);
@@ -386,7 +383,7 @@ class TcpStoreTest extends StoreContractTest {
             CollectiveException e =
                     assertThrows(CollectiveException.class, () -> call.accept(store));
             assertTrue(e.getMessage().contains("rejected"), e.getMessage());
-            assertTrue(e.getMessage().contains("optMaxKeys"), e.getMessage());
+            assertTrue(e.getMessage().contains("number of keys"), e.getMessage());
         }
     }
 
@@ -458,7 +455,6 @@ class TcpStoreTest extends StoreContractTest {
                 IllegalArgumentException.class,
                 () -> TcpStore.builder().setHost("h").setPort(0).build());
         assertThrows(IllegalArgumentException.class, () -> TcpStore.builder().optWorldSize(0));
-        assertThrows(IllegalArgumentException.class, () -> server(0).optMaxKeys(0).build());
         assertThrows(
                 IllegalArgumentException.class, () -> TcpStore.builder().optTimeout(Duration.ZERO));
         assertThrows(CollectiveException.class, () -> server(0).optBindAddress("no.such.").build());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CallLog    log of all ranks' calls, for asynchronous comparison
- * HostWatch  notices dead hosts of a group, through its store
+ * CallLog       log of all ranks' calls, for asynchronous comparison
+ * HostWatch     notices dead hosts of a group, through its store
+ * Introduction  header of the values that ranks exchange
  */
 /**
  * Synchronisation of ranks: waiting, detecting failed ranks and hosts, and comparing calls.
@@ -13,6 +14,8 @@
  *       epochs, states, signals
  *   <li>{@link org.djlx.collectives.internal.host.FailureNote} - tells the ranks of a group,
  *       through its store, that one has failed
+ *   <li>{@link org.djlx.collectives.internal.host.GroupExchange} - exchange of values between the
+ *       ranks of a group, through its store
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
  *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - shows through a store that a member
@@ -21,7 +24,8 @@
  *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process is alive
  *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - logs long waits
  *   <li>{@link org.djlx.collectives.internal.host.Peers} - the processes and hosts of other ranks
- *   <li>{@link org.djlx.collectives.internal.host.RankProcess} - the process of a rank
+ *   <li>{@link org.djlx.collectives.internal.host.RankProcess} - the process of a rank, and whether
+ *       it has died
  *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - barrier and signals between hosts;
  *       decides how to wait
  *   <li>{@link org.djlx.collectives.internal.host.SharedSegment} - the shared memory

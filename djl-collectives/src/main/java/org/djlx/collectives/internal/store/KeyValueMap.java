@@ -15,17 +15,11 @@ import java.util.Set;
  *
  * <p>Not thread-safe. Arrays are not copied, so a value in the map must not be modified.
  */
-public final class KeyValueMap {
+public class KeyValueMap {
 
     private static final byte[] EMPTY = {};
 
     private final Map<String, byte[]> values = new HashMap<>();
-    private LogRecord record; // of later changes; null if they are not recorded
-
-    /** Records later changes; null ends that. */
-    void recordTo(LogRecord changes) {
-        record = changes;
-    }
 
     /** Returns the value of a key; null if the key is unset. */
     public byte[] get(String key) {
@@ -35,9 +29,6 @@ public final class KeyValueMap {
     /** Sets a key. */
     public void set(String key, byte[] value) {
         values.put(key, value);
-        if (record != null) {
-            record.put(key, value);
-        }
     }
 
     /**
@@ -77,18 +68,11 @@ public final class KeyValueMap {
             System.arraycopy(tail, 0, joined, old.length, tail.length);
         }
         values.put(key, joined);
-        if (record != null) {
-            record.append(key, tail);
-        }
     }
 
     /** Deletes a key; returns whether it was set. */
     public boolean delete(String key) {
-        boolean wasSet = values.remove(key) != null;
-        if (wasSet && record != null) {
-            record.delete(key);
-        }
-        return wasSet;
+        return values.remove(key) != null;
     }
 
     /** Returns whether a key is set. */

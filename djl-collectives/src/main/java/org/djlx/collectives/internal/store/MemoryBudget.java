@@ -41,8 +41,8 @@ final class MemoryBudget {
             throw new IllegalArgumentException(
                     String.format(
                             "the server's memory limit is exceeded: of %d bytes (15/16 of"
-                                + " optMaxBytes, or all of it for short commands and answers) %d"
-                                + " are in use, and %d more are needed",
+                                    + " the limit, or all of it for short commands and answers) %d"
+                                    + " are in use, and %d more are needed",
                             limit, used, bytes));
         }
         used += bytes;

@@ -13,6 +13,10 @@ package org.djlx.collectives.internal.store;
  */
 public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, long maxBytes) {
 
+    /** The limits of the servers of jobs. */
+    public static final ServerLimits DEFAULTS =
+            new ServerLimits(16 << 10, 1 << 20, 8 << 20, Runtime.getRuntime().maxMemory() / 4);
+
     /** The maximum length of a key in bytes. */
     static final int MAX_KEY_BYTES = 8 << 10;
 
@@ -22,14 +26,6 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
     private static final int MAX_VALUES_IN_COMMAND = 16;
 
     private static final int MAX_STRANGERS_VALUE_BYTES = 64;
-
-    /** Requires that each limit is at least 1. */
-    public ServerLimits {
-        checkPositive("maximum number of connections", maxConnections);
-        checkPositive("maximum number of keys", maxKeys);
-        checkPositive("maximum length of a value", maxValueBytes);
-        checkPositive("maximum number of bytes", maxBytes);
-    }
 
     /** Returns the maximum number of keys in a command. */
     int maxKeysInCommand() {
@@ -44,12 +40,5 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
     /** Returns the limits for clients that have not authenticated yet. */
     ServerLimits forStrangers() {
         return new ServerLimits(maxConnections, maxKeys, MAX_STRANGERS_VALUE_BYTES, maxBytes);
-    }
-
-    private static void checkPositive(String what, long value) {
-        if (value < 1) {
-            throw new IllegalArgumentException(
-                    "the " + what + " must be at least 1, but is " + value);
-        }
     }
 }

@@ -337,7 +337,7 @@ final class ServerState {
         if (values.size() + (long) keys.size() > limits.maxKeys()
                 && values.size() + (long) values.missing(keys).size() > limits.maxKeys()) {
             throw new IllegalArgumentException(
-                    "the store is full: the limit is " + limits.maxKeys() + " keys (optMaxKeys)");
+                    "the store is full: the limit is " + limits.maxKeys() + " keys");
         }
     }
 }

@@ -496,8 +496,8 @@ public final class TcpStoreClient implements AutoCloseable {
                                 + Durations.text(Duration.ofMillis(answerMillis))
                         : "the connection to the server was closed (" + reason(e) + ")";
         String rejected =
-                "the server rejected this call because of a limit (optMaxKeys, optMaxBytes or"
-                        + " optMaxValueBytes; see its log)";
+                "the server rejected this call because of a limit (number of keys, length"
+                        + " of a value, or memory; see its log)";
         String advice =
                 usable
                         ? ". The server is still running, and this handle stays usable. Either "

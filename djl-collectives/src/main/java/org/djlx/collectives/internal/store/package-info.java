@@ -2,7 +2,6 @@
 /* Package-private:
  * Command           commands of the protocol, which is PyTorch's
  * Hello             handshake between clients and servers of this library
- * Introduction      header of the values that ranks exchange
  * MemoryBudget      memory limit of a server for all clients
  * Request           a command with its arguments
  * RequestParser     parses requests
@@ -18,12 +17,8 @@
  * Implementation of the stores. Types are public only for other packages of this module.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.store.FileLog} - file of a FileStore: a log of changes
- *   <li>{@link org.djlx.collectives.internal.store.GroupExchange} - exchange of values between the
- *       ranks of a group
  *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - semantics of set, add, compareSet
  *       and append
- *   <li>{@link org.djlx.collectives.internal.store.LogRecord} - one change in the log
  *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - host, port and token of a
  *       server
  *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - limits of a server

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.store;
+package org.djlx.collectives.internal.host;
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -14,9 +14,6 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.LongWaits;
-import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;

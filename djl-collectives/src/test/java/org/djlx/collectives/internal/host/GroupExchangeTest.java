@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.store;
+package org.djlx.collectives.internal.host;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -13,8 +13,6 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.host.Liveness;
-import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;

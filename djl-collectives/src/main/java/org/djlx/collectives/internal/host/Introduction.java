@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.store;
+package org.djlx.collectives.internal.host;
 
 import com.google.gson.Gson;
 import com.google.gson.JsonParseException;
