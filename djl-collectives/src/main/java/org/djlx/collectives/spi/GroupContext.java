@@ -197,7 +197,7 @@ public final class GroupContext {
             throw new IllegalStateException(
                     "group '" + name + "': call exchange before watchPeers");
         }
-        return Peers.of(this, processes);
+        return Peers.of(name, rank, store, processes);
     }
 
     /**

@@ -7,7 +7,6 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.collectives.internal.host.RankProcess;
 
 /**
  * The header of each value that a rank exchanges: JSON, then a zero byte, which JSON does not

@@ -4,8 +4,8 @@ package org.djlx.collectives.internal.host;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
-import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.PeerWatch;
+import org.djlx.collectives.store.Store;
 
 /**
  * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL
@@ -46,23 +46,21 @@ public final class Peers implements PeerWatch {
      * Returns the peers with the processes of all ranks, in rank order. If they are on several
      * hosts, these watch each other through the group's store from now on.
      */
-    public static Peers of(GroupContext context, List<RankProcess> processes) {
+    public static Peers of(String group, int rank, Store store, List<RankProcess> processes) {
         List<Peer> peers = new ArrayList<>();
-        for (int rank = 0; rank < processes.size(); rank++) {
-            peers.add(new Peer(rank, rank, processes.get(rank)));
+        for (int peer = 0; peer < processes.size(); peer++) {
+            peers.add(new Peer(peer, peer, processes.get(peer)));
         }
         List<String> hosts = peers.stream().map(Peer::host).distinct().toList();
         if (hosts.size() < 2) {
             return new Peers(peers, null);
         }
-        String here = peers.get(context.rank()).host();
+        String here = peers.get(rank).host();
         String next = hosts.get((hosts.indexOf(here) + 1) % hosts.size());
-        boolean first = ranksOn(here, peers).get(0) == context.rank();
+        boolean first = ranksOn(here, peers).get(0) == rank;
         List<Integer> watched = first ? ranksOn(next, peers) : List.of();
         String name = peers.get(ranksOn(next, peers).get(0)).process().hostName();
-        return new Peers(
-                peers,
-                new HostWatch(context.name(), context.store(), context.rank(), name, watched));
+        return new Peers(peers, new HostWatch(group, store, rank, name, watched));
     }
 
     private static List<Integer> ranksOn(String host, List<Peer> peers) {

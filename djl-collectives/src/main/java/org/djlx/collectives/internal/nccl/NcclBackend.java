@@ -261,7 +261,12 @@ public final class NcclBackend extends Backend {
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
         List<byte[]> processes = context.exchange(PROCESSES, RankProcess.own().encoded());
-        Peers all = Peers.of(context, processes.stream().map(RankProcess::decoded).toList());
+        Peers all =
+                Peers.of(
+                        context.name(),
+                        context.rank(),
+                        context.store(),
+                        processes.stream().map(RankProcess::decoded).toList());
         synchronized (this) {
             peers = all;
         }

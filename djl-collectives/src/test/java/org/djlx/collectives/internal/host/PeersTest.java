@@ -6,13 +6,10 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.stream.Stream;
-import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
@@ -24,11 +21,8 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(60)
 class PeersTest {
 
-    private static final GroupContext CONTEXT = context(0, new HashStore());
-
-    private static GroupContext context(int rank, Store store) {
-        BackendOptions options = new BackendOptions(Duration.ofSeconds(30));
-        return new GroupContext("peers", rank, 3, store, options, null);
+    private static Peers peers(int rank, Store store, List<RankProcess> processes) {
+        return Peers.of("peers", rank, store, processes);
     }
 
     private static RankProcess ofThisHost(Process process) {
@@ -39,7 +33,7 @@ class PeersTest {
     @Test
     void processThatEndsIsNamed() throws IOException, InterruptedException {
         Process process = new ProcessBuilder("sleep", "60").start();
-        Peers peers = Peers.of(CONTEXT, List.of(RankProcess.own(), ofThisHost(process)));
+        Peers peers = peers(0, new HashStore(), List.of(RankProcess.own(), ofThisHost(process)));
         assertEquals(Optional.empty(), peers.dead());
         process.destroyForcibly().waitFor();
         Optional<String> dead;
@@ -57,7 +51,7 @@ class PeersTest {
     @Test
     void otherHostsProcessesAreNot() {
         RankProcess other = new RankProcess("elsewhere", 1, 1, "other");
-        Peers peers = Peers.of(CONTEXT, List.of(RankProcess.own(), other));
+        Peers peers = peers(0, new HashStore(), List.of(RankProcess.own(), other));
         assertEquals(Optional.empty(), peers.dead());
         assertEquals(Optional.empty(), Peers.none().dead());
     }
@@ -79,7 +73,7 @@ class PeersTest {
                 stores.add(store.build());
             }
             for (int rank = 0; rank < 3; rank++) {
-                peers.add(Peers.of(context(rank, stores.get(rank)), processes));
+                peers.add(peers(rank, stores.get(rank), processes));
             }
         }
 
@@ -125,8 +119,8 @@ class PeersTest {
                         ofThisHost(process),
                         new RankProcess("elsewhere", 1, 1, "other"));
         Store store = new HashStore();
-        try (Peers here = Peers.of(context(0, store), all);
-                Peers other = Peers.of(context(2, store), all)) {
+        try (Peers here = peers(0, store, all);
+                Peers other = peers(2, store, all)) {
             process.destroyForcibly().waitFor();
             Peers part = here.subset(List.of(1));
             while (part.dead().isEmpty()) {
