@@ -70,7 +70,7 @@ class AbortTest {
     }
 
     @Test
-    void lackOfMemoryBreaksTheGroupButAWrongArgumentDoesNot() {
+    void outOfMemoryBreaksTheGroupWrongArgumentDoesNot() {
         Full full = new Full();
         BackendOptions options = new BackendOptions(Duration.ofMinutes(1));
         GroupContext context = new GroupContext("g", 0, 1, new HashStore(), options, null);
@@ -120,7 +120,7 @@ class AbortTest {
     }
 
     @Test
-    void aNoteReachesTheOtherRanksThroughTheStore() throws InterruptedException {
+    void abortReasonReachesOtherRanksThroughTheStore() throws InterruptedException {
         Store store = new HashStore();
         FailureNote first = new FailureNote(store, "failure", 2);
         FailureNote second = new FailureNote(store, "failure", 2);

@@ -247,7 +247,7 @@ class BackendsTest {
     }
 
     @Test
-    void missingDriverIsAnErrorOfTheBackendAskedFor() {
+    void errorForMissingDriverNamesTheRequestedBackend() {
         assumeFalse(NativeLibrary.CUDA.isAvailable() && NativeLibrary.NCCL.isAvailable());
         for (String backend : List.of("nccl", "cuda_p2p")) {
             CollectiveException e =

@@ -22,7 +22,7 @@ class CoalescingTest {
 
     /** As many elements, and sizes for which sums of products with powers of 31 are equal. */
     @Test
-    void shapesWithEqualPolynomialsAreToldApart() {
+    void hashDistinguishesShapesWithEqualPolynomials() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(

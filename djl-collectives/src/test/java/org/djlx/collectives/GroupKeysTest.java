@@ -97,7 +97,7 @@ class GroupKeysTest {
 
     /** Not every store can: the groups work all the same, and leave their keys. */
     @Test
-    void aStoreNeedNotDelete() {
+    void groupKeysMayStayInAStoreWithoutDelete() {
         try (Store store = new HashStore()) {
             Store keeping = keeping(store);
             onRanks(

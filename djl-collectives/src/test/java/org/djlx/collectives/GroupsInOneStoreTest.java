@@ -105,7 +105,7 @@ class GroupsInOneStoreTest {
     }
 
     @Test
-    void noNameLeadsToTheKeysOfAnotherGroup() {
+    void groupNamesNeverShareKeys() {
         Set<String> seen = new HashSet<>(keysOf("g", true));
         assertFalse(seen.isEmpty());
         for (String name : List.of("g/group0", "g%2Fgroup0", "g%252Fgroup0", "g/segment", "%")) {
@@ -132,7 +132,7 @@ class GroupsInOneStoreTest {
     }
 
     @Test
-    void groupsThatMeetInTheSameKeysSaySo() throws Exception {
+    void groupsWithTheSameKeysFail() throws Exception {
         FutureTask<?> first = start(() -> exchange(context("a", 0, 2), "k"));
         FutureTask<?> second = start(() -> exchange(context("b", 1, 2), "k"));
         assertMismatch(first, "'a'", "'b'", "another name");
@@ -149,7 +149,7 @@ class GroupsInOneStoreTest {
     }
 
     @Test
-    void whatAnEarlierGroupLeftIsFoundOut() throws Exception {
+    void staleValuesOfAnEarlierGroupAreDetected() throws Exception {
         // An earlier group of the same name got no further.
         GroupContext late = context("g", 1, 2);
         BackendOptions impatient = new BackendOptions(Duration.ofMillis(1));
@@ -171,7 +171,7 @@ class GroupsInOneStoreTest {
     }
 
     @Test
-    void twoOfOneRankAreFoundOut() throws Exception {
+    void duplicateRankIsDetected() throws Exception {
         byte[] others;
         try (Store elsewhere = new HashStore()) {
             GroupContext other = new GroupContext("g", 0, 1, elsewhere, OPTIONS, null);

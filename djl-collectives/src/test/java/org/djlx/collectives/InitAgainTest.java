@@ -101,7 +101,7 @@ class InitAgainTest {
     // The pauses are to get a rank into trouble, if there is any; without them the tests pass, too.
 
     @Test
-    void aRankMayComeWhileTheServerBeforeIsThere() throws Exception {
+    void rankSkipsThePreviousGroupsServer() throws Exception {
         cycles(
                 (group, first) -> {
                     if (group.rank() == 0) {
@@ -114,7 +114,7 @@ class InitAgainTest {
     }
 
     @Test
-    void aRankMayNeedTheStoreWhenRankZeroLeaves() throws Exception {
+    void slowRankUsesTheStoreWhileRankZeroLeaves() throws Exception {
         cycles(
                 (group, first) -> {
                     if (group.rank() == 0) {
@@ -129,7 +129,7 @@ class InitAgainTest {
     }
 
     @Test
-    void aSecondRankZeroIsToldOfTheFirst() throws Exception {
+    void secondRankZeroFailsBecauseThePortIsInUse() throws Exception {
         try (TcpStore first =
                 TcpStore.builder().setHost("127.0.0.1").setPort(port).optServer(true).build()) {
             String second = assertThrows(CollectiveException.class, () -> init(0, 0)).getMessage();

@@ -49,7 +49,7 @@ class LongWaitsTest {
     }
 
     @Test
-    void anOperationTellsOnce() {
+    void longOperationIsLoggedOnce() {
         runAndExpectOne(
                 3,
                 (group, tensor, log) -> {
@@ -66,7 +66,7 @@ class LongWaitsTest {
     }
 
     @Test
-    void aMessageTells() {
+    void longMessageIsLogged() {
         runAndExpectOne(
                 2,
                 (group, tensor, log) -> {
@@ -82,7 +82,7 @@ class LongWaitsTest {
     }
 
     @Test
-    void theCreationOfAGroupTells() throws Exception {
+    void longGroupCreationIsLogged() throws Exception {
         try (TestLog log = new TestLog(LongWaits.class);
                 HashStore store = new HashStore()) {
             FutureTask<ProcessGroup> first =
@@ -98,7 +98,7 @@ class LongWaitsTest {
 
     /** By default a minute; a time beyond the timeout is never. */
     @Test
-    void theTimeIsAnOption() {
+    void warnAfterSetsWhenALongWaitIsLogged() {
         assertEquals(Duration.ofMinutes(1), ShmOptions.builder().build().warnAfter());
         assertEquals(Duration.ofMinutes(1), new BackendOptions(Duration.ofDays(1)).warnAfter());
         for (Duration wrong : new Duration[] {Duration.ZERO, Duration.ofSeconds(-1), null}) {

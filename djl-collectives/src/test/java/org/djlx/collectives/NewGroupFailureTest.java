@@ -37,7 +37,7 @@ class NewGroupFailureTest {
     private static final BackendOptions TEN_SECONDS = new BackendOptions(Duration.ofSeconds(10));
 
     @Test
-    void aDeathIsFoundOutBeforeTheTimeout() throws Exception {
+    void newGroupDetectsADeadRankBeforeTheTimeout() throws Exception {
         try (RankProcesses ranks = new RankProcesses(3, NewGroupVictimMain.class)) {
             assertEquals(List.of(0, 0, 9), ranks.await());
             String member = ranks.output(0);
@@ -50,7 +50,7 @@ class NewGroupFailureTest {
 
     /** The others have all that the store can tell them by then, and meet in the memory. */
     @Test
-    void aDeathBehindTheStoreIsFoundOutBeforeTheTimeout() throws Exception {
+    void newGroupDetectsADeathDuringTheStoreRendezvous() throws Exception {
         try (RankProcesses ranks = new RankProcesses(3, NewGroupVictimMain.class, "mapped")) {
             assertEquals(List.of(0, 0, 9), ranks.await());
             String member = ranks.output(0);
@@ -61,7 +61,7 @@ class NewGroupFailureTest {
 
     /** As when memory runs out: the rank never arrives in the shared memory. */
     @Test
-    void aRankThatFailsBehindTheStoreIsNotWaitedFor() throws Exception {
+    void newGroupDoesNotWaitForARankThatFailedInTheStoreRendezvous() throws Exception {
         Runnable fail =
                 () -> {
                     throw new OutOfMemoryError("on purpose");
@@ -84,7 +84,7 @@ class NewGroupFailureTest {
 
     /** Rank 1 takes part until the exchange through the store, then destroys the group. */
     @Test
-    void whoLeavesInTheMiddleIsNotWaitedFor() throws Exception {
+    void splitDoesNotWaitForARankThatDestroyedTheGroup() throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
         FutureTask<ProcessGroup> split = split(groups.get(0));
         announceSplit(groups.get(1));
@@ -96,7 +96,7 @@ class NewGroupFailureTest {
     }
 
     @Test
-    void destroyingTheGroupEndsTheWaitForOthers() throws Exception {
+    void destroyEndsNewGroupsWait() throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
         FutureTask<ProcessGroup> split = split(groups.get(0));
         announceSplit(groups.get(1));
@@ -123,7 +123,7 @@ class NewGroupFailureTest {
 
     /** Rank 2 of the group is rank 1 of the sub-group; errors must name its rank in the group. */
     @Test
-    void aTimeoutNamesTheRanksThatTheCallerKnows() throws Exception {
+    void timeoutNamesRanksOfTheParentGroup() throws Exception {
         BackendOptions options = new BackendOptions(Duration.ofMillis(500));
         BiFunction<Integer, Store, FutureTask<ProcessGroup>> rank =
                 (self, store) ->

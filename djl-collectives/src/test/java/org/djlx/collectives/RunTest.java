@@ -39,7 +39,7 @@ class RunTest {
     }
 
     @Test
-    void aRankThatWaitsElsewhereIsInterrupted() {
+    void rankBlockedOutsideAnOperationIsInterrupted() {
         CountDownLatch never = new CountDownLatch(1);
         IllegalStateException boom = new IllegalStateException("boom");
         CollectiveException e =
@@ -114,7 +114,7 @@ class RunTest {
     }
 
     @Test
-    void whoWaitsInAnOperationLearnsOfItAtOnce() {
+    void failureEndsOtherRanksOperationsAtOnce() {
         CollectiveException e =
                 assertThrows(
                         CollectiveException.class,
@@ -137,7 +137,7 @@ class RunTest {
     }
 
     @Test
-    void aTimeoutIsCaughtAsOne() {
+    void timeoutKeepsItsExceptionType() {
         CollectiveTimeoutException e =
                 assertThrows(
                         CollectiveTimeoutException.class,
@@ -157,7 +157,7 @@ class RunTest {
     }
 
     @Test
-    void whatIsMissingIsNamed() {
+    void nullArgumentsAreNamed() {
         ProcessGroups.RankBody<Object> body = group -> null;
         assertNamed("groups", () -> ProcessGroups.run(null, body));
         assertNamed("groups", () -> ProcessGroups.run(List.of(), body));

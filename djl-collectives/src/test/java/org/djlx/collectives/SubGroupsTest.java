@@ -46,7 +46,7 @@ class SubGroupsTest {
 
     /** It may be the one that serves the store, and be done as soon as the call returns. */
     @Test
-    void nobodyLeavesBeforeTheMembersHaveMet() {
+    void nonMembersStayUntilTheMembersHaveMet() {
         AtomicBoolean met = new AtomicBoolean();
         BackendOptions options = new BackendOptions(Duration.ofSeconds(30));
         try (Store store = new HashStore()) {

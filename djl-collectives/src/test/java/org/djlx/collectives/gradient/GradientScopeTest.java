@@ -55,7 +55,7 @@ class GradientScopeTest {
     }
 
     @Test
-    void gradientModeIsGivenBack() {
+    void gradientModeIsRestored() {
         for (boolean mode : new boolean[] {false, true}) {
             boolean before = JniUtils.isGradMode();
             JniUtils.setGradMode(mode);
@@ -320,7 +320,7 @@ class GradientScopeTest {
 
     /** libtorch may leave a gradient in the memory of the one that it is a view of. */
     @Test
-    void gradientsBehindViewsStay() {
+    void gradientsSharedByViewsAreKept() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch");
                 GradientScope scope = GradientScope.open()) {
             NDArray w = manager.create(new float[] {1, 2, 3, 4});
@@ -370,7 +370,7 @@ class GradientScopeTest {
 
     /** A result that the target does not depend on has a gradient of zeros. */
     @Test
-    void unusedResultsAreGoneThrough() {
+    void unusedResultGetsAGradientOfZeros() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch");
                 GradientScope scope = GradientScope.open()) {
             NDArray x = manager.create(3f);
@@ -394,7 +394,7 @@ class GradientScopeTest {
     }
 
     @Test
-    void aSecondBackwardThroughTheSameIsRefused() {
+    void secondBackwardThroughAGraphIsRefused() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch");
                 GradientScope scope = GradientScope.open()) {
             NDArray x = manager.create(3f);
@@ -574,7 +574,7 @@ class GradientScopeTest {
 
     /** Those that wait for such a rank do not wait for the timeout, which is half an hour. */
     @Test
-    void anInputThatOneRankChangedEndsAll() {
+    void inputChangedOnOneRankFailsAllRanks() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             CollectiveException e =
@@ -666,7 +666,7 @@ class GradientScopeTest {
 
     /** What a step makes is closed with its manager, or by the scope: nothing adds up. */
     @Test
-    void nothingIsLeftBehind() {
+    void noArraysAreLeaked() {
         List<ProcessGroup> groups = ProcessGroups.local(1);
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             ProcessGroup group = groups.get(0);
@@ -691,7 +691,7 @@ class GradientScopeTest {
     }
 
     @Test
-    void withinItselfIsRefused() {
+    void withinRefusesAnOpenScope() {
         try (GradientScope scope = GradientScope.create()) {
             Runnable nested = () -> scope.within(() -> scope.within(() -> 0));
             assertThrows(IllegalStateException.class, nested::run);

@@ -81,7 +81,7 @@ class LaunchEnvironmentTest {
 
     /** The script of a batch job has a rank, too, but is none. */
     @Test
-    void aBatchScriptIsNoRank() {
+    void batchScriptIsNotARank() {
         assertUnderstood("nothing", SBATCH);
         assertFalse(environment(SBATCH).isDistributed());
     }
@@ -225,7 +225,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void optionsWin() {
+    void optionsOverrideVariables() {
         LaunchEnvironment explicit =
                 LaunchEnvironment.builder()
                         .optEnvironment(
@@ -249,7 +249,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void saysWhatIsMissing() {
+    void missingVariablesAreNamed() {
         // A pod of an indexed job is a rank only if the number of ranks is known.
         assertUnderstood("nothing", "JOB_COMPLETION_INDEX=2");
         LaunchEnvironment some = environment("PMI_RANK=2 OTHER=x");

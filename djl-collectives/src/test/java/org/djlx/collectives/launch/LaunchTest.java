@@ -38,7 +38,7 @@ class LaunchTest {
     }
 
     @Test
-    void oneNodeTakesNothingFromVariables() {
+    void singleNodeIgnoresVariables() {
         Launcher one = launcher(Map.of("MASTER_ADDR", "node0", "JOB_COMPLETION_INDEX", "1"));
         assertEquals("127.0.0.1:0", one.endpoint());
         assertEquals(1, one.maxNodes);

@@ -262,7 +262,7 @@ class LauncherTest {
     }
 
     @Test
-    void handsTheFolderOfTheProjectOn() throws Exception {
+    void passesTheProjectFolderToRanks() throws Exception {
         String before = System.setProperty("djlx.home", "/some where");
         try {
             assertEquals(0, probe(1, "property", "djlx.home").build().launch());

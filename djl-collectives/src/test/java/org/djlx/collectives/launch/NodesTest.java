@@ -143,7 +143,7 @@ class NodesTest {
 
     /** A failure of another node counts, whether or not this node's ranks have ended. */
     @Test
-    void theFailureOfOneNodeIsThatOfAll() throws Exception {
+    void failureOfOneNodeFailsAllNodes() throws Exception {
         Future<Integer> first = launch(0, 1, "exit-code-is-rank");
         Future<Integer> second = launch(1, 1, "exit-code-is-rank");
         assertEquals(1, first.get(), this::errText);
@@ -152,7 +152,7 @@ class NodesTest {
     }
 
     @Test
-    void launchersThatDoNotBelongDisturbNobody() throws Exception {
+    void foreignLaunchersDoNotDisturbTheJob() throws Exception {
         Future<Integer> first = launch(0, 1, "sleep");
         Future<Integer> second = launch(1, 1, "sleep");
         Set<Long> ranks = awaitRanks(2);
@@ -173,7 +173,7 @@ class NodesTest {
 
     /** Otherwise it is silent until the end of its patience. */
     @Test
-    void aLauncherThatStaysAloneSaysSo() throws Exception {
+    void loneLauncherTimesOutWithAnError() throws Exception {
         Future<Integer> first = launch(0, 1, "sleep");
         assertRefused(node(1, 3, "sleep"), "this job has 2 nodes of 1 processes");
         awaitErr(" --max-restarts); still waiting for node(s) 1\n");
@@ -250,7 +250,7 @@ class NodesTest {
 
     /** The job begins with one node after the last call, and starts again when another comes. */
     @Test
-    void aNodeThatComesIsTakenIn() throws Exception {
+    void newNodeJoinsTheJob() throws Exception {
         LaunchOptions one = node(-1, 1, "one-of", "2").nodes(1, 2);
         one.timeouts(60, 0.2);
         Future<Integer> first = launchers.submit(one.build()::launch);
@@ -332,7 +332,7 @@ class NodesTest {
     }
 
     @Test
-    void rejectsWhatDoesNotFit() {
+    void rejectsInconsistentOptions() {
         assertRejected(node(2, 1), "between 0 and 1 with 2 node(s), not 2");
         assertRejected(node(-2, 1), "between 0 and 1");
         assertRejected(node(0, 1).nodes(0, 0), "at least 1, or MIN:MAX, not 0:0");

@@ -54,7 +54,7 @@ class PrefixedOutputTest {
     }
 
     @Test
-    void aReturnBeforeALineFeedIsNoLineOfItsOwn() throws Exception {
+    void crLfIsOneLineEnd() throws Exception {
         assertEquals(List.of("[0] a\n", "[0] \n", "[0] b\n"), pass("a\r\n\r\nb\r\n"));
     }
 
@@ -71,7 +71,7 @@ class PrefixedOutputTest {
 
     /** A pipe that a process outside of the job still holds open. */
     @Test
-    void aStreamThatNobodyEndsIsLeft() throws Exception {
+    void unendedStreamIsAbandoned() throws Exception {
         InputStream endless =
                 new InputStream() {
                     private int at;

@@ -90,7 +90,7 @@ class P2pAllocatorTest {
     }
 
     @Test
-    void whatIsInTheHeapIsKnown() {
+    void offsetOfFindsArraysInTheHeap() {
         P2pAllocator allocator = allocator(groups.get(0));
         NDArray array = allocator.allocate(manager, new Shape(4, 6), ScalarType.INT64);
         long offset = allocator.offsetOf(array).getAsLong();
@@ -183,7 +183,7 @@ class P2pAllocatorTest {
     }
 
     @Test
-    void barrierWaitsForTheWorkBefore() {
+    void barrierWaitsForEarlierWork() {
         AtomicInteger arrived = new AtomicInteger();
         ProcessGroups.run(
                 groups,
@@ -217,7 +217,7 @@ class P2pAllocatorTest {
     }
 
     @Test
-    void barrierFindsWhoCalledSomethingElse() {
+    void barrierReportsADifferentCall() {
         ProcessGroups.run(
                 groups,
                 group -> {

@@ -143,7 +143,7 @@ class RankPoolProcessTest {
     }
 
     @Test
-    void tellsRankZeroOfADeathWhileIdle() throws Exception {
+    void deathWhileIdleReachesRankZero() throws Exception {
         try (RankProcesses ranks = ranks("idle")) {
             awaitOutput(ranks, 0, "idle");
             ranks.process(1).destroyForcibly();

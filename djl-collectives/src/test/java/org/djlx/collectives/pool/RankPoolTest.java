@@ -213,7 +213,7 @@ class RankPoolTest {
 
     @ParameterizedTest
     @MethodSource("whatToStringThrows")
-    void failsWithWhatCannotTellOfItself(Throwable thrown) {
+    void failsWithAnExceptionWhoseMessageThrows(Throwable thrown) {
         try (RankPool<Task, Object> pool = pool(2)) {
             CompletableFuture<Object> bad =
                     pool.submit(
@@ -253,7 +253,7 @@ class RankPoolTest {
     }
 
     @Test
-    void closesWhatWasMadeIfARankCannotStart() {
+    void closesCreatedWorkersIfARankCannotStart() {
         List<ProcessGroup> groups = ProcessGroups.local(3);
         CollectiveException failure =
                 assertThrows(
@@ -274,7 +274,7 @@ class RankPoolTest {
     }
 
     @Test
-    void finishesWhatWasSubmittedBeforeItCloses() throws Exception {
+    void closeFinishesSubmittedRequests() throws Exception {
         RankPool<Task, Object> pool = pool(2);
         CountDownLatch begun = new CountDownLatch(2);
         CompletableFuture<Object> last =
@@ -352,7 +352,7 @@ class RankPoolTest {
     }
 
     @Test
-    void anInterruptEndsOneThatFollows() throws Exception {
+    void interruptEndsCloseOfAFollowingRank() throws Exception {
         List<RankPool<Task, Object>> pools = join(2);
         CompletableFuture<CollectiveException> told = new CompletableFuture<>();
         CompletableFuture<IllegalStateException> refused = new CompletableFuture<>();
@@ -378,7 +378,7 @@ class RankPoolTest {
     }
 
     @Test
-    void nobodyJoinsIfOneMakesNothing() {
+    void joinFailsOnAllRanksIfAWorkerIsNull() {
         List<String> told =
                 ProcessGroups.run(
                         ProcessGroups.local(2),

@@ -113,7 +113,7 @@ class SafetensorsGpuTest {
     }
 
     @Test
-    void whatIsClosedIsNotRead() throws IOException {
+    void closedFilesAreNotRead() throws IOException {
         try (NDManager cpu = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 NDManager gpu = NDManager.newBaseManager(GPU, "PyTorch")) {
             Safetensors tensors = written(cpu, new Shape(9));

@@ -104,7 +104,7 @@ class SafetensorsTest {
     }
 
     @Test
-    void readsWhatTheFormatSays() throws IOException {
+    void readsFilesOfTheSpecification() throws IOException {
         Path file =
                 file(
                         "{\"__metadata__\":{\"format\":\"pt\",\"by\":\"hand\"},"
@@ -370,7 +370,7 @@ class SafetensorsTest {
     }
 
     @Test
-    void filesThatAreNoneAreNamed() throws IOException {
+    void nonSafetensorsFilesAreNamed() throws IOException {
         Path file = folder.resolve("bad.safetensors");
         for (byte[] bytes :
                 List.of(
@@ -446,7 +446,7 @@ class SafetensorsTest {
     }
 
     @Test
-    void readsWhatItWrites() throws IOException {
+    void roundTripKeepsTensors() throws IOException {
         SafetensorsWriter.writeModel(folder, model(), 1 << 20, this::values);
         assertEquals(List.of("model.safetensors"), names(folder));
         assertWritten(folder);
@@ -472,7 +472,7 @@ class SafetensorsTest {
 
     /** A loader must not take what an earlier model has left for the weights of this one. */
     @Test
-    void nothingOfAnEarlierModelStays() throws IOException {
+    void saveRemovesShardsOfAnEarlierModel() throws IOException {
         List<String> others =
                 List.of("model-1-of-2.safetensors", "model-x.safetensors", "vision.safetensors");
         for (String other : others) {
@@ -488,7 +488,7 @@ class SafetensorsTest {
     }
 
     @Test
-    void aFileThatCannotBeWrittenIsNotThere() throws IOException {
+    void failedWriteLeavesNoFile() throws IOException {
         Path file = folder.resolve("w.safetensors");
         Files.writeString(file, "before");
         assertFails(
@@ -505,7 +505,7 @@ class SafetensorsTest {
     }
 
     @Test
-    void anIndexLeadsToFilesOfItsDirectoryOnly() throws IOException {
+    void indexRefusesFilesOutsideItsDirectory() throws IOException {
         SafetensorsWriter.writeModel(folder, model(), 40, this::values);
         Path index = folder.resolve("model.safetensors.index.json");
         String good = Files.readString(index);

@@ -244,7 +244,7 @@ class BackendHooksTest {
 
     /** Otherwise this rank's next call would have the number of the others' call before. */
     @Test
-    void aCallThatOthersHaveSeenUsesItsNumber() {
+    void announcedCallConsumesItsSequenceNumber() {
         List<ProcessGroup> groups =
                 ProcessGroups.local("recording", 2, new BackendOptions(Duration.ofSeconds(30)));
         try {

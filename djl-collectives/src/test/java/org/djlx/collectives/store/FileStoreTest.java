@@ -45,7 +45,7 @@ class FileStoreTest extends StoreContractTest {
     }
 
     @Test
-    void handlesThatComeAndGoSeeTheSameStore() {
+    void successiveHandlesSeeTheSameStore() {
         Path path = directory.resolve("serial");
         try (FileStore first = new FileStore(path, 2)) {
             first.set("k", bytes("1"));
@@ -77,7 +77,7 @@ class FileStoreTest extends StoreContractTest {
 
     @Test
     @Tag("slow")
-    void aKilledProcessHarmsNobody() throws Exception {
+    void killedProcessLeavesTheStoreUsable() throws Exception {
         Path path = directory.resolve("killed");
         try (FileStore mine = new FileStore(path, 1)) {
             Process child = FileStoreProcess.start(path, 2, 1_000_000);
@@ -92,7 +92,7 @@ class FileStoreTest extends StoreContractTest {
     }
 
     @Test
-    void anIncompleteRecordIsCutOff() throws IOException {
+    void incompleteRecordIsTruncated() throws IOException {
         Path path = directory.resolve("torn");
         try (FileStore first = new FileStore(path, 2)) {
             first.set("whole", bytes("1"));

@@ -167,7 +167,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void addRefusesWhatIsNoCounter() {
+    void addRefusesValuesThatAreNoCounter() {
         store.set("text", bytes("twelve"));
         IllegalArgumentException e =
                 assertThrows(IllegalArgumentException.class, () -> store.add("text", 1));
@@ -260,7 +260,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void timeoutsNameWhatIsMissing() {
+    void timeoutsNameTheMissingKeys() {
         store.set("there", bytes("1"));
         List<String> keys = List.of("there", "gone", "lost", "gone");
         for (Duration timeout : List.of(Duration.ZERO, SHORT)) {
@@ -321,7 +321,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void aWaitDoesNotHoldUpOtherThreadsOfItsHandle() throws Exception {
+    void waitDoesNotBlockOtherThreadsOfTheHandle() throws Exception {
         List<Future<byte[]>> waits = new ArrayList<>();
         for (int i = 0; i < 20; i++) {
             String key = "w" + i;
@@ -378,7 +378,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void oneOfManyWinsACompareSet() throws Exception {
+    void exactlyOneThreadWinsACompareSet() throws Exception {
         List<Future<String>> results = new ArrayList<>();
         for (int t = 0; t < 8; t++) {
             Store handle = t % 2 == 0 ? store : other;
@@ -392,7 +392,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void anInterruptEndsAWaitAndNothingElse() throws Exception {
+    void interruptEndsOneWaitOnly() throws Exception {
         AtomicReference<Thread> waiter = new AtomicReference<>();
         Future<Boolean> flag =
                 blocked(

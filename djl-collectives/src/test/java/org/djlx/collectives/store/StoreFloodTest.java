@@ -16,7 +16,7 @@ class StoreFloodTest {
 
     @Test
     @Timeout(300)
-    void aServerInASmallHeapSurvives() throws Exception {
+    void serverWithASmallHeapSurvivesAFlood() throws Exception {
         Process process =
                 new ProcessBuilder(
                                 Path.of(System.getProperty("java.home"), "bin", "java").toString(),

@@ -48,7 +48,7 @@ class StoreTokenTest {
     }
 
     @Test
-    void thoseWhoKnowTheSecretAreServed() throws Exception {
+    void clientsWithTheTokenAreServed() throws Exception {
         ExecutorService thread = Executors.newSingleThreadExecutor();
         try (TcpStore server = server(SECRET);
                 TcpStore client = builder(server.port(), SECRET).build()) {
@@ -79,7 +79,7 @@ class StoreTokenTest {
 
     /** At once, though clients otherwise try again for the whole timeout, here 10 minutes. */
     @Test
-    void othersLearnWhatToDo() {
+    void tokenErrorsSayWhatToDo() {
         assertStranger(SECRET, NONE, "requires a token");
         assertStranger(SECRET, OTHER, "a different token");
         assertStranger(NONE, SECRET, "has no token");
@@ -102,7 +102,7 @@ class StoreTokenTest {
 
     /** Requests of PyTorch's clients and of attackers. */
     @Test
-    void withoutProofNothingIsExecuted() throws Exception {
+    void commandsWithoutProofAreNotExecuted() throws Exception {
         HexFormat hex = HexFormat.of();
         String key = "0a00000000000000" + hex.formatHex("djlx/hello".getBytes());
         String hello = "02" + key + "1000000000000000" + "00".repeat(16) + "0000000000000000";
@@ -148,7 +148,7 @@ class StoreTokenTest {
     }
 
     @Test
-    void connectionsWithoutAHelloDoNotKeepOthersOut() throws Exception {
+    void silentConnectionsDoNotKeepClientsOut() throws Exception {
         List<Socket> silent = new ArrayList<>();
         try (TcpStore server =
                 LimitedStore.maxConnections(builder(0, SECRET).optServer(true), 8).build()) {
@@ -189,7 +189,7 @@ class StoreTokenTest {
     }
 
     @Test
-    void anEmptySecretIsAMistake() {
+    void emptyTokenIsRefused() {
         String message =
                 assertThrows(
                                 IllegalArgumentException.class,

@@ -122,7 +122,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void somethingElseOnThePortIsAnError() throws Exception {
+    void foreignServerOnThePortIsAnError() throws Exception {
         try (ServerSocket web = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
             Thread answer =
                     new Thread(
@@ -178,7 +178,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void aMarkTellsServersOnOnePortApart() throws Exception {
+    void markDistinguishesServersOnOnePort() throws Exception {
         int port = server.port();
         CollectiveException e =
                 assertThrows(
@@ -200,7 +200,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void aServerMayWaitUntilTheOthersHaveLeft() throws Exception {
+    void closeAfterOthersWaitsForOtherHandles() throws Exception {
         ExecutorService rank = Executors.newSingleThreadExecutor();
         Future<?> closing = rank.submit(() -> server.closeAfterOthers(LONG));
         // Its own handle goes first.
@@ -223,7 +223,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void aServerDoesNotWaitForEver() {
+    void closeAfterOthersEndsAtItsTimeout() {
         int port = server.port();
         server.closeAfterOthers(SHORT);
         assertServerGone(port, assertThrows(RuntimeException.class, () -> store.get("k")));
@@ -246,7 +246,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void oneThatTalksNonsenseHarmsNobody() throws IOException {
+    void invalidClientDoesNotDisturbOthers() throws IOException {
         for (String nonsense : List.of("GET / HTTP/1.1\r\n\r\n", "\0\0\0\0\0", "\377\376\375")) {
             try (Socket socket = new Socket(InetAddress.getLoopbackAddress(), server.port())) {
                 socket.getOutputStream().write(bytes(nonsense));
@@ -322,7 +322,7 @@ class TcpStoreTest extends StoreContractTest {
 
     /** On a busy host a connection may take longer to open than a call is to wait. */
     @Test
-    void aWaitEndsInTimeThoughItsConnectionIsNotOpenYet() throws Exception {
+    void waitTimesOutWhileItsConnectionIsOpening() throws Exception {
         try (RefusingProxy proxy = new RefusingProxy(((TcpStore) store).port());
                 TcpStore client =
                         TcpStore.builder().setHost("localhost").setPort(proxy.port()).build()) {
@@ -356,7 +356,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void allTogetherMayUseSoManyBytes() throws Exception {
+    void memoryLimitCoversAllClients() throws Exception {
         try (TcpStore small = LimitedStore.maxBytes(server(0), 100_000).build()) {
             for (int i = 0; i < 100; i++) {
                 small.set("k", new byte[40_000 + i]); // Replaced, it takes no more.

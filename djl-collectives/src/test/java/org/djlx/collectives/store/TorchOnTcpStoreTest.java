@@ -133,7 +133,7 @@ class TorchOnTcpStoreTest {
 
     @Test
     @Tag("slow")
-    void whatWeLackEndsOneConnectionOnly() {
+    void unsupportedCommandEndsOneConnectionOnly() {
         torch.call("open", "queues", server.port(), "client", 0, 60_000);
         assertThrows(IllegalStateException.class, () -> torch.call("queueLen", "queues", hex("q")));
         torch.call("close", "queues");

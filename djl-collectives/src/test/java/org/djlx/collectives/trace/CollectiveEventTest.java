@@ -106,7 +106,7 @@ class CollectiveEventTest {
     }
 
     @Test
-    void failuresAreEventsTooWhetherOrNotTheyStarted() throws IOException {
+    void failedOperationsAreEventsStartedOrNot() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);
         ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofMillis(300));
         List<RecordedEvent> events;
@@ -141,7 +141,7 @@ class CollectiveEventTest {
     }
 
     @Test
-    void withoutARecordingNoEventIsWanted() {
+    void noEventsWithoutARecording() {
         assertFalse(CollectiveEvent.isWanted());
     }
 }

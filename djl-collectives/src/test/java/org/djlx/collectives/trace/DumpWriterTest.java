@@ -43,7 +43,7 @@ class DumpWriterTest {
     }
 
     @Test
-    void anErrorEndsOneTaskAndNoMore() {
+    void errorEndsOneTaskOnly() {
         DumpWriter.execute(
                 () -> {
                     throw new NoClassDefFoundError("on purpose");
@@ -84,7 +84,7 @@ class DumpWriterTest {
 
     @Test
     @Tag("slow")
-    void aJvmThatEndsWritesItsRecordFirst(@TempDir Path directory) throws Exception {
+    void shutdownWaitsForTheRecordToBeWritten(@TempDir Path directory) throws Exception {
         Process process =
                 new ProcessBuilder(
                                 ProcessHandle.current().info().command().orElseThrow(),

@@ -61,7 +61,7 @@ class FailureDumpsTest {
     }
 
     @Test
-    void ofManyFailuresTheLastIsWrittenInEachInterval() {
+    void lastFailureOfEachIntervalIsWritten() {
         message("a");
         message("b");
         message("c");
@@ -78,7 +78,7 @@ class FailureDumpsTest {
     }
 
     @Test
-    void theFirstCollectiveThatFailsDoesNotWait() {
+    void failedCollectiveIsWrittenAtOnceOncePerInterval() {
         message("a");
         message("b");
         collective("c", null);
@@ -94,7 +94,7 @@ class FailureDumpsTest {
     }
 
     @Test
-    void whatFailsBecauseOfACollectiveIsNotWritten() {
+    void followUpFailuresOfACollectiveAreNotWritten() {
         CollectiveException reason = collective("a", null);
         collective("b", reason);
         failed(new CollectiveException("c", reason), true);
@@ -106,7 +106,7 @@ class FailureDumpsTest {
     }
 
     @Test
-    void whatWaitsIsWrittenWhenTheGroupIsDestroyedAndNothingAfterwards() {
+    void destroyWritesThePendingRecordAndEndsWriting() {
         message("a");
         message("b");
         dumps.close();

@@ -94,7 +94,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void whoComesAfterTheOthersHaveGivenUpIsLateAndTheyAreNotBehind() {
+    void rankAfterTheTimeoutIsLateAndOthersAreNotBehind() {
         FlightAnalysis analysis =
                 analyse(
                         dump("g", 0, 3, List.of(2), List.of(failed(1, C, 2_000, 0, 2_000))),
@@ -129,7 +129,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void whoFailedBeforeItsTimeDidNotWaitInVain() {
+    void failureBeforeTheTimeoutIsNoTimeout() {
         FlightAnalysis analysis =
                 analyse(
                         dump(0, 2, List.of(failed(1, C, 2_000, 0, 100))),
@@ -139,7 +139,7 @@ class FlightAnalysisTest {
 
     /** The clocks of hosts differ: who was not missed is not late. */
     @Test
-    void whoWasNotAwaitedIsNotLate() {
+    void rankIsNotLateIfNobodyWaited() {
         FlightAnalysis analysis =
                 analyse(
                         dump("g", 0, 3, List.of(1), List.of(failed(1, C, 2_000, 0, 2_000))),
@@ -148,7 +148,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void whoFailedIsNotBehindButWhoNeverCalledIs() {
+    void failedRankIsNotBehindRankThatNeverCalledIs() {
         FlightAnalysis analysis =
                 analyse(
                         dump(
@@ -180,7 +180,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void shapesAndTypesCountAndOnlyTheFirstDifferenceIsReported() {
+    void firstDifferenceInShapeOrTypeIsReported() {
         String shape = "allReduce(float32, (2, 4), SUM)";
         String type = "allReduce(float16, (2, 3), SUM)";
         assertFinding(
@@ -195,7 +195,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void aMismatchComesBeforeWhatItLeadsTo() {
+    void mismatchIsReportedBeforeItsConsequences() {
         assertEquals(
                 List.of(Kind.MISMATCH, Kind.BEHIND),
                 kinds(analyse(completed(0, 2, 1, A, C, C), completed(1, 2, 1, B))));
@@ -212,7 +212,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void theOthersSayThatTheyWaitedForARankWithoutADump() {
+    void rankWithoutADumpIsNamedByRanksThatWaitedForIt() {
         FlightAnalysis analysis =
                 analyse(
                         dump(
@@ -249,7 +249,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void whoWaitsForARankThatIsBehindIsNotBlamed() {
+    void rankThatWaitsForARankBehindIsNotBlamed() {
         FlightAnalysis analysis =
                 analyse(
                         dump(
@@ -262,7 +262,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void whatARingHasLostIsNotCompared() {
+    void overwrittenRecordsAreNotCompared() {
         // Rank 0 has lost #1 and #2; rank 1 has #2 to #4, where #2 could differ unnoticed.
         assertEquals(
                 List.of(),
@@ -273,7 +273,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void aRankIsSoFarBehindThatNothingIsCommon() {
+    void rankTooFarBehindForCommonRecordsIsNamed() {
         assertFinding(
                 analyse(completed(0, 2, 1001, A, C), completed(1, 2, 2, B, A)),
                 Kind.BEHIND,
@@ -286,7 +286,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void groupsAreToldApart() {
+    void dumpsOfGroupsAreAnalysedSeparately() {
         List<FlightAnalysis> groups =
                 FlightAnalysis.of(
                         List.of(
@@ -304,7 +304,7 @@ class FlightAnalysisTest {
 
     /** Each names its groups as the others do. */
     @Test
-    void ofJobsWithGroupsOfOneNameTheLatestIsTaken() {
+    void latestJobIsTakenIfGroupNamesAreEqual() {
         List<FlightDump> latest = List.of(of("c", 20, "g", 0, C), of("c", 30, "g", 1, C));
         List<FlightDump> dumps = new ArrayList<>(latest);
         dumps.add(of("b", 10, "g", 0, B));
@@ -317,14 +317,14 @@ class FlightAnalysisTest {
 
     /** Not every program starts its groups from one. */
     @Test
-    void jobsWithoutACommonNameAreBothTaken() {
+    void jobsWithDifferentGroupNamesAreBothTaken() {
         List<FlightAnalysis> groups =
                 FlightAnalysis.of(List.of(of("a", 0, "tp", 0, C), of("b", 10, "dp", 0, C)));
         assertEquals(List.of("dp", "tp"), groups.stream().map(FlightAnalysis::group).toList());
     }
 
     @Test
-    void ofTwoDumpsOfOneRankTheLaterIsTaken() {
+    void laterOfTwoDumpsOfARankIsTaken() {
         FlightDump earlier = of("a", 0, "g", 0, B);
         FlightDump later = of("a", 10, "g", 0, C);
         FlightDump other = of("a", 5, "g", 1, C);

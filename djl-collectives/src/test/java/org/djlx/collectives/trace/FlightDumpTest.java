@@ -37,7 +37,7 @@ class FlightDumpTest {
     @TempDir private Path directory;
 
     @Test
-    void jsonBringsEverythingBack() {
+    void jsonRoundTripKeepsAllFields() {
         assertEquals(DUMP, FlightDump.parse(DUMP.toJson()));
     }
 
@@ -112,7 +112,7 @@ class FlightDumpTest {
     }
 
     @Test
-    void whatIsNoTextIsRefused() throws IOException {
+    void nonJsonDumpIsRefused() throws IOException {
         Path file = Files.write(directory.resolve("bad.json"), new byte[] {(byte) 0xff, 0});
         IOException e = assertThrows(IOException.class, () -> FlightDump.read(file));
         assertEquals(file + " is not a flight record: it is not UTF-8 text", e.getMessage());
@@ -146,7 +146,7 @@ class FlightDumpTest {
     }
 
     @Test
-    void aStateThatIsNoneIsRefused() {
+    void unknownStateIsRefused() {
         JsonObject json = JsonParser.parseString(DUMP.toJson()).getAsJsonObject();
         json.getAsJsonArray("entries").get(0).getAsJsonObject().addProperty("state", "asleep");
         assertRefused(json, "state is missing");
@@ -171,7 +171,7 @@ class FlightDumpTest {
     }
 
     @Test
-    void writingReplacesAFileAndLeavesNoOther() throws IOException {
+    void writeReplacesTheFileAndLeavesNoTemporary() throws IOException {
         Path file = Files.writeString(directory.resolve("dump.json"), "old");
         DUMP.write(file);
         assertEquals(DUMP, FlightDump.read(file));

@@ -91,7 +91,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aHealthyGroupIsOnRecordAndLeavesNoFile() throws IOException {
+    void healthyGroupIsRecordedAndWritesNoFile() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         ProcessGroups.run(
                 groups,
@@ -123,7 +123,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aFailedMessageDoesNotUseUpTheRecordOfWhatBreaksTheGroup() throws IOException {
+    void failedMessageDoesNotPreventTheRecordOfABrokenGroup() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
             ProcessGroup early = groups.get(0).withTimeout(SHORT);
@@ -141,7 +141,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void theLastFailedMessageIsWrittenWhenTheGroupIsDestroyedAtTheLatest() throws IOException {
+    void destroyWritesTheLastFailedMessage() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
             ProcessGroup hasty = groups.get(0).withTimeout(SHORT);
@@ -162,7 +162,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void messagesThatFailInABrokenGroupLeaveTheRecordAsItWas() throws IOException {
+    void failedMessagesInABrokenGroupKeepTheRecord() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
             ProcessGroup early = groups.get(0);
@@ -182,7 +182,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void anAsynchronousOperationIsUnderWayUntilItsPeersCome() throws InterruptedException {
+    void asynchronousOperationRunsUntilItsPeersCall() throws InterruptedException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
             ProcessGroup early = groups.get(0);
@@ -255,7 +255,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aRankThatComesTooLateIsNamedAndNotThoseWhoGaveUp() {
+    void analysisNamesTheLateRankNotTheTimedOutRanks() {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 3, PATIENT);
         try {
             ProcessGroups.run(
@@ -320,7 +320,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aPeerThatLeavesIsABrokenGroup() throws IOException {
+    void departedPeerBreaksTheGroup() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         groups.get(1).destroy();
         assertThrows(CollectiveException.class, () -> groups.get(0).barrier().await());
@@ -333,7 +333,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aFileThatCannotBeWrittenHidesNothing() throws IOException {
+    void failedWriteKeepsTheOriginalError() throws IOException {
         Files.createDirectories(directory.getParent());
         Files.createFile(directory);
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
@@ -350,7 +350,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aMismatchIsSeenInDumpsOnRequest() throws IOException {
+    void requestedDumpsShowAMismatch() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 3, PATIENT);
         try {
             ProcessGroups.run(
@@ -393,7 +393,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void anOperationThatTheBackendRefusesIsNotOnRecord() {
+    void rejectedOperationIsNotRecorded() {
         Backends.register("refusing", new RefusingFactory());
         try (ProcessGroup group = ProcessGroups.local("refusing", 1, PATIENT).get(0)) {
             assertThrows(UnsupportedOperationException.class, group::barrier);
@@ -455,7 +455,7 @@ class FlightRecorderGroupTest {
     }
 
     @Test
-    void aSizeThatMakesNoSenseIsIgnored() {
+    void invalidRecorderSizeIsIgnored() {
         System.setProperty(FlightRecorder.SIZE_PROPERTY, "0");
         try (ProcessGroup group = ProcessGroups.local("shm", 1, PATIENT).get(0)) {
             group.barrier().await();

@@ -79,7 +79,7 @@ class FlightRecorderTest {
     }
 
     @Test
-    void aDumpSaysWhoseItIs() {
+    void dumpNamesJobGroupAndRank() {
         FlightDump dump = trace(4).recorder().dump();
         assertEquals("job", dump.job());
         assertEquals("ring", dump.group());
@@ -144,7 +144,7 @@ class FlightRecorderTest {
 
     /** Memory may be used up, or a class not loaded, in the middle of a report. */
     @Test
-    void anErrorInAReportDoesNotReachWhoEndsTheOperation() {
+    void reportErrorDoesNotReachTheBackend() {
         GroupTrace trace = trace(4);
         Operation operation = operation(1);
         schedule(trace, operation);
@@ -224,7 +224,7 @@ class FlightRecorderTest {
     }
 
     @Test
-    void theRingKeepsTheLast() {
+    void ringKeepsTheLastRecords() {
         GroupTrace trace = trace(4);
         for (int i = 1; i <= 10; i++) {
             schedule(trace, operation(i));
@@ -235,7 +235,7 @@ class FlightRecorderTest {
     }
 
     @Test
-    void anOperationThatLostItsPlaceChangesNothing() {
+    void overwrittenOperationChangesNoRecord() {
         GroupTrace trace = trace(2);
         Operation first = operation(1);
         schedule(trace, first);

@@ -780,7 +780,7 @@ class CudaP2pThreadsTest {
 
     /** Operations that wait for a rank that has destroyed the group fail and name the rank. */
     @Test
-    void whoDestroysTheGroupIsNotWaitedFor() {
+    void destroyDoesNotWaitForDestroyedPeers() {
         List<ProcessGroup> groups =
                 ProcessGroups.local(
                         "cuda_p2p", worldSize, P2pRanks.options().optBufferSize(1 << 20).build());
@@ -885,7 +885,7 @@ class CudaP2pThreadsTest {
 
     /** Coalesced operations and batches run after earlier NCCL operations without a wait. */
     @Test
-    void batchesBehindThoseOfNccl() {
+    void batchesRunAfterEarlierNcclOperations() {
         P2pRanks.requireNccl();
         run(
                 P2pRanks.options(),
@@ -918,7 +918,7 @@ class CudaP2pThreadsTest {
     }
 
     @Test
-    void graphsOfWhatNcclRuns() {
+    void capturingNcclOperationsFails() {
         P2pRanks.requireNccl();
         run(
                 P2pRanks.options(),
@@ -1058,7 +1058,7 @@ class CudaP2pThreadsTest {
      * The output of a kernel that gave up is arbitrary; nothing on its stream may be based on it.
      */
     @Test
-    void theNextCallAfterAWaitThatWasGivenUpFails() {
+    void callAfterATimedOutWaitFails() {
         CountDownLatch failed = new CountDownLatch(1);
         run(
                 P2pRanks.options(),
@@ -1147,7 +1147,7 @@ class CudaP2pThreadsTest {
 
     /** The current stream waits for data that the side streams of peers send. */
     @Test
-    void sideStreamsGoOnWhileTheCurrentOnesWait() {
+    void sideStreamRunsWhileTheCurrentStreamWaits() {
         OpType exchange = new OpType("test.sides");
         run(
                 P2pRanks.options(),
@@ -1228,7 +1228,7 @@ class CudaP2pThreadsTest {
      * of the next operation, which brings the data only later.
      */
     @Test
-    void lateSignalsOfASideStream() {
+    void lateSideStreamSignalIsNotTakenForTheNextOperation() {
         OpType send = new OpType("test.late");
         CountDownLatch entered = new CountDownLatch(1);
         CountDownLatch taken = new CountDownLatch(1);

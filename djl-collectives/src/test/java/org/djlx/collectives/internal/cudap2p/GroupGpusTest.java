@@ -19,7 +19,7 @@ class GroupGpusTest {
     }
 
     @Test
-    void theLowestRatesCount() {
+    void lowestRatesOfTheGroupAreUsed() {
         assertEquals(
                 new GpuRates("H100", 132, 600, 3000),
                 P2p.Gpu.slowest(List.of(gpu("H100", 600, 3100), gpu("H100", 650, 3000))));

@@ -25,7 +25,7 @@ class PeerProbeTest {
 
     @Test
     @Tag("gpu")
-    void aWordThatDidNotArriveIsFound() {
+    void probeDetectsALostWord() {
         GpuTests.require(1, NativeLibrary.NVRTC);
         try (CudaDevice device = CudaDevice.open(Device.gpu(0));
                 CudaStream stream = CudaStream.create(device);
@@ -53,7 +53,7 @@ class PeerProbeTest {
     }
 
     @Test
-    void brokenAccessIsRefusedUnlessNcclDoesWithoutIt() {
+    void brokenPeerAccessIsRefusedUnlessNcclAvoidsIt() {
         List<RankInfo> without = List.of(rank("1"), rank("1"));
         assertEquals(PROBLEM, RegionHandshake.brokenAccess("g", without, PROBLEM));
         for (String other : new String[] {null, "0"}) {

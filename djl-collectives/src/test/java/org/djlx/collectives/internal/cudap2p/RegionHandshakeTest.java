@@ -61,12 +61,12 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void nothing() {
+    void agreementWithoutProblems() {
         assertNull(problem(info -> {}));
     }
 
     @Test
-    void aRankThatFailed() {
+    void problemNamesTheFailedRank() {
         assertEquals("rank 2: no memory", problem(info -> info.problem = "no memory"));
     }
 
@@ -88,7 +88,7 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void linksThatNobodyKnowsAreAll() {
+    void unknownLinksAreOfKindOther() {
         List<P2pLinks> links =
                 links(
                         CudaP2pOptions.builder(),

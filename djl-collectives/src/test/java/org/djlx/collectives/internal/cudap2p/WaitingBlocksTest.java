@@ -13,7 +13,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 class WaitingBlocksTest {
 
     @Test
-    void aGpuOfItsOwnIsTheRanksAlone() {
+    void unsharedGpuIsUsedWhole() {
         assertEquals(132, P2p.waitingBlocks(132, 1));
     }
 

@@ -17,7 +17,7 @@ class DisposalTest {
 
     /** A free that blocks, as in the driver, does not block the destroying thread. */
     @Test
-    void goesOnWhenItHasReturned() {
+    void blockedDisposalDoesNotBlockTheCaller() {
         CountDownLatch inTheWay = new CountDownLatch(1);
         AtomicBoolean freed = new AtomicBoolean();
         Disposal.run(

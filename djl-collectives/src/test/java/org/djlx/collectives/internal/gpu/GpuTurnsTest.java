@@ -141,7 +141,7 @@ class GpuTurnsTest {
 
     /** No host waits for a rank that has stopped, but streams wait for its last launch. */
     @Test
-    void streamsWaitForWhoStops() {
+    void streamsWaitForTheLastLaunchOfAStoppedRank() {
         List<GpuTurns.Member> x = join("X", "a", "b");
         GpuTurns.Member y = join("Y", "a", "b").get(1);
         GpuTurns.Launched end = stream -> {};
@@ -159,7 +159,7 @@ class GpuTurnsTest {
     }
 
     @Test
-    void whoLeavesBlocksNobody() throws Exception {
+    void departedRankBlocksNobody() throws Exception {
         List<GpuTurns.Member> x = join("X", "a", "b");
         List<GpuTurns.Member> y = join("Y", "a", "b");
         launch(x.get(0));

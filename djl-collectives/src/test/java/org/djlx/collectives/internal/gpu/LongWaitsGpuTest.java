@@ -33,20 +33,20 @@ class LongWaitsGpuTest {
     }
 
     @Test
-    void ncclTellsThatItDoesNotKnow() throws InterruptedException {
+    void ncclLogsWithoutNamesOfMissingRanks() throws InterruptedException {
         String message = messageOf("nccl", options().build());
         assertTrue(message.contains("still waiting for other ranks or its GPU after"), message);
         assertTrue(message.contains("optVerify(true)"), message);
     }
 
     @Test
-    void verificationTellsWhom() throws InterruptedException {
+    void verificationLogsMissingRanks() throws InterruptedException {
         String message = messageOf("nccl", options().optVerify(true).build());
         assertTrue(message.contains("on rank 0: still waiting for rank 1 after"), message);
     }
 
     @Test
-    void cudaP2pTellsWhom() throws InterruptedException {
+    void cudaP2pLogsMissingRanks() throws InterruptedException {
         CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(options().build()).build();
         String message = messageOf("cuda_p2p", options);
         assertTrue(message.contains("still waiting for rank 1 after"), message);

@@ -185,7 +185,7 @@ class WatchdogTest {
     }
 
     @Test
-    void worksCompleteWithoutAnybodyWaiting() throws InterruptedException {
+    void worksCompleteWithoutAWaitingThread() throws InterruptedException {
         FakeWork one = work(first);
         FakeWork two = work(second);
         assertFalse(watchdog.isIdle());
@@ -222,7 +222,7 @@ class WatchdogTest {
 
     /** Warns once, about the first work of a queue: later works wait for the same reason. */
     @Test
-    void theLogTellsOfAWorkThatTakesLong() throws InterruptedException {
+    void longWorkIsLogged() throws InterruptedException {
         try (TestLog log = new TestLog(LongWaits.class)) {
             FakeWork slow = new FakeWork(first, Duration.ofMillis(1));
             watchdog.add(slow);
@@ -324,7 +324,7 @@ class WatchdogTest {
     }
 
     @Test
-    void whatAWorkCompletesCanCloseIt() throws InterruptedException {
+    void continuationCanCloseTheWatchdog() throws InterruptedException {
         FakeWork late = work(first);
         late.onComplete = watchdog::close;
         late.late = true;
@@ -440,7 +440,7 @@ class WatchdogTest {
 
     /** As when a callback of a work destroys the group: no other thread watches the works. */
     @Test
-    void whatAWorkCompletesCanDrain() throws InterruptedException {
+    void continuationCanDrain() throws InterruptedException {
         FakeWork failing = work(second);
         FakeWork other = work(first);
         CountDownLatch drained = new CountDownLatch(1);

@@ -78,7 +78,7 @@ class CoalescedWorkTest {
 
     /** As on GPUs, where the stream waits unless options say that the host is to. */
     @Test
-    void aWaitOfTheStreamDoesNotHoldTheHost() {
+    void streamWaitDoesNotBlockTheHost() {
         Work underWay =
                 new Work() {
                     @Override

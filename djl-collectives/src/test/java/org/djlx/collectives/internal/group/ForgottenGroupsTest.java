@@ -15,7 +15,7 @@ class ForgottenGroupsTest {
 
     @Test
     @Timeout(500)
-    void areFreedAndNamedOnce() throws InterruptedException {
+    void forgottenGroupsAreFreedAndLoggedOnce() throws InterruptedException {
         try (RankProcesses jvm = new RankProcesses(1, ForgottenGroupsMain.class)) {
             jvm.awaitSuccess();
             String output = jvm.output(0);

@@ -92,7 +92,7 @@ class ObjectCodecTest {
     }
 
     @Test
-    void copiesWhatIsCommon() throws Exception {
+    void copiesCommonJdkClasses() throws Exception {
         Map<String, Integer> large =
                 IntStream.range(0, 5000).boxed().collect(Collectors.toMap(i -> "" + i, i -> i));
         for (Object object :
@@ -147,7 +147,7 @@ class ObjectCodecTest {
     }
 
     @Test
-    void copiesWhatIsAllowed() throws Exception {
+    void copiesAllowedClasses() throws Exception {
         assertSame(Phase.TRAIN, copy(Phase.TRAIN, Phase.class));
         assertEquals(EnumSet.of(Phase.TRAIN), copy(EnumSet.of(Phase.TRAIN), Phase.class));
         Map<Phase, Integer> map = new EnumMap<>(Map.of(Phase.WARM_UP, 1));
@@ -161,7 +161,7 @@ class ObjectCodecTest {
     }
 
     @Test
-    void refusesWhatIsNotAllowed() {
+    void refusesOtherClasses() {
         for (Object object :
                 List.of(
                         Phase.TRAIN,
@@ -234,7 +234,7 @@ class ObjectCodecTest {
     }
 
     @Test
-    void refusesWhatTakesTooMuchWork() throws Exception {
+    void refusesObjectsThatTakeLongToRead() throws Exception {
         ObjectCodec codec = new ObjectCodec(List.of());
         Set<?> read = (Set<?>) codec.read(codec.write(nestedSets(10), MAX_BYTES));
         assertEquals(2, read.size());
@@ -248,7 +248,7 @@ class ObjectCodecTest {
 
     /** Reading a list or a value of a map does not call hashCode, so it may be shared. */
     @Test
-    void readsWhatIsSharedOften() throws Exception {
+    void readsObjectsWithManySharedReferences() throws Exception {
         ObjectCodec codec = new ObjectCodec(List.of());
         List<Integer> large = new ArrayList<>(Collections.nCopies(10_000, 7));
         Map<Integer, Object> map = new HashMap<>();
@@ -261,7 +261,7 @@ class ObjectCodecTest {
     }
 
     @Test
-    void refusesWhatIsTooLarge() throws Exception {
+    void refusesObjectsAboveTheLimit() throws Exception {
         ObjectCodec codec = new ObjectCodec(List.of());
         int size = serialised("text").length;
         assertEquals(size, codec.write("text", size).length);
@@ -272,7 +272,7 @@ class ObjectCodecTest {
 
     /** Bytes that were changed or cut off are read or refused, and that is all. */
     @Test
-    void readsWhateverComes() throws Exception {
+    void randomBytesNeverCrashTheReader() throws Exception {
         Random random = new Random(5);
         ObjectCodec codec = new ObjectCodec(List.of(Derived.class, Phase.class));
         Map<String, Object> values = new HashMap<>();
@@ -300,7 +300,7 @@ class ObjectCodecTest {
 
     /** A container may have loaded the class; the loader of the libraries does not know it. */
     @Test
-    void findsTheClassThatWasGiven() throws Exception {
+    void resolvesAllowedClassesOfAnyLoader() throws Exception {
         String name = Plain.class.getName();
         ClassLoader loader =
                 new ClassLoader(ObjectCodecTest.class.getClassLoader()) {

@@ -85,7 +85,7 @@ class GroupExchangeTest {
     }
 
     @Test
-    void theDeathOfARankThatHasComeIsFoundOut() throws Exception {
+    void deathOfAnArrivedRankIsDetected() throws Exception {
         FutureTask<?> task = exchange(group(3, null, null, null));
         comes(1, 3);
         // Time to see that it lives; the test passes without, too.
@@ -96,14 +96,14 @@ class GroupExchangeTest {
 
     /** The ranks of a group that is divided know each other's processes. */
     @Test
-    void theDeathOfARankThatHasNotComeIsFoundOut() throws Exception {
+    void deathOfAMissingRankIsDetected() throws Exception {
         FutureTask<?> task = exchange(group(2, null, process));
         killPeer();
         assertDeath(task);
     }
 
     @Test
-    void aRankMayEndWhenItIsThrough() throws Exception {
+    void rankMayExitAfterTheExchange() throws Exception {
         GroupExchange exchange = group(2, null, process);
         comes(1, 2);
         killPeer();
@@ -114,7 +114,7 @@ class GroupExchangeTest {
     }
 
     @Test
-    void aTimeoutNamesRanksAsTheCallerKnowsThem() {
+    void timeoutNamesRanksOfTheCallersGroup() {
         CollectiveTimeoutException e =
                 assertThrows(
                         CollectiveTimeoutException.class,

@@ -98,7 +98,7 @@ class HostSyncTest {
     }
 
     @Test
-    void whoHasLeftIsNotBroken() {
+    void departedRankDoesNotBreakTheGroup() {
         assertFalse(hosts.get(0).isAlone());
         hosts.get(1).leave();
         assertFalse(hosts.get(0).isAlone());
@@ -114,7 +114,7 @@ class HostSyncTest {
 
     /** Eight ranks that all call something else, in a group with a long name. */
     @Test
-    void theOthersReadTheWholeReason() {
+    void otherRanksReadTheWholeFailure() {
         long[] shape = new long[10];
         Arrays.fill(shape, Long.MAX_VALUE);
         Map<Integer, long[]> calls = new HashMap<>();
@@ -142,7 +142,7 @@ class HostSyncTest {
 
     /** The hint about graphs appears only if ranks differ in it. */
     @Test
-    void graphsAreAskedForWhereNotAllRecord() {
+    void mismatchHintsAtGraphsIfOnlySomeRanksRecord() {
         for (boolean both : new boolean[] {true, false}) {
             Map<Integer, long[]> calls = new HashMap<>();
             for (int rank = 0; rank < 2; rank++) {
@@ -157,7 +157,7 @@ class HostSyncTest {
     }
 
     @Test
-    void whatIsTooLongLosesItsMiddle() {
+    void longFailureLosesItsMiddle() {
         String start = "barrier() #1 of group '";
         String end = "' timed out on rank 1 after 5 s: rank 2 did not arrive";
         for (int odd = 0; odd < 4; odd++) {
@@ -172,7 +172,7 @@ class HostSyncTest {
 
     /** A rank that has destroyed the group is waited for only in calls that it has made. */
     @Test
-    void whoCallsNothingMoreIsKnown() {
+    void endOfCallsIsVisibleToOtherRanks() {
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
         List<Operation> operations =
                 IntStream.rangeClosed(0, 3)
@@ -252,7 +252,7 @@ class HostSyncTest {
     }
 
     @Test
-    void whoComesLateFailsAsTheOthersDid() {
+    void lateRankFailsWithTheSameError() {
         Operation hasty = joining(Duration.ofMillis(20));
         for (int rank = 0; rank < 2; rank++) {
             HostSync host = hosts.get(rank);
@@ -315,7 +315,7 @@ class HostSyncTest {
 
     /** Hosts do not wait until a rank is so far ahead that it would overwrite its own calls. */
     @Test
-    void publishedCallsAreComparedBehind() {
+    void publishedCallsAreComparedLater() {
         for (int round = 0; round < 3 * CallLog.SLOTS; round++) {
             for (int rank = 0; rank < RANKS; rank++) {
                 publish(rank, round % 7 == 0);

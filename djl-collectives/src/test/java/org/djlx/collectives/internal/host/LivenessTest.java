@@ -18,7 +18,7 @@ import org.junit.jupiter.api.Timeout;
 class LivenessTest {
 
     @Test
-    void tellsTheLivingFromTheDead() throws Exception {
+    void distinguishesLiveFromDeadProcesses() throws Exception {
         long self = ProcessHandle.current().pid();
         assertTrue(Liveness.isAlive(self, Liveness.startTime(self)));
         // Another process with the same id.

@@ -49,7 +49,7 @@ class PeersTest {
     }
 
     @Test
-    void otherHostsProcessesAreNot() {
+    void processesOfOtherHostsAreNotChecked() {
         RankProcess other = new RankProcess("elsewhere", 1, 1, "other");
         Peers peers = peers(0, new HashStore(), List.of(RankProcess.own(), other));
         assertEquals(Optional.empty(), peers.dead());
@@ -111,7 +111,7 @@ class PeersTest {
     }
 
     @Test
-    void otherHostsHearTheRankInTheWholeGroup() throws IOException, InterruptedException {
+    void otherHostsLearnTheRankInTheWholeGroup() throws IOException, InterruptedException {
         Process process = new ProcessBuilder("sleep", "60").start();
         List<RankProcess> all =
                 List.of(
@@ -138,7 +138,7 @@ class PeersTest {
 
     /** A rank that notices the end of a process may destroy the group before its next heartbeat. */
     @Test
-    void theEndOfAProcessIsToldByARankThatLeaves() throws InterruptedException {
+    void leavingRankReportsAnEndedProcess() throws InterruptedException {
         Store store = new HashStore();
         HostWatch first = new HostWatch("first", store, 0, "node-b", List.of(1));
         HostWatch second = new HostWatch("second", store, 1, "node-a", List.of(0));
@@ -153,7 +153,7 @@ class PeersTest {
     }
 
     @Test
-    void theEndOfTheStoreIsTold() throws InterruptedException {
+    void lossOfTheStoreIsReported() throws InterruptedException {
         try (Hosts hosts = new Hosts()) {
             hosts.stores.get(0).close();
             String dead = hosts.awaitDeath(1);

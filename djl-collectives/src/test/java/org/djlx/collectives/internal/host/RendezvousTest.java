@@ -27,7 +27,7 @@ class RendezvousTest {
      * Rank 1 has learnt first that rank 2 is dead, and has destroyed its handle because of that.
      */
     @Test
-    void aDeathIsNamedThoughAnotherRankLeftBecauseOfIt() throws Exception {
+    void deadRankIsNamedBeforeRanksThatLeftBecauseOfIt() throws Exception {
         Process process = new ProcessBuilder("sleep", "100").start();
         long dead = process.pid();
         long deadStart = Liveness.startTime(dead);

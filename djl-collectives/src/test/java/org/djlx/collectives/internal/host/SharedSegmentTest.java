@@ -20,7 +20,7 @@ class SharedSegmentTest {
 
     /** The rank that created the memory may die before the others map it. */
     @Test
-    void theRankThatDiedIsNamed() throws Exception {
+    void deadRankIsNamed() throws Exception {
         Process process = new ProcessBuilder("true").start();
         process.waitFor();
         BackendOptions options = new BackendOptions(Duration.ofSeconds(30));

@@ -287,7 +287,7 @@ class NcclBackendTest {
 
     /** destroy() waits for operations that peers do not call, at most until their timeout. */
     @Test
-    void operationsThatOthersDoNotCallFailWhenTheirRankLeaves() {
+    void uncalledOperationsFailWhenTheirRankLeaves() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
         ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofSeconds(2));
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {

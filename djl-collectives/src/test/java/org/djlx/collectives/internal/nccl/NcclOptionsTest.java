@@ -97,7 +97,7 @@ class NcclOptionsTest {
 
     /** Slurm and Kubernetes show a task its own GPU only, whatever its local rank. */
     @Test
-    void aTaskThatSeesOneGpuHasThatOne() {
+    void taskWithOneVisibleGpuUsesIt() {
         Map<String, String> task =
                 Map.of(
                         "SLURM_PROCID", "13",

@@ -75,7 +75,7 @@ class OpQueueTest {
 
     /** One thread waits for the first of two operations, another for the second. */
     @Test
-    void whatAnotherThreadLeavesIsRun() throws Exception {
+    void eachWaitingThreadRunsItsOperation() throws Exception {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
             List<Integer> order = new CopyOnWriteArrayList<>();
@@ -108,7 +108,7 @@ class OpQueueTest {
 
     /** The queue's thread sleeps while the running operation waits for a peer. */
     @Test
-    void whatIsQueuedBehindARunningOperationIsNotPolled() throws Exception {
+    void operationsBehindARunningOneAreNotPolled() throws Exception {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
             Thread progress = progressOf(group);
@@ -140,7 +140,7 @@ class OpQueueTest {
      * time.
      */
     @Test
-    void aCallerThatRunsItsOperationsIsLeftAlone() {
+    void queueThreadLeavesAWaitingCallerAlone() {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
             Thread progress = progressOf(group);
@@ -169,7 +169,7 @@ class OpQueueTest {
     /** The running thread stops just when the queue's thread wants to run the next operation. */
     @Test
     @Tag("slow")
-    void whatIsLeftWhenSomebodyStopsIsRun() throws Exception {
+    void operationsLeftByAStoppedThreadAreRun() throws Exception {
         Random random = new Random(1);
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
@@ -219,7 +219,7 @@ class OpQueueTest {
     }
 
     @Test
-    void whatFollowsOnAnOperationMayWaitForTheNext() {
+    void continuationMayWaitForTheNextOperation() {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
             Work first = group.barrier();

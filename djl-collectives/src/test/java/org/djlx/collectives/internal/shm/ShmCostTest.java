@@ -212,7 +212,7 @@ class ShmCostTest {
 
     /** Operations hold arrays while they are running, and none afterwards. */
     @Test
-    void nothingIsKept() {
+    void operationsKeepNoMemory() {
         ProcessGroups.run(
                 groups,
                 group -> {
@@ -226,7 +226,7 @@ class ShmCostTest {
 
     /** A copy of a tensor that is not contiguous cannot have more than 64 dimensions. */
     @Test
-    void nothingIsKeptOfATensorThatCannotBeCopied() {
+    void failedCopyKeepsNoMemory() {
         long[] sizes = new long[65];
         Arrays.fill(sizes, 1);
         sizes[0] = 2;

@@ -105,7 +105,7 @@ class ShmErrorsTest {
     }
 
     @Test
-    void whatLeavesNoMemoryForATextBreaksTheGroupOnAllRanks() {
+    void outOfMemoryInAnErrorMessageBreaksTheGroupOnAllRanks() {
         assertBreaks(
                 Unspeakable.class.getName(),
                 () -> {
@@ -115,7 +115,7 @@ class ShmErrorsTest {
 
     /** No thread waits for the message: the driving thread frees its tensor. */
     @Test
-    void anErrorInWhatFreesATensorEndsOneMessage() {
+    void errorWhileFreeingATensorEndsOneMessage() {
         // If the message had already arrived, the thread that closes the memory would free it.
         CountDownLatch closed = new CountDownLatch(1);
         onAll(

@@ -70,7 +70,7 @@ class ShmFailureTest {
     }
 
     @Test
-    void timeoutNamesTheOperationAndWhoIsMissing() {
+    void timeoutNamesTheOperationAndTheMissingRanks() {
         onAll(
                 groups(4, Duration.ofSeconds(60)),
                 group -> {
@@ -106,7 +106,7 @@ class ShmFailureTest {
     }
 
     @Test
-    void lateRankLearnsWhyTheOthersGaveUp() {
+    void lateRankGetsTheOtherRanksFailure() {
         CountDownLatch gaveUp = new CountDownLatch(1);
         onAll(
                 groups(2, Duration.ofSeconds(60)),
@@ -169,7 +169,7 @@ class ShmFailureTest {
     }
 
     @Test
-    void destroyEndsWhatIsUnderWay() {
+    void destroyEndsRunningOperations() {
         CountDownLatch destroyed = new CountDownLatch(1);
         onAll(
                 groups(2, Duration.ofSeconds(60)),
@@ -269,7 +269,7 @@ class ShmFailureTest {
 
     /** Nothing but errors may come of it; freed memory would end the JVM. */
     @Test
-    void destroyMayMeetAnything() throws InterruptedException {
+    void destroyRacesWithAnyCall() throws InterruptedException {
         Queue<Throwable> unexpected = new ConcurrentLinkedQueue<>();
         for (int round = 0; round < 150; round++) {
             List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
@@ -348,7 +348,7 @@ class ShmFailureTest {
     }
 
     @Test
-    void interruptedRankGivesUp() {
+    void interruptFailsTheOperation() {
         onAll(
                 groups(2, Duration.ofSeconds(60)),
                 group -> {
@@ -372,7 +372,7 @@ class ShmFailureTest {
     }
 
     @Test
-    void ranksThatDoNotComeTogether() {
+    void initTimeoutNamesTheMissingRanks() {
         try (Store store = new HashStore()) {
             CollectiveTimeoutException e =
                     assertThrows(

@@ -109,7 +109,7 @@ class ServerConnectionTest {
     }
 
     @Test
-    void whatIsNotTheProtocolEndsTheConnection() throws IOException {
+    void invalidBytesEndTheConnection() throws IOException {
         for (String bad :
                 new String[] {
                     "0e", // QUEUE_PUSH, which is not supported
@@ -140,7 +140,7 @@ class ServerConnectionTest {
 
     @Test
     @Tag("slow")
-    void aClientThatReadsNothingIsNotReadEither() throws Exception {
+    void clientThatReadsNoAnswersIsNotRead() throws Exception {
         // 2 GB of answers to 100 KB of requests: more than the server could keep.
         byte[] value = new byte[4 << 20];
         out.write(HexFormat.of().parseHex("01" + "0100000000000000" + "6b" + "0000400000000000"));
@@ -161,7 +161,7 @@ class ServerConnectionTest {
     }
 
     @Test
-    void aClientThatWantsLittleIsServedWhileAnotherTakesAllMemory() throws IOException {
+    void smallRequestsSucceedWhileMemoryIsExhausted() throws IOException {
         TcpStoreServer small =
                 TcpStoreServer.start(
                         new InetSocketAddress(InetAddress.getLoopbackAddress(), 0),

@@ -139,7 +139,7 @@ class MessageDriverTest {
 
     /** A message without a waiter, issued just after another thread has stopped driving. */
     @Test
-    void whatIsIssuedWhenSomebodyStopsIsDriven() {
+    void operationIssuedWhileADriverStopsIsDriven() {
         Random random = new Random(1);
         Racing engine = new Racing();
         MessageDriver driver = new MessageDriver(engine, "racing", 0);

@@ -68,7 +68,7 @@ class MessageQueueTest {
      * memory.
      */
     @Test
-    void nothingIsWrittenIntoTheTensorsOfMessagesThatHaveFailed() {
+    void failedMessagesWriteNothingIntoTheirTensors() {
         ShmOptions options = ShmOptions.builder().optChunkSize(4096).optBufferSize(0).build();
         try (HashStore store = new HashStore();
                 NDManager manager = NDManager.newBaseManager("PyTorch");
@@ -118,7 +118,7 @@ class MessageQueueTest {
 
     /** Rank 1 has withdrawn its message because it noticed first that rank 2 is dead. */
     @Test
-    void aDeathIsNamedThoughAnotherRankGaveUpBecauseOfIt() throws Exception {
+    void deadRankIsNamedBeforeRanksThatFailedBecauseOfIt() throws Exception {
         Process process = new ProcessBuilder("sleep", "100").start();
         long dead = process.pid();
         long started = Liveness.startTime(dead);

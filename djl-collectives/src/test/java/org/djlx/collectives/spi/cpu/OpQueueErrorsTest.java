@@ -30,7 +30,7 @@ class OpQueueErrorsTest {
     }
 
     @Test
-    void operationsEndThoughTheirEndCannotBeReported() throws Exception {
+    void operationsEndIfReportingTheirEndFails() throws Exception {
         try (SharedMemory memory = SharedMemory.create("alone", ControlBlock.byteSize(1))) {
             ControlBlock control = new ControlBlock(memory.memory(), 1);
             Rendezvous rendezvous = new Rendezvous(control, "alone", 0, 1);
