@@ -51,7 +51,6 @@ const u64 VDEV_BYTES = 128 << 10;  // of the part of the buffer that all-to-alls
 const u64 VDEV_LANES = 2;          // at most
 
 // What the Java host takes for granted.
-static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
 static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of AllReduceKernels");
 static_assert(sizeof(kernels::Entered) == (kernels::MAX_RANKS + 3) * sizeof(u64), "the struct of SignalKernels");
 static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
