@@ -30,7 +30,7 @@ import org.djlx.nativeops.host.NativeMemory;
 final class CallLog {
 
     /** The maximum lead of a rank over another rank, in calls. */
-    private static final int SLOTS = 512;
+    static final int SLOTS = 512;
 
     private static final int HEADER = 64;
     private static final int SLOT = 192;
