@@ -41,11 +41,9 @@ final class Globals {
     private static Map<Object, Object> dict(Run run, Args args) {
         args.bind("dict and namespace", 0, List.copyOf(args.named().keySet()));
         return Values.dict(
-                run, args.named().keySet().stream().flatMap(k -> pair(k, args.named().get(k))));
-    }
-
-    private static Stream<Object> pair(Object key, Object value) {
-        return Values.tuple(key, value).stream();
+                run,
+                args.named().entrySet().stream()
+                        .flatMap(each -> Stream.of(each.getKey(), each.getValue())));
     }
 
     private static Object namespace(Run run, Args args) {
@@ -59,7 +57,8 @@ final class Globals {
         long start = hasStart ? Numbers.integer(args.get(0)) : 0;
         long stop = Numbers.integer(args.get(hasStart ? 1 : 0));
         long step = Numbers.integer(args.get(2, 1L));
-        if (step == 0 || Math.max(Math.abs(start), Math.abs(stop)) >> 40 != 0 || step >> 40 > 0) {
+        long most = Math.max(Math.abs(start), Math.max(Math.abs(stop), Math.abs(step)));
+        if (step == 0 || most >> 40 != 0) {
             throw new TemplateError(
                     "a range with a step of 0 or bounds beyond 40 bits is not supported");
         }

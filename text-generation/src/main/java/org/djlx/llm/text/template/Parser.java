@@ -146,23 +146,19 @@ final class Parser {
         while (true) {
             Token token = next();
             boolean isTag = token.text().equals("{%");
-            if (ends.contains(isTag ? token().text() : token.kind() == Kind.EOF ? "" : "{{")) {
+            boolean isLast = token.kind() == Kind.EOF;
+            if ((isTag || isLast) && ends.contains(isTag ? token().text() : "")) {
                 break;
             }
-            Node node = token.kind() == Kind.TEXT ? print(scope -> token.value()) : null;
-            if (token.kind() == Kind.EOF) {
+            if (isLast) {
                 throw new TemplateError("a block has no end: %s", ends);
             }
-            if (node == null) {
-                node = isTag ? statement() : print(tuple(true));
-                expect(isTag ? "%}" : "}}");
-            }
-            Node statement = node;
+            Node node = token.kind() == Kind.TEXT ? print(scope -> token.value()) : tag(isTag);
             nodes.add(
                     scope -> {
                         scope.run.line = token.line();
                         scope.run.step();
-                        return statement.value(scope);
+                        return node.value(scope);
                     });
         }
         depth--;
@@ -175,6 +171,13 @@ final class Parser {
             }
             return null;
         };
+    }
+
+    /** Parses a tag after its begin: of a statement, or one that prints. */
+    private Node tag(boolean isStatement) {
+        Node node = isStatement ? statement() : print(tuple(true));
+        expect(isStatement ? "%}" : "}}");
+        return node;
     }
 
     private static Node print(Node node) {
@@ -755,7 +758,8 @@ final class Parser {
                         throw new TemplateError(
                                 "an argument stands after one with a name, or is given twice");
                     }
-                    if (skip("=")) {
+                    if (isNamed) {
+                        expect("=");
                         named.put(name, expression());
                     } else {
                         positional.add(expression());

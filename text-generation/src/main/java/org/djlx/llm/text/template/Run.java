@@ -9,8 +9,8 @@ final class Run {
     private static final long MAX_STEPS = 20_000_000;
     private static final long MAX_MEMORY = 128 << 20; // bytes of all texts and lists together
     private static final int MAX_DEPTH = 150;
-    private static final int OBJECT = 48; // bytes, about
-    private static final int ELEMENT = 24;
+    static final int OBJECT = 48; // bytes, about
+    static final int ELEMENT = 24;
 
     StringBuilder out = new StringBuilder(); // replaced while the output of a block is captured
     int line = 1; // of the statement that is executed
@@ -69,7 +69,8 @@ final class Run {
         }
     }
 
-    private void allocate(long bytes) {
+    /** Counts memory that is taken, in bytes. */
+    void allocate(long bytes) {
         memory += bytes;
         if (memory > MAX_MEMORY) {
             throw new TemplateError(

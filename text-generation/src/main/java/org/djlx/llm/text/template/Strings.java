@@ -84,8 +84,8 @@ final class Strings {
 
     static List<Object> characters(Run run, String text) {
         List<Object> characters = new ArrayList<>();
-        run.requireLength(text.length());
-        run.requireSize(length(text) * 3L); // An element is an object, too.
+        run.requireSize(length(text));
+        run.allocate((long) length(text) * Run.OBJECT);
         text.codePoints().forEach(c -> characters.add(Character.toString(c)));
         return characters;
     }

@@ -563,7 +563,8 @@ final class Values {
 
     /** Returns pairs of keys and values. */
     static List<Object> items(Run run, Object dict) {
-        run.requireSize(length(dict) * 4); // An element is a list, too.
+        run.requireSize(length(dict));
+        run.allocate(length(dict) * (Run.OBJECT + 2 * Run.ELEMENT));
         List<Object> items = new ArrayList<>();
         ((Map<?, ?>) dict).forEach((key, value) -> items.add(tuple(key, value)));
         return items;

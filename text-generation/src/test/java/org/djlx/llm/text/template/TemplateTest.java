@@ -149,6 +149,7 @@ class TemplateTest {
                     {{ {}.x.y }} ~ no attribute or element 'x'
                     {{ messages ~ a tag has no }}
                     {{ 1 +%} ~ unexpected
+                    {{ dict(=1) }} ~ unexpected =
                     {% if t %} ~ a block has no end
                     {% endif %} ~ not expected here
                     {{ missing.x }} ~ 'missing' is undefined
