@@ -146,15 +146,11 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets how gradients are reduced across processes, or across trainers that share a group. All
-     * of them must set the same value.
+     * of them must set the same value. {@code newTrainer} refuses {@link GradientReduction#MEAN}
+     * for several ranks in one JVM, which compute one loss.
      *
-     * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
-     * the gradients on one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for
-     * them; the system property {@code org.djlx.gradientReduction} applies to processes only.
-     *
-     * @param reduction {@link GradientReduction#MEAN}, the default, as PyTorch's
-     *     DistributedDataParallel: with a loss that is a mean over a batch, gradients are those of
-     *     one device with all batches. {@link GradientReduction#SUM} is for losses that are sums
+     * @param reduction {@link GradientReduction#MEAN}, the default, for losses that are means over
+     *     a batch; {@link GradientReduction#SUM} for sums
      * @return this configuration
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
@@ -217,15 +213,13 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets whether batch normalisation is computed over the rows of all ranks, in one JVM and in
-     * processes, as by PyTorch's SyncBatchNorm. {@code newTrainer} then replaces each {@link
-     * ai.djl.nn.norm.BatchNorm} in the block's fields and children. All ranks must set the same
-     * value. Ranks of one JVM also synchronise {@link ai.djl.nn.norm.GhostBatchNorm}, and refuse
-     * more rows in all than its virtual batch has.
+     * Sets whether batch normalisation is computed over the rows of all ranks, as by PyTorch's
+     * SyncBatchNorm. {@code newTrainer} then replaces each {@link ai.djl.nn.norm.BatchNorm} in the
+     * block's fields and children; with several ranks in one JVM also each {@link
+     * ai.djl.nn.norm.GhostBatchNorm}. All ranks must set the same value.
      *
-     * @param synchronize true, which is the default, or false for statistics of each rank's rows.
-     *     Running statistics are then rank 0's after each pass, as with PyTorch's DDP. Buffers of
-     *     other layers are always (parameters of the type {@code OTHER} that are not trained)
+     * @param synchronize true, which is the default, or false for statistics of each rank's rows;
+     *     running statistics are then rank 0's after each pass, as with PyTorch's DDP
      * @return this configuration
      */
     public DataParallelConfig optSyncBatchNorm(boolean synchronize) {
@@ -235,9 +229,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets whether the first forward pass of several ranks in one JVM checks that their predictions
-     * equal those of one rank with the whole batch. The check computes the whole batch twice on the
-     * first device, or three times if the block draws random numbers, such as dropout's, or has
-     * statistics of each rank's rows; then it compares in evaluation mode.
+     * equal those of one rank with the whole batch. The first device computes it two or three
+     * times.
      *
      * @param check true, which is the default, or false not to check
      * @return this configuration
@@ -251,9 +244,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
      * calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass, step and
-     * {@link JoinListener}. Clipping and {@link DataParallelTrainer#noSync} are refused.
-     * Checkpoints are saved by a training listener, or after join. All ranks must set the same
-     * value.
+     * {@link JoinListener}. Checkpoints are saved by a training listener, or after join. All ranks
+     * must set the same value.
      *
      * @param join true to allow it; false, the default, for an error
      * @return this configuration
@@ -264,11 +256,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets what the ranks divide among each other. All ranks must set the same strategy. Losses
-     * equal those of undivided ranks. While a trainer with {@link ShardingStrategy#FULL_SHARD} is
-     * open, using the block's own arrays throws, except within {@link
-     * DataParallelTrainer#summonFullParameters}. The trainer's {@code close} gives the block whole
-     * arrays again, unless a rank has failed. The optimizer's state ends with the trainer.
+     * Sets what the ranks divide among each other. All ranks must set the same strategy. The
+     * optimizer's state ends with the trainer. With {@link ShardingStrategy#FULL_SHARD} the block's
+     * own arrays are closed while the trainer is open, except within {@link
+     * DataParallelTrainer#summonFullParameters}.
      *
      * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
      *     property {@code org.djlx.shardingStrategy}
@@ -281,10 +272,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets the type in which DJL's {@link ai.djl.nn.core.Linear} and convolution layers compute, as
-     * under PyTorch's autocast. Inputs and weights are cast to it, and results back; everything
-     * else stays float32. {@code newTrainer} replaces these layers in the block's fields and
-     * children; their subclasses, recurrent layers and tensor-parallel blocks compute as before.
-     * Parameters are float32. All ranks must set the same policy.
+     * under PyTorch's autocast. Parameters and everything else stay float32, subclasses of these
+     * layers too. All ranks must set the same policy.
      *
      * @param policy the policy; the default is {@link MixedPrecisionPolicy#NONE}, or the system
      *     property {@code org.djlx.mixedPrecision}

@@ -33,8 +33,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
- * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc
- * describes the rules for programs.
+ * each batch, or this JVM is one rank of several processes with a batch each. Rules for programs:
+ * docs/training.md.
  */
 public final class DataParallelTrainer extends Trainer {
 

@@ -15,13 +15,13 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 
 /**
- * Ranks divide parameters, gradients and the optimizer's state ({@link FullyShard}); each has whole
+ * Ranks divide parameters, gradients and the optimizer's state ({@link RankShards}); each has whole
  * statistics only. The block's own arrays are closed until the trainer is.
  */
 final class FullySharded implements ParameterStrategy {
 
     private final Ranks ranks;
-    private final List<FullyShard> shards = new ArrayList<>(); // of each rank
+    private final List<RankShards> shards = new ArrayList<>(); // of each rank
 
     FullySharded(Ranks ranks, Block block, Optimizer optimizer) {
         this.ranks = ranks;
@@ -33,14 +33,14 @@ final class FullySharded implements ParameterStrategy {
                         .toList();
         ranks.receive(divided);
         for (Replica replica : ranks.replicas()) {
-            shards.add(new FullyShard(replica, block, ranks.gradientOp()));
+            shards.add(new RankShards(replica, block, ranks.gradientOp()));
             replica.load(block, LocalParameter::isStatistic, parameter -> false);
         }
         shards.get(0).closeOriginals();
         ranks.receive(ranks.first().arrays());
     }
 
-    private FullyShard of(Replica replica) {
+    private RankShards of(Replica replica) {
         return shards.get(replica.index());
     }
 
@@ -102,12 +102,12 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public void zeroGradients() {
-        shards.forEach(FullyShard::zeroGradients);
+        shards.forEach(RankShards::zeroGradients);
     }
 
     @Override
     public void forgetPasses() {
-        shards.forEach(FullyShard::reset);
+        shards.forEach(RankShards::reset);
     }
 
     @Override

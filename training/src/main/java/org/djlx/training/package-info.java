@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * Autocast           layers that compute in the type of a MixedPrecisionPolicy
- * BlockReplacement   replaces layers of a block
- * FailureOfAllRanks  an error that no rank waits after
  * BackwardPasses     which backward passes are open, and when their gradients are reduced
  * BatchPasses        forward passes of batches, and the check of the first one
- * FullyShard         one rank's shards of the parameters
+ * BlockReplacement   replaces layers of a block
+ * FailureOfAllRanks  an error that no rank waits after
  * FullySharded       strategy: ranks divide parameters, gradients and optimizer state
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
@@ -16,6 +15,7 @@
  * Overflow           whether scaled gradients are finite
  * ParameterStrategy  how ranks hold parameters, gradients and the optimizer's state
  * RankOfProcess      the one rank of this JVM among several processes
+ * RankShards         one rank's shards of the parameters
  * RankStore          gives blocks a rank's arrays
  * RankWorkers        one thread per rank
  * Ranks              replicas, threads and process groups of a trainer

@@ -452,12 +452,11 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Sets whether SIGTERM has the training listener save. Before each step the ranks agree, by
-         * a small all-reduce, whether one of them was sent SIGTERM. Then all save and exit with
-         * code 143; the launcher starts them again if restarts are left, unless it was stopped
-         * itself. The resumed job draws other random numbers than an uninterrupted one. A second
-         * SIGTERM ends the process at once. A SIGTERM after the last batch has no effect; once the
-         * trainer is closed, SIGTERM ends the process. All ranks must set the same value.
+         * Sets whether SIGTERM to one rank has the training listener of all ranks save before the
+         * next step and exit with code 143; the launcher starts them again if restarts are left,
+         * unless it was stopped itself. Costs a small all-reduce each step. The resumed job draws
+         * other random numbers than an uninterrupted one. A second SIGTERM ends the process at
+         * once. All ranks must set the same value.
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

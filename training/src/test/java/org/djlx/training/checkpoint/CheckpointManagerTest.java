@@ -473,7 +473,7 @@ class CheckpointManagerTest {
             delimiter = '|',
             value = {
                 "random | \"random\": | \"other\":",
-                "random | \"random\":\"0 | \"random\":\"99999999999",
+                "random | \"random\":\" | \"random\":\"99999999999",
                 "updates | \"updates\": | \"other\":",
                 "updates | \"updates\":\" | \"updates\":\"-1",
                 "counts | \"counts\": | \"other\":",

@@ -54,7 +54,7 @@ import org.djlx.training.Recomputation.Mode;
  *       org.djlx.collectives.CudaP2pOptions.Builder#optCopyEngines}).
  * </ol>
  */
-final class FullyShard {
+final class RankShards {
 
     /**
      * A parameter in a unit, and this rank's part of the parameter.
@@ -186,7 +186,7 @@ final class FullyShard {
     private NDManager ofGradients; // owns the units' gradients and views of them; null if none
 
     /** Copies this rank's shards of an initialised block; its arrays are not needed afterwards. */
-    FullyShard(Replica replica, Block root, ReduceOp op) {
+    RankShards(Replica replica, Block root, ReduceOp op) {
         this.replica = replica;
         this.op = op;
         group = replica.group();
