@@ -5,6 +5,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
 import org.djlx.llm.model.SamplingDefaults;
+import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.TextTokenizer;
 
 /**

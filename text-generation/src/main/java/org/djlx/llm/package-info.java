@@ -4,7 +4,6 @@
  * org.djlx.llm.engine.TextEngine}, which implements {@link org.djlx.llm.TextGenerator}.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.ContextLengthException} - a request is too long
  *   <li>{@link org.djlx.llm.FinishReason} - why a generation has ended
  *   <li>{@link org.djlx.llm.GeneratedPiece} - a generated token and its text
  *   <li>{@link org.djlx.llm.Generation} - an accepted request and its generated pieces

@@ -22,6 +22,7 @@ import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.TorchThreads;
+import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.Quantization;

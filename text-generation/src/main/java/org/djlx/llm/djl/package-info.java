@@ -8,7 +8,6 @@
  *
  * <ul>
  *   <li>{@link org.djlx.llm.djl.TextModelLoader} - loads a model directory
- *   <li>{@link org.djlx.llm.djl.LoadingProgress} - writes the progress of loading as lines
  * </ul>
  */
 package org.djlx.llm.djl;

@@ -6,11 +6,11 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 import java.util.function.Supplier;
-import org.djlx.llm.ContextLengthException;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.sampling.Constraint;
 import org.djlx.llm.sampling.Vocabulary;
+import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.TextTokenizer;
 
 /**

@@ -169,7 +169,7 @@ record ModelRanks(
                         String.format("%.1f", KvCache.byteSize(config, ranks, slots) / 1e6));
             }
             cache = new KvCache(config, ranks, slots, group.device());
-            return new TransformerModel(
+            return TransformerModel.create(
                     config, group, weights, cache, settings.maxLength(), settings.batchInvariant());
         } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {

@@ -21,6 +21,7 @@
  * org.djlx.llm.engine.TextEngine}.
  *
  * <ul>
+ *   <li>{@link org.djlx.llm.engine.LoadingProgress} - writes the progress of loading as lines
  *   <li>{@link org.djlx.llm.engine.TextEngine} - generates text with a model from a directory
  * </ul>
  */

@@ -114,13 +114,6 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
      */
     public record Experts(int count, int chosen, boolean normalizes) {
 
-        /**
-         * Checks the numbers.
-         *
-         * @param count the number of experts
-         * @param chosen the number of experts that compute a token
-         * @param normalizes whether the weights of the chosen experts are divided by their sum
-         */
         public Experts {
             check(
                     count >= 1 && count <= ModelConfig.MAX_LAYERS && chosen >= 1 && chosen <= count,

@@ -62,22 +62,6 @@ public record ModelConfig(
     /**
      * Checks the values.
      *
-     * @param modelType the architecture's name
-     * @param vocabularySize the number of tokens in the vocabulary
-     * @param hiddenSize the hidden size
-     * @param heads the number of query heads
-     * @param kvHeads the number of key-value heads; divides the number of query heads
-     * @param headSize the head size
-     * @param maxLength the maximum number of tokens of a sequence
-     * @param epsilon the epsilon of RMSNorm
-     * @param tied whether the output matrix is the embedding
-     * @param endTokens the end-of-text tokens
-     * @param type the type of the weights and of the computation: float32, float16 or bfloat16
-     * @param layerConfigs what each layer computes
-     * @param embeddingScale the factor of embeddings
-     * @param logitCap limits logits to {@code cap · tanh(logit / cap)}; 0 for no limit
-     * @param addsOneToNorms whether norms multiply by 1 plus their weight
-     * @param kvCacheDtype how keys and values are stored; not in {@code config.json}
      * @throws IllegalArgumentException if a value is out of range
      */
     public ModelConfig {

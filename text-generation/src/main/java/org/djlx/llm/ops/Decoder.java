@@ -21,8 +21,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.sampling.LogitEdits;
 import org.djlx.llm.sampling.Logits;
 import org.djlx.llm.sampling.SamplingParameters;
@@ -75,17 +75,15 @@ final class Decoder implements AutoCloseable {
     private static final int LIST_BYTES =
             DecoderKernels.MAX_TOP_LOGPROBS * DecoderKernels.MOST_BYTES;
 
+    private final RankModel model;
     private final ModelConfig config;
     private final ProcessGroup group;
-    private final ModelWeights weights;
-    private final KvCache cache;
     private final NDManager manager;
     private final int queryHeads;
     private final int kvHeads;
     private final int vocabularyPart; // the tokens whose logits this rank computes
     private final int splitCapacity;
     private final int maxRows; // of a step
-    private final Attention attention;
     private final ModelKernels gpu;
 
     // Buffers for the maximum number of rows. A graph of fewer rows uses the first rows.
@@ -215,60 +213,39 @@ final class Decoder implements AutoCloseable {
      * Allocates buffers. Graphs are captured later.
      *
      * @param gpu the kernels; must be closed after this decoder
-     * @param attention the tables of the rotary embedding
-     * @param maxLength the maximum number of tokens of a sequence
      * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
      */
-    Decoder(
-            ModelConfig config,
-            ProcessGroup group,
-            ModelWeights weights,
-            KvCache cache,
-            ModelKernels gpu,
-            Attention attention,
-            int maxLength,
-            boolean batchInvariant) {
+    Decoder(RankModel model, ModelKernels gpu, boolean batchInvariant) {
         kernels = gpu.kernels();
         currentStreams = gpu.currentStreams();
-        this.config = config;
-        this.group = group;
-        this.weights = weights;
-        this.cache = cache;
-        this.attention = attention;
+        this.model = model;
         this.gpu = gpu;
-        int ranks = group.worldSize();
+        config = model.config();
+        group = model.group();
+        int ranks = model.ranks();
         int most = DecoderKernels.MAX_ROWS;
         boolean fitsMost =
                 ranks == 1 || FusedOps.isFused(config.type(), most, config.hiddenSize(), group);
         maxRows = fitsMost && !batchInvariant ? most : DecoderKernels.MATMUL_ROWS;
-        queryHeads = config.heads() / ranks;
-        kvHeads = WeightMap.kvHeads(config, ranks);
-        vocabularyPart = WeightMap.vocabularyPart(config, ranks);
-        int maxSplits = roundUpToPower(splits(maxLength));
+        queryHeads = model.queryHeads();
+        kvHeads = model.kvHeads();
+        vocabularyPart = model.vocabularyPart();
+        int maxSplits = roundUpToPower(splits(model.tables().maxLength()));
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
             CudaDevice device = gpu.device();
             stream = keep(CudaStream.create(device));
             int head = config.headSize();
-            matmuls =
-                    new DecoderMatmuls(
-                            config,
-                            group,
-                            weights,
-                            gpu,
-                            manager,
-                            stream,
-                            maxRows,
-                            queryHeads * head,
-                            batchInvariant);
+            matmuls = new DecoderMatmuls(model, gpu, manager, stream, maxRows, batchInvariant);
             qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
             logits = rows(ranks * vocabularyPart);
             edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
-            splitCapacity = Math.max(maxSplits, cache.slots() / DecoderKernels.CHUNK + maxRows);
+            splitCapacity =
+                    Math.max(maxSplits, model.cache().slots() / DecoderKernels.CHUNK + maxRows);
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
             Key largest = new Key(maxRows, maxSplits, true, false);
@@ -279,7 +256,9 @@ final class Decoder implements AutoCloseable {
                                     maxRows, DecoderKernels.TOP_BLOCKS, DecoderKernels.TOP_FLOATS));
             tops = manager.zeros(new Shape(ranks * maxRows, DecoderKernels.TOP_FLOATS));
             sampled =
-                    manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
+                    manager.zeros(
+                            new Shape(model.cache().slots() / KvCache.BLOCK_TOKENS),
+                            DataType.INT32);
             handover = keep(CudaEvent.create(device));
             hostBuffers[0] = new HostBuffers(device, largest.inputBytes());
             hostBuffers[1] = new HostBuffers(device, largest.inputBytes());
@@ -460,53 +439,15 @@ final class Decoder implements AutoCloseable {
 
     /** Launches the kernels of a step, mostly during graph capture. */
     private void record(Key key) {
-        int rows = key.rows;
-        long sampledIndices = sampledIndices(key);
-        long positions = sampledIndices + (long) rows * Integer.BYTES;
-        long firstSplits = positions + (long) rows * Integer.BYTES;
-        long table = firstSplits + (long) rows * Integer.BYTES;
+        GraphOps ops = new GraphOps(key);
+        int layers = config.layers();
+        ForwardPass.layers(model, ops, key.lastLayer ? layers - 1 : 0, layers);
+        ForwardPass.logits(model, ops);
         int firstToken = vocabularyPart * group.rank();
-        int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise launch() writes the residual stream.
-            kernels.embed(
-                    stream,
-                    rows,
-                    Torch.dataPointer(matmuls.firstPartial()),
-                    Torch.dataPointer(inputs) + key.tokensOffset(),
-                    sampledIndices,
-                    Torch.dataPointer(sampled),
-                    Torch.dataPointer(weights.embedding()),
-                    firstToken,
-                    vocabularyPart,
-                    config.hiddenSize());
-        }
-        DecoderMatmuls.Step step = matmuls.begin(rows);
-        int attentionSize = queryHeads * config.headSize();
-        int qkvSize = attentionSize + 2 * kvHeads * config.headSize();
-        for (int i = firstLayer; i < config.layers(); i++) {
-            ModelWeights.Layer layer = weights.layer(i);
-            step.multiplyNormed(qkv, 0, layer.attentionNorm(), layer.queriesKeysValues(), qkvSize);
-            step.launchChain();
-            gpu.normHeads(stream, layer, rows, qkv);
-            kernels.attend(
-                    stream,
-                    attention(i, positions, firstSplits, table),
-                    key.sharesSequences,
-                    !step.isLarge(),
-                    step.isChained(),
-                    rows,
-                    kvHeads,
-                    key.splits,
-                    key.tableStride());
-            step.multiplyToPartial(attended, layer.attentionOut(), attentionSize);
-            step.mlp(layer);
-        }
-        step.multiplyNormed(logits, firstToken, weights.norm(), weights.output(), vocabularyPart);
-        step.launchChain();
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         kernels.top(
                 stream,
-                rows,
+                key.rows,
                 Torch.dataPointer(tops),
                 ownLogits,
                 Torch.dataPointer(topParts),
@@ -518,20 +459,94 @@ final class Decoder implements AutoCloseable {
                 group.worldSize());
     }
 
-    private DecoderKernels.Attention attention(
-            int layer, long positions, long firstSplits, long table) {
-        return new DecoderKernels.Attention(
-                Torch.dataPointer(attended),
-                Torch.dataPointer(qkv),
-                cache.addresses(layer),
-                positions,
-                table,
-                Torch.dataPointer(attention.tables(layer).cosines()),
-                Torch.dataPointer(attention.tables(layer).sines()),
-                firstSplits,
-                Torch.dataPointer(splits),
-                Torch.dataPointer(counters),
-                config.layer(layer).attention().window());
+    /**
+     * The operators of a step that is being recorded. Models that need {@code postNorm} or experts
+     * have no kernels.
+     */
+    private final class GraphOps implements LayerOps<NDArray> {
+
+        private final Key key;
+        private final DecoderMatmuls.Step step;
+        private final long positions;
+        private final long firstSplits;
+        private final long table;
+
+        /** Launches the embedding, unless launch() writes the residual stream. */
+        GraphOps(Key key) {
+            this.key = key;
+            long bytes = (long) key.rows * Integer.BYTES;
+            positions = sampledIndices(key) + bytes;
+            firstSplits = positions + bytes;
+            table = firstSplits + bytes;
+            if (!key.lastLayer) {
+                kernels.embed(
+                        stream,
+                        key.rows,
+                        Torch.dataPointer(matmuls.firstPartial()),
+                        Torch.dataPointer(inputs) + key.tokensOffset(),
+                        sampledIndices(key),
+                        Torch.dataPointer(sampled),
+                        Torch.dataPointer(model.weights().embedding()),
+                        vocabularyPart * group.rank(),
+                        vocabularyPart,
+                        config.hiddenSize());
+            }
+            step = matmuls.begin(key.rows);
+        }
+
+        @Override
+        public NDArray project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
+            step.multiplyNormed(qkv, 0, norm, linear, (int) qkv.getShape().get(1));
+            return qkv;
+        }
+
+        @Override
+        public NDArray projectGated(
+                NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
+            return step.multiplyGated(norm, gateUp);
+        }
+
+        @Override
+        public NDArray attend(int layer, NDArray qkv) {
+            step.launchChain();
+            gpu.normHeads(stream, model.weights().layer(layer), key.rows, qkv);
+            RotaryTables.Tables tables = model.tables().of(layer);
+            kernels.attend(
+                    stream,
+                    new DecoderKernels.Attention(
+                            Torch.dataPointer(attended),
+                            Torch.dataPointer(qkv),
+                            model.cache().addresses(layer),
+                            positions,
+                            table,
+                            Torch.dataPointer(tables.cosines()),
+                            Torch.dataPointer(tables.sines()),
+                            firstSplits,
+                            Torch.dataPointer(splits),
+                            Torch.dataPointer(counters),
+                            config.layer(layer).attention().window()),
+                    key.sharesSequences,
+                    !step.isLarge(),
+                    step.isChained(),
+                    key.rows,
+                    kvHeads,
+                    key.splits,
+                    key.tableStride());
+            return attended;
+        }
+
+        @Override
+        public void projectBack(NDArray x, ModelWeights.Linear linear) {
+            step.multiplyToPartial(x, linear);
+        }
+
+        @Override
+        public NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear output) {
+            int firstToken = vocabularyPart * group.rank();
+            step.multiplyNormed(logits, firstToken, norm, output, vocabularyPart);
+            step.launchChain();
+            return logits;
+        }
     }
 
     /** Gathers by all-reduce: each rank has zeros where other ranks have values. */

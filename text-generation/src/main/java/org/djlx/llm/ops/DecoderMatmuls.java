@@ -64,23 +64,19 @@ final class DecoderMatmuls {
      * @param manager owns the buffers
      * @param stream the decoder's stream
      * @param maxRows the most rows of a step
-     * @param attentionSize the elements of a row of attention's output, on this rank
      * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows;
      *     then no step is large
      */
     DecoderMatmuls(
-            ModelConfig config,
-            ProcessGroup group,
-            ModelWeights weights,
+            RankModel model,
             ModelKernels gpu,
             NDManager manager,
             CudaStream stream,
             int maxRows,
-            int attentionSize,
             boolean batchInvariant) {
-        this.config = config;
-        this.group = group;
-        this.weights = weights;
+        config = model.config();
+        group = model.group();
+        weights = model.weights();
         this.gpu = gpu;
         this.stream = stream;
         this.batchInvariant = batchInvariant;
@@ -88,6 +84,7 @@ final class DecoderMatmuls {
         wideMatmul = kernels.wideMatmul();
         int ranks = group.worldSize();
         int hidden = config.hiddenSize();
+        int attentionSize = model.queryHeads() * config.headSize();
         inner = config.intermediateSize() / ranks;
         chain = ranks > 1 ? null : kernels.chain(hidden, attentionSize, inner);
         for (int i = 0; i < residuals.length; i++) {
@@ -218,7 +215,8 @@ final class DecoderMatmuls {
          * Computes this rank's partial sum, which is added to the residual stream next. An e4m3
          * product by cuBLASLt without a bias is left unscaled; {@link #scales} then has its scales.
          */
-        void multiplyToPartial(NDArray x, ModelWeights.Linear linear, int depth) {
+        void multiplyToPartial(NDArray x, ModelWeights.Linear linear) {
+            int depth = (int) x.getShape().get(1);
             // The bias is added once by all ranks together.
             ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
             int hidden = config.hiddenSize();
@@ -232,10 +230,13 @@ final class DecoderMatmuls {
             }
         }
 
-        /** Computes an MLP as {@link #multiplyNormed} and {@link #multiplyToPartial}. */
-        void mlp(ModelWeights.Layer layer) {
-            multiplyNormed(true, activated, 0, layer.mlpNorm(), layer.mlp().gateUp(), inner);
-            multiplyToPartial(activated, layer.mlp().down(), inner);
+        /**
+         * As {@link #multiplyNormed}, for gates and values: returns {@code silu(gates) * values},
+         * in a buffer.
+         */
+        NDArray multiplyGated(NDArray normWeight, ModelWeights.Linear gateUp) {
+            multiplyNormed(true, activated, 0, normWeight, gateUp, inner);
+            return activated;
         }
 
         private void multiplyNormed(

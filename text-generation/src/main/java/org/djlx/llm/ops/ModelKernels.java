@@ -584,24 +584,20 @@ public final class ModelKernels implements AutoCloseable {
      * values to the cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) ·
      * head size), and may have no queries.
      */
-    void rotate(
-            int layer,
-            ModelWeights.Layer weights,
-            NDArray qkv,
-            KvCache cache,
-            Attention attention,
-            PrefillInputs prompts) {
+    void rotate(RankModel model, int layer, NDArray qkv, PrefillInputs prompts) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
-        normHeads(currentStreams.get(), weights, (int) qkv.getShape().get(0), qkv);
+        RotaryTables.Tables tables = model.tables().of(layer);
+        int rows = (int) qkv.getShape().get(0);
+        normHeads(currentStreams.get(), model.weights().layer(layer), rows, qkv);
         kernels.rotateAndCache(
                 currentStreams.get(),
                 prompts.tokens,
                 Torch.dataPointer(qkv),
-                cache.addresses(layer),
+                model.cache().addresses(layer),
                 prompts.slots(),
                 prompts.positions(),
-                Torch.dataPointer(attention.tables(layer).cosines()),
-                Torch.dataPointer(attention.tables(layer).sines()),
+                Torch.dataPointer(tables.cosines()),
+                Torch.dataPointer(tables.sines()),
                 heads - 2 * kvHeads,
                 kvHeads);
     }

@@ -58,7 +58,6 @@ public record TokenBatch(List<Chunk> chunks) {
     /**
      * Checks the order of the chunks.
      *
-     * @param chunks the chunks
      * @throws IllegalArgumentException if a chunk of one token follows a longer chunk
      */
     public TokenBatch {

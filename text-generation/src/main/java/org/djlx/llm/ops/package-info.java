@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * Attention        attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
- * CpuDecoder       decode steps on a CPU, with kernels that read weights at the speed of memory
- * Decoder          decode steps on a GPU, recorded as CUDA graphs
+ * ArrayOps         what TorchOps and CudaOps share: collectives and the residual stream over libtorch's arrays
+ * CpuOps           LayerOps of decode steps on a CPU: kernels that read weights at the speed of memory
+ * CudaAttention    attention of prefills with kernels
+ * CudaModel        a model with kernels on a GPU
+ * CudaOps          LayerOps of prefills with kernels
+ * Decoder          decode steps on a GPU, recorded as CUDA graphs; the recording is a LayerOps, too
  * DecoderMatmuls   the matmuls of those steps, and the norms between them
  * ExpertRouter     chooses the experts of tokens
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
+ * ForwardPass      the one forward pass of all models and devices
+ * LayerOps         the operators of a forward pass
  * Operand          the input of a projection, in the model's type or in e4m3
  * QuantizedMatrix  weights of a projection in 8 or 4 bits
+ * RankModel        configuration, group, weights, cache and rotary tables of a rank
+ * RotaryTables     cosines and sines of the rotary embeddings
+ * TorchAttention   attention over the KV cache, and rotary embedding, with libtorch
+ * TorchModel       a model without kernels for GPUs
+ * TorchOps         LayerOps with libtorch
  * WeightQuantizer  quantizes projections while they are read
  * WeightReader     reads a rank's weights from safetensors
  */
 /**
- * One rank's part of a language model: weights, KV cache, and the forward pass on CPU and GPU.
- * Start with {@link org.djlx.llm.ops.TransformerModel}.
+ * One rank's part of a language model: weights, KV cache, and one forward pass on CPU and GPU, over
+ * operators that each device has of its own. Start with {@link org.djlx.llm.ops.TransformerModel}.
  *
  * <ul>
  *   <li>{@link org.djlx.llm.ops.DecoderKernels} - launches the kernels of decoding: matmuls of few

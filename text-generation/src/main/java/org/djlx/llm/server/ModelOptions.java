@@ -20,7 +20,7 @@ import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.llm.djl.LoadingProgress;
+import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.ModelConfig;

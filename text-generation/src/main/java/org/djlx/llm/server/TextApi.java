@@ -13,11 +13,11 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
-import org.djlx.llm.ContextLengthException;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.sampling.Grammar;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.text.ToolFormat;
 

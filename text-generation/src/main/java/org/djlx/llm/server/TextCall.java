@@ -2,9 +2,9 @@
 package org.djlx.llm.server;
 
 import java.util.List;
-import org.djlx.llm.ContextLengthException;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
+import org.djlx.llm.text.ContextLengthException;
 
 /**
  * A parsed API request.

@@ -20,7 +20,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.stream.IntStream;
-import org.djlx.llm.ContextLengthException;
 import org.djlx.llm.text.template.Template;
 
 /**

@@ -10,6 +10,7 @@
  * <ul>
  *   <li>{@link org.djlx.llm.text.ChatTemplate} - encodes a chat as a prompt, by the model's Jinja
  *       template
+ *   <li>{@link org.djlx.llm.text.ContextLengthException} - a prompt is too long
  *   <li>{@link org.djlx.llm.text.ModelTokenizer} - the tokenizer of a model directory
  *   <li>{@link org.djlx.llm.text.TextStream} - detokenizes one sequence as its tokens come, and
  *       finds stop strings

@@ -136,10 +136,9 @@ public class LlamaModelTest {
                         chunk(2, 3, 60, 61, 62, 63, 64),
                         chunk(13, 1, IntStream.range(70, 84).toArray()));
         try (NDManager manager = NDManager.newBaseManager()) {
-            ModelConfig config = LlamaFiles.config(ScalarType.FLOAT32, true);
-            Attention attention = new Attention(config, 1, null, null, manager, 12);
             ModelKernels.PrefillInputs inputs = ModelKernels.inputs(manager, chunks, 44);
-            List<Attention.Packed> packed = attention.metadata(manager, chunks, inputs).packed();
+            List<CudaAttention.Packed> packed =
+                    CudaAttention.metadata(manager, chunks, inputs, 12).packed();
             assertEquals(
                     List.of("0 22 2", "22 5 2", "27 2 1", "29 15 1"),
                     packed.stream()
@@ -187,7 +186,7 @@ public class LlamaModelTest {
         for (int ranks : new int[] {1, 2, 3, 8}) {
             Set<Integer> all = new HashSet<>();
             for (int tokens = 1; tokens <= 8192; tokens++) {
-                int rows = TransformerModel.paddedRows(tokens, ranks);
+                int rows = CudaModel.paddedRows(tokens, ranks);
                 int most = Math.max(64, tokens / 16) - 1 + ranks - 1;
                 assertTrue(rows >= tokens && rows - tokens <= most, tokens + ": " + rows);
                 assertEquals(0, rows % ranks);
@@ -195,7 +194,7 @@ public class LlamaModelTest {
             }
             assertEquals(4 * 16, all.size());
         }
-        assertEquals(4096, TransformerModel.paddedRows(4096, 1));
+        assertEquals(4096, CudaModel.paddedRows(4096, 1));
     }
 
     /** Kernels would write past their buffers. */
@@ -454,7 +453,7 @@ public class LlamaModelTest {
                         bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
         TransformerModel model =
-                new TransformerModel(config, group, weights, cache, config.maxLength(), false);
+                TransformerModel.create(config, group, weights, cache, config.maxLength(), false);
         model.keepLogits();
         return model;
     }

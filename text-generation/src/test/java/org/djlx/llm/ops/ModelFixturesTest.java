@@ -158,7 +158,7 @@ public class ModelFixturesTest {
                         bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * 16, group.device());
         TransformerModel model =
-                new TransformerModel(config, group, weights, cache, maxLength, false);
+                TransformerModel.create(config, group, weights, cache, maxLength, false);
         model.keepLogits();
         return model;
     }

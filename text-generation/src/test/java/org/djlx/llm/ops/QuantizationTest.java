@@ -206,7 +206,7 @@ class QuantizationTest {
         KvCache cache = new KvCache(config, ranks, cached, group.device());
         List<float[]> rows = new ArrayList<>();
         try (TransformerModel model =
-                        new TransformerModel(config, group, weights, cache, maxLength, false);
+                        TransformerModel.create(config, group, weights, cache, maxLength, false);
                 NDManager manager = NDManager.newBaseManager(group.device())) {
             assertEquals(group.device().isGpu(), model.hasDecoder());
             model.keepLogits();

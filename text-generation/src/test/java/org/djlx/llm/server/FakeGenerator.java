@@ -16,13 +16,13 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.regex.Pattern;
-import org.djlx.llm.ContextLengthException;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.GeneratorStatistics;
 import org.djlx.llm.TextGenerator;
+import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.TextTokenizer;
 
 /**

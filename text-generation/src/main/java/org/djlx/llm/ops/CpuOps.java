@@ -6,7 +6,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
-import java.util.ArrayList;
+import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.LongStream;
@@ -14,7 +14,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.HostCopier;
@@ -23,39 +22,46 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Decode steps on a CPU with {@link CpuKernels}. Each row is a token; several rows may be adjacent
- * tokens of one sequence. Reads weights where they are, once for a few rows. All activations are
- * float32, whatever the model's type; keys and values are rounded to that type. A sequence's logits
- * do not depend on the other sequences.
+ * The operators of decode steps on a CPU, with {@link CpuKernels}; rows are given by address. Each
+ * row is a token; several rows may be adjacent tokens of one sequence. Reads weights where they
+ * are, once for a few rows. All activations are float32, whatever the model's type; keys and values
+ * are rounded to that type. A sequence's logits do not depend on the other sequences.
  */
-final class CpuDecoder implements AutoCloseable {
+final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     private static final ScalarType FLOAT = ScalarType.FLOAT32;
 
+    private final RankModel model;
     private final ModelConfig config;
     private final ProcessGroup group;
-    private final Attention attention;
     private final HostCopier copier = new HostCopier();
     private final NDManager constants; // norms and biases in float32
-    private final List<Layer> layers = new ArrayList<>();
+
+    // What kernels read of projections and norms, by the objects of ModelWeights.
+    private final Map<Object, Projection> projections = new IdentityHashMap<>();
+    private final Map<NDArray, Long> vectors = new IdentityHashMap<>();
     private final NDArray embedding;
     private final float embeddingScale; // rounded to the model's type
-    private final long finalNorm;
-    private final Projection output;
     private final int hidden;
     private final int queryHeads;
     private final int kvHeads;
     private final int threads;
-    private final float epsilon;
     private int capacity; // the rows that the buffers have
     private NativeMemory memory; // of the buffers; null at first
     private long residual; // (rows, hidden size)
     private long normed; // (rows, hidden size)
-    private long partial; // (rows, hidden size): this rank's addend of the residual, then the sum
+    private long partial; // (rows, hidden size)
     private long wide; // (rows, outputs of queriesKeysValues, gateUp or router)
     private long narrow; // (rows, inputs of attentionOut or down)
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
+
+    // The step.
+    private List<TokenBatch.Chunk> chunks;
+    private NDManager manager; // of the logits
+    private int rows;
+    private int length; // of the longest sequence
+    private boolean hasPartial;
 
     /**
      * A projection.
@@ -76,87 +82,37 @@ final class CpuDecoder implements AutoCloseable {
         }
     }
 
-    /** A layer. Vectors, tables and caches are addresses; a norm is 0 if there is none. */
-    private record Layer(
-            long attentionNorm,
-            Projection queriesKeysValues,
-            long cosines,
-            long sines,
-            long keys,
-            long values,
-            long queryNorm,
-            long keyNorm,
-            Projection attentionOut,
-            long attentionPostNorm,
-            long mlpNorm,
-            Projection router,
-            List<Projection> gateUps,
-            List<Projection> downs,
-            long mlpPostNorm) {}
-
     /** {@return whether a device can decode with kernels} */
     static boolean supports(Device device) {
         return !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
     }
 
-    CpuDecoder(
-            ModelConfig config,
-            ProcessGroup group,
-            ModelWeights weights,
-            KvCache cache,
-            Attention attention,
-            NDManager manager) {
-        this.config = config;
-        this.group = group;
-        this.attention = attention;
+    CpuOps(RankModel model, NDManager manager) {
+        this.model = model;
+        config = model.config();
+        group = model.group();
         constants = manager.newSubManager();
         hidden = config.hiddenSize();
-        queryHeads = config.heads() / group.worldSize();
-        kvHeads = WeightMap.kvHeads(config, group.worldSize());
+        queryHeads = model.queryHeads();
+        kvHeads = model.kvHeads();
         threads = JniUtils.getNumThreads();
-        epsilon = (float) config.epsilon();
-        embedding = weights.embedding();
+        embedding = model.weights().embedding();
         try (NDArray scale = constants.create((float) config.embeddingScale());
                 NDArray rounded = Torch.cast(scale, config.type());
                 NDArray widened = Torch.cast(rounded, FLOAT)) {
             embeddingScale = widened.getFloat();
         }
-        finalNorm = constant(weights.norm());
-        output = projection(weights.output());
-        for (int i = 0; i < config.layers(); i++) {
-            layers.add(layer(i, weights.layer(i), cache));
-        }
     }
 
-    private Layer layer(int index, ModelWeights.Layer of, KvCache cache) {
-        Attention.Tables tables = attention.tables(index);
-        List<Projection> gateUps = new ArrayList<>();
-        List<Projection> downs = new ArrayList<>();
-        for (ModelWeights.Mlp mlp : of.mlps()) {
-            gateUps.add(projection(mlp.gateUp()));
-            downs.add(rowParallel(mlp.down()));
-        }
-        return new Layer(
-                constant(of.attentionNorm()),
-                projection(of.queriesKeysValues()),
-                Torch.dataPointer(tables.cosines()),
-                Torch.dataPointer(tables.sines()),
-                Torch.dataPointer(cache.keys(index)),
-                Torch.dataPointer(cache.values(index)),
-                constant(of.queryNorm()),
-                constant(of.keyNorm()),
-                rowParallel(of.attentionOut()),
-                constant(of.attentionPostNorm()),
-                constant(of.mlpNorm()),
-                of.router() == null ? null : projection(new ModelWeights.Linear(of.router(), null)),
-                gateUps,
-                downs,
-                constant(of.mlpPostNorm()));
+    /** Returns a column-parallel projection as kernels take it. */
+    private Projection columns(ModelWeights.Linear linear) {
+        return projections.computeIfAbsent(linear, key -> projection(linear));
     }
 
     /** Returns a projection that is summed over ranks: only rank 0 adds the bias. */
-    private Projection rowParallel(ModelWeights.Linear linear) {
-        return projection(linear.withBias(group.rank() == 0 ? linear.bias() : null));
+    private Projection rows(ModelWeights.Linear linear) {
+        return projections.computeIfAbsent(
+                linear, key -> projection(group.rank() == 0 ? linear : linear.withBias(null)));
     }
 
     private Projection projection(ModelWeights.Linear linear) {
@@ -190,9 +146,10 @@ final class CpuDecoder implements AutoCloseable {
 
     /** Returns the address of a vector in float32; 0 for null. */
     private long constant(NDArray vector) {
-        if (vector == null) {
-            return 0;
-        }
+        return vector == null ? 0 : vectors.computeIfAbsent(vector, this::widened);
+    }
+
+    private long widened(NDArray vector) {
         NDArray widened = Torch.cast(vector, FLOAT);
         widened.attach(constants);
         return Torch.dataPointer(widened);
@@ -208,46 +165,35 @@ final class CpuDecoder implements AutoCloseable {
      *     that needs logits; null if there is none
      */
     NDArray decode(List<TokenBatch.Chunk> chunks, NDManager manager) {
-        int rows = chunks.size();
-        reserve(rows);
-        int length = place(chunks);
-        Shape shape = new Shape(rows, hidden);
-        try (NDManager step = manager.newSubManager()) {
-            NDArray residuals = Torch.view(step, memory, residual - memory.address(), shape, FLOAT);
-            NDArray partials = Torch.view(step, memory, partial - memory.address(), shape, FLOAT);
-            embed(chunks);
-            allReduce(residuals);
-            norm(rows, residual, 0, layers.get(0).attentionNorm, normed);
-            for (int i = 0; i < layers.size(); i++) {
-                Layer layer = layers.get(i);
-                layer.queriesKeysValues.multiply(threads, rows, normed, wide);
-                attend(i, rows, length);
-                layer.attentionOut.multiply(threads, rows, narrow, partial);
-                allReduce(partials);
-                addAndNorm(rows, layer.attentionPostNorm, layer.mlpNorm);
-                mlp(layer, config.layer(i).mlp(), rows);
-                allReduce(partials);
-                boolean last = i + 1 == layers.size();
-                addAndNorm(rows, layer.mlpPostNorm, last ? 0 : layers.get(i + 1).attentionNorm);
-            }
-        }
-        return logits(chunks, manager);
+        this.chunks = chunks;
+        this.manager = manager;
+        rows = chunks.size();
+        hasPartial = false;
+        reserve();
+        place();
+        embed();
+        allReduce(residual);
+        ForwardPass.layers(model, this, 0, config.layers());
+        return ForwardPass.logits(model, this);
     }
 
     /** Makes room for rows. */
-    private void reserve(int rows) {
+    private void reserve() {
         if (rows <= capacity) {
             return;
         }
         long head = config.headSize();
         long inner = config.intermediateSize() / group.worldSize();
         long wideSize = Math.max((queryHeads + 2L * kvHeads) * head, 2 * inner);
-        for (Layer layer : layers) {
-            wideSize = Math.max(wideSize, layer.router == null ? 0 : layer.router.outputs());
+        for (LayerConfig layer : config.layerConfigs()) {
+            LayerConfig.Experts experts = layer.mlp().experts();
+            wideSize = Math.max(wideSize, experts == null ? 0 : experts.count());
         }
         long narrowSize = Math.max(queryHeads * head, inner);
         // Of residual, normed, partial, wide, narrow, positions and slots.
-        long[] sizes = {hidden, hidden, hidden, wideSize, narrowSize, 1, attention.maxLength()};
+        long[] sizes = {
+            hidden, hidden, hidden, wideSize, narrowSize, 1, model.tables().maxLength()
+        };
         long[] offsets = new long[sizes.length + 1];
         for (int i = 0; i < sizes.length; i++) {
             long bytes = rows * sizes[i] * Float.BYTES;
@@ -267,9 +213,9 @@ final class CpuDecoder implements AutoCloseable {
         slots = address + offsets[6];
     }
 
-    /** Writes positions and slots; returns the length of the longest sequence. */
-    private int place(List<TokenBatch.Chunk> chunks) {
-        int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
+    /** Writes positions and slots. */
+    private void place() {
+        length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
         int[] starts = chunks.stream().mapToInt(TokenBatch.Chunk::start).toArray();
         copier.write(positions, starts, starts.length);
         long address = slots;
@@ -277,11 +223,10 @@ final class CpuDecoder implements AutoCloseable {
             copier.write(address, chunk.slots(), chunk.length());
             address += (long) length * Integer.BYTES;
         }
-        return length;
     }
 
     /** Looks up this rank's part of the vocabulary; other tokens are zeros. */
-    private void embed(List<TokenBatch.Chunk> chunks) {
+    private void embed() {
         long own = embedding.getShape().get(0);
         ScalarType type = config.type();
         long row = 0;
@@ -298,31 +243,64 @@ final class CpuDecoder implements AutoCloseable {
         }
     }
 
-    private void allReduce(NDArray rows) {
+    private void allReduce(long address) {
         if (group.worldSize() > 1) {
-            group.allReduce(rows, ReduceOp.SUM, false);
+            Shape shape = new Shape(rows, hidden);
+            try (NDArray view =
+                    Torch.view(constants, memory, address - memory.address(), shape, FLOAT)) {
+                group.allReduce(view, ReduceOp.SUM, false);
+            }
         }
     }
 
     /**
-     * Adds {@code partial}, normed first unless {@code postNorm} is 0, to {@code residual}. Then
-     * writes the norm of {@code residual} to {@code normed}, unless {@code norm} is 0.
+     * Adds {@code partial} of all ranks to {@code residual}, normed first unless {@code postNorm}
+     * is null. Then writes the norm of {@code residual} to {@code normed}, unless {@code norm} is
+     * null.
      */
-    private void addAndNorm(int rows, long postNorm, long norm) {
-        if (postNorm != 0) {
-            norm(rows, partial, 0, postNorm, partial);
+    private void addAndNorm(NDArray postNorm, NDArray norm) {
+        long delta = hasPartial ? partial : 0;
+        if (hasPartial) {
+            allReduce(partial);
+            if (postNorm != null) {
+                norm(rows, partial, 0, constant(postNorm), partial);
+            }
         }
-        norm(rows, residual, partial, norm, norm == 0 ? 0 : normed);
+        norm(rows, residual, delta, constant(norm), norm == null ? 0 : normed);
+        hasPartial = false;
     }
 
     /** Adds delta to x, unless delta is 0; then writes the norm of x to out, unless out is 0. */
     private void norm(int rows, long x, long delta, long weight, long out) {
-        CpuKernels.djlx_cpu_rms_norm(rows, hidden, x, delta, weight, epsilon, out);
+        CpuKernels.djlx_cpu_rms_norm(rows, hidden, x, delta, weight, model.epsilon(), out);
     }
 
-    private void attend(int index, int rows, int length) {
+    @Override
+    public Long project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
+        addAndNorm(postNorm, norm);
+        columns(linear).multiply(threads, rows, normed, wide);
+        return wide;
+    }
+
+    @Override
+    public Long projectGated(
+            NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
+        addAndNorm(postNorm, norm);
+        gate(gateUp, mlp, rows, normed);
+        return narrow;
+    }
+
+    @Override
+    public void projectBack(Long x, ModelWeights.Linear linear) {
+        rows(linear).multiply(threads, rows, x, partial);
+        hasPartial = true;
+    }
+
+    @Override
+    public Long attend(int index, Long qkv) {
         LayerConfig.Attention of = config.layer(index).attention();
-        Layer layer = layers.get(index);
+        ModelWeights.Layer layer = model.weights().layer(index);
+        RotaryTables.Tables tables = model.tables().of(index);
         CpuKernels.djlx_cpu_attention(
                 threads,
                 config.type().code(),
@@ -334,27 +312,30 @@ final class CpuDecoder implements AutoCloseable {
                 of.window(),
                 (float) of.scale(),
                 (float) of.cap(),
-                epsilon,
-                wide,
-                layer.queryNorm,
-                layer.keyNorm,
-                layer.cosines,
-                layer.sines,
+                model.epsilon(),
+                qkv,
+                constant(layer.queryNorm()),
+                constant(layer.keyNorm()),
+                Torch.dataPointer(tables.cosines()),
+                Torch.dataPointer(tables.sines()),
                 positions,
                 slots,
-                layer.keys,
-                layer.values,
+                Torch.dataPointer(model.cache().keys(index)),
+                Torch.dataPointer(model.cache().values(index)),
                 narrow);
+        return narrow;
     }
 
-    private void mlp(Layer layer, LayerConfig.Mlp mlp, int rows) {
-        if (layer.router == null) {
-            gate(layer, 0, mlp, rows, normed);
-            layer.downs.get(0).multiply(threads, rows, narrow, partial);
-            return;
-        }
-        layer.router.multiply(threads, rows, normed, wide);
-        float[] routerLogits = new float[rows * (int) layer.router.outputs()];
+    @Override
+    public void experts(
+            NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
+        addAndNorm(postNorm, norm);
+        Projection router =
+                projections.computeIfAbsent(
+                        layer.router(),
+                        key -> projection(new ModelWeights.Linear(layer.router(), null)));
+        router.multiply(threads, rows, normed, wide);
+        float[] routerLogits = new float[rows * (int) router.outputs()];
         copier.read(wide, routerLogits, routerLogits.length);
         float[] zeros = new float[rows * hidden];
         copier.write(partial, zeros, zeros.length);
@@ -364,32 +345,36 @@ final class CpuDecoder implements AutoCloseable {
                     for (int i = 0; i < route.tokens().length; i++) {
                         long offset = route.tokens()[i] * hidden * Float.BYTES;
                         float factor = route.weights()[i];
-                        gate(layer, expert, mlp, 1, normed + offset);
-                        Projection down = layer.downs.get(expert);
+                        gate(layer.mlps().get(expert).gateUp(), mlp, 1, normed + offset);
+                        Projection down = rows(layer.mlps().get(expert).down());
                         down.multiplyAndAdd(threads, 1, narrow, factor, partial + offset);
                     }
                 });
+        hasPartial = true;
     }
 
-    /** Writes an expert's gated activations of x to {@code narrow}. */
-    private void gate(Layer layer, int expert, LayerConfig.Mlp mlp, int rows, long x) {
-        Projection gateUp = layer.gateUps.get(expert);
+    /** Writes the gated activations of x to {@code narrow}. */
+    private void gate(ModelWeights.Linear linear, LayerConfig.Mlp mlp, int rows, long x) {
+        Projection gateUp = columns(linear);
         gateUp.multiply(threads, rows, x, wide);
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
         CpuKernels.djlx_cpu_gate(rows, gateUp.outputs() / 2, gelu, wide, narrow);
     }
 
-    private NDArray logits(List<TokenBatch.Chunk> chunks, NDManager manager) {
+    @Override
+    public NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
+        addAndNorm(postNorm, null);
         int count = 0;
-        for (int row = 0; row < chunks.size(); row++) {
+        for (int row = 0; row < rows; row++) {
             if (chunks.get(row).needsLogits()) {
                 long size = (long) hidden * Float.BYTES;
-                norm(1, residual + row * size, 0, finalNorm, normed + count++ * size);
+                norm(1, residual + row * size, 0, constant(norm), normed + count++ * size);
             }
         }
         if (count == 0) {
             return null;
         }
+        Projection output = columns(linear);
         NDArray logits = Torch.empty(manager, new Shape(count, output.outputs()), FLOAT);
         output.multiply(threads, count, normed, Torch.dataPointer(logits));
         return logits;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.llm;
+package org.djlx.llm.text;
 
-import org.djlx.llm.text.TextTokenizer;
-
-/** A prompt and its new tokens are longer than {@link TextGenerator#maxLength}. */
+/** A prompt and its new tokens are longer than the maximum length of a generator. */
 public final class ContextLengthException extends IllegalArgumentException {
 
     private static final long serialVersionUID = 1;

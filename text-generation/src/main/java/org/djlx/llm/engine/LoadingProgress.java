@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.llm.djl;
+package org.djlx.llm.engine;
 
 import ai.djl.util.Progress;
 import java.util.function.Consumer;

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Operators over libtorch's arrays, a row for each token. The residual stream is either
+ *
+ * <ul>
+ *   <li>complete on all ranks, and partial sums are combined by all-reduce; or,
+ *   <li>with many tokens, divided among ranks by tokens (sequence parallelism), and projections are
+ *       all-gather + matmul and matmul + reduce-scatter.
+ * </ul>
+ */
+abstract class ArrayOps implements LayerOps<Operand> {
+
+    // The minimum number of tokens per rank for sequence parallelism.
+    private static final int SEQUENCE_PARALLEL_TOKENS = 16;
+
+    final RankModel model;
+    final boolean divided; // whether sequence parallelism is used
+    private final NDManager step;
+    private NDManager scope; // of the activations since the last norm
+    private NDArray residual;
+    private NDArray partial; // with sequence parallelism the sum of all ranks; null at first
+
+    /**
+     * Begins a step. The subclass calls {@link #begin} before the first operator.
+     *
+     * @param step owns the activations
+     * @param tokens the number of tokens
+     */
+    ArrayOps(RankModel model, NDManager step, int tokens) {
+        this.model = model;
+        this.step = step;
+        scope = step.newSubManager();
+        int ranks = model.ranks();
+        divided = ranks > 1 && tokens >= SEQUENCE_PARALLEL_TOKENS * ranks;
+    }
+
+    /** Sets the residual stream before the first layer. */
+    final void begin(NDArray embedded) {
+        residual = embedded;
+    }
+
+    /** Returns the residual stream: of all tokens, or of this rank's tokens. */
+    final NDArray residual() {
+        return residual;
+    }
+
+    /** Returns the manager of activations that the next norm frees. */
+    final NDManager scope() {
+        return scope;
+    }
+
+    /** Multiplies rows by a projection, without the bias. */
+    abstract NDArray multiply(Operand x, ModelWeights.Linear linear);
+
+    /** Returns the RMSNorm of rows. */
+    abstract Operand norm(NDArray rows, NDArray weight);
+
+    /** The residual stream, and its RMSNorm. */
+    record Sum(NDArray residual, Operand norm) {}
+
+    /** Returns the sum of the residual stream and all ranks' partial sums. */
+    abstract Sum add(NDArray residual, NDArray partial, NDArray postNorm, NDArray norm);
+
+    /** As {@link #add}, by one operator: for a stream that is complete on all ranks. */
+    final Sum allReduceAndAdd(NDArray residual, NDArray partial, NDArray norm) {
+        NormedResidual sum =
+                FusedOps.allReduceRmsNorm(partial, residual, norm, model.epsilon(), model.group());
+        return new Sum(sum.residual(), new Operand(sum.norm()));
+    }
+
+    /** Adds the partial sums to the residual stream, and returns its norm. */
+    final Operand addAndNorm(NDArray postNorm, NDArray norm) {
+        NDManager next = step.newSubManager();
+        Sum sum =
+                partial == null
+                        ? new Sum(residual, norm(residual, norm))
+                        : add(residual, partial, postNorm, norm);
+        residual = sum.residual;
+        partial = null;
+        residual.attach(next);
+        sum.norm.attach(next);
+        scope.close();
+        scope = next;
+        return sum.norm;
+    }
+
+    @Override
+    public Operand project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
+        return new Operand(columnParallel(addAndNorm(postNorm, norm), linear));
+    }
+
+    @Override
+    public void projectBack(Operand x, ModelWeights.Linear linear) {
+        NDArray sum =
+                divided && linear.isFusible()
+                        ? FusedOps.matmulReduceScatter(
+                                x.elements(), linear.weight(), ReduceOp.SUM, 0, model.group())
+                        : divided ? sum(multiply(x, linear)) : multiply(x, linear);
+        boolean biased = linear.bias() != null && (divided || model.group().rank() == 0);
+        setPartial(biased ? sum.addi(linear.bias()) : sum);
+    }
+
+    final void setPartial(NDArray partial) {
+        this.partial = partial;
+    }
+
+    /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
+    final NDArray columnParallel(Operand x, ModelWeights.Linear linear) {
+        NDArray product;
+        if (divided && linear.isFusible()) {
+            List<NDArray> products =
+                    FusedOps.allGatherMatmul(
+                                    x.elements(), linear.weights(), 0, model.group(), false)
+                            .outputs();
+            product =
+                    products.size() == 1
+                            ? products.get(0)
+                            : NDArrays.concat(new NDList(products), 1);
+        } else {
+            product = multiply(divided ? new Operand(model.gather(x.elements())) : x, linear);
+        }
+        return linear.bias() == null ? product : product.addi(linear.bias());
+    }
+
+    /** Returns the sum over all ranks; with sequence parallelism, only this rank's rows. */
+    final NDArray sum(NDArray x) {
+        int ranks = model.ranks();
+        if (ranks == 1) {
+            return x;
+        }
+        if (!divided) {
+            model.group().allReduce(x, ReduceOp.SUM, false);
+            return x;
+        }
+        Shape shape = x.getShape();
+        Shape part = new Shape(shape.get(0) / ranks, shape.get(1));
+        NDArray output = Torch.empty(x.getManager(), part, model.config().type());
+        model.complete(model.group().reduceScatterTensor(output, x, ReduceOp.SUM));
+        return output;
+    }
+}

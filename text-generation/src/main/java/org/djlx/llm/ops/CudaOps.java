@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.Optional;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.llm.model.LayerConfig;
+
+/**
+ * The operators of a prefill with kernels, launched on the current stream. Models that need {@code
+ * postNorm} or experts have no kernels.
+ */
+final class CudaOps extends ArrayOps {
+
+    private final ModelKernels gpu;
+    private final CudaAttention attention;
+    private final CudaAttention.Metadata metadata;
+    private final NDManager step;
+
+    CudaOps(
+            RankModel model,
+            NDManager step,
+            ModelKernels gpu,
+            CudaAttention attention,
+            CudaAttention.Metadata metadata) {
+        super(model, step, metadata.inputs().tokens());
+        this.gpu = gpu;
+        this.attention = attention;
+        this.metadata = metadata;
+        this.step = step;
+        begin(sum(gpu.embed(metadata.inputs(), model.weights())));
+    }
+
+    @Override
+    NDArray multiply(Operand x, ModelWeights.Linear linear) {
+        return gpu.multiply(x, linear);
+    }
+
+    @Override
+    Operand norm(NDArray rows, NDArray weight) {
+        return gpu.rmsNorm(rows, weight);
+    }
+
+    @Override
+    Sum add(NDArray residual, NDArray partial, NDArray postNorm, NDArray norm) {
+        return divided || model.ranks() == 1
+                ? new Sum(partial, gpu.addRmsNorm(partial, residual, norm))
+                : allReduceAndAdd(residual, partial, norm);
+    }
+
+    @Override
+    public Operand projectGated(
+            NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
+        Operand x = addAndNorm(postNorm, norm);
+        if (divided && gateUp.bias() == null && gateUp.quantized() == null) {
+            Optional<NDArray> gated =
+                    FusedOps.allGatherGated(x.elements(), gateUp.weight(), model.group());
+            if (gated.isPresent()) {
+                return new Operand(gated.get());
+            }
+        }
+        return gpu.siluAndMul(columnParallel(x, gateUp));
+    }
+
+    @Override
+    public Operand attend(int layer, Operand qkv) {
+        return new Operand(attention.apply(scope(), layer, qkv.elements(), metadata));
+    }
+
+    /** Computes the keys and values of the layer after those that were computed. */
+    void cacheKeysAndValues(int layer) {
+        ModelWeights.Layer weights = model.weights().layer(layer);
+        ModelWeights.Linear keysAndValues =
+                attention.keysAndValues(step, weights.queriesKeysValues());
+        Operand keysValues = project(null, weights.attentionNorm(), keysAndValues);
+        gpu.rotate(model, layer, keysValues.elements(), metadata.inputs());
+    }
+
+    /** Not used: {@link Decoder#finishPrefill} computes the last layer of the last tokens. */
+    @Override
+    public NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear output) {
+        throw new IllegalStateException("a decode step computes the logits of a prefill");
+    }
+}
