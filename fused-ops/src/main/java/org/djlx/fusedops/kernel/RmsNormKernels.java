@@ -38,6 +38,7 @@ public final class RmsNormKernels implements KernelLauncher {
             KernelSource.ofResource(
                     NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu");
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final KernelConstants.Layout ROWS = CONSTANTS.struct("Rows");
     private static final int MAX_THREADS = CONSTANTS.value("NORM_THREADS");
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
@@ -94,12 +95,7 @@ public final class RmsNormKernels implements KernelLauncher {
             long weight,
             ScalarType type,
             long rows,
-            long hidden) {
-
-        private long[] members() {
-            return new long[] {newResidual, norm, partial, residual, weight, rows, hidden};
-        }
-    }
+            long hidden) {}
 
     private static long rowBytes(ScalarType type, long hidden) {
         return (hidden * type.itemSize() + PACK - 1) / PACK * PACK;
@@ -134,8 +130,7 @@ public final class RmsNormKernels implements KernelLauncher {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         int most = Math.min(slots.blocks(), buffers.waitingBlocks());
         int blocks = (int) Math.min(most, of.rows());
-        arguments.clear().addStruct(of.members()).add(epsilon);
-        arguments.add(launch.of(slots, buffers.rank(), operation.timeout()));
+        put(of).add(epsilon).add(launch.of(slots, buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {
             LaunchSize size = size(blocks, of);
             exchanging
@@ -157,13 +152,26 @@ public final class RmsNormKernels implements KernelLauncher {
     public void add(Rows of, float epsilon, NDArray... used) {
         CudaStream stream = streams.get();
         int blocks = (int) Math.min(Integer.MAX_VALUE, of.rows());
-        arguments.clear().addStruct(of.members()).add(epsilon);
+        put(of).add(epsilon);
         LaunchSize size = size(blocks, of);
         boolean recorded = stream.isCapturing();
         adding.get(of.type()).launch(stream, recorded ? size.asDependent() : size, arguments);
         if (recorded) {
             stream.keepAlive(used);
         }
+    }
+
+    private KernelArguments put(Rows of) {
+        return arguments
+                .clear()
+                .addStruct(ROWS)
+                .put("new_residual", of.newResidual)
+                .put("norm", of.norm)
+                .put("partial", of.partial)
+                .put("residual", of.residual)
+                .put("weight", of.weight)
+                .put("rows", of.rows)
+                .put("hidden", of.hidden);
     }
 
     private static LaunchSize size(int blocks, Rows of) {

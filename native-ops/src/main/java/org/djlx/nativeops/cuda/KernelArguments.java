@@ -3,6 +3,9 @@ package org.djlx.nativeops.cuda;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.util.BitSet;
+import java.util.List;
+import java.util.Map;
 
 /**
  * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
@@ -37,6 +40,9 @@ public final class KernelArguments {
 
     private int count;
     private int end = VALUES;
+    private KernelConstants.Layout struct; // whose members are being put; null if there is none
+    private int structOffset;
+    private final BitSet members = new BitSet(); // those that were put, by offset
 
     /** Creates an empty list. */
     public KernelArguments() {
@@ -58,6 +64,7 @@ public final class KernelArguments {
     public KernelArguments clear() {
         count = 0;
         end = VALUES;
+        struct = null;
         return this;
     }
 
@@ -127,6 +134,98 @@ public final class KernelArguments {
     }
 
     /**
+     * Adds a struct, passed by value. Its members follow, all of them, in any order: {@code
+     * arguments.addStruct(layout).put("rows", rows).put("x", address)}.
+     *
+     * @param layout the struct's layout, from the kernel's source
+     * @return this
+     * @throws IllegalArgumentException if there are too many arguments
+     */
+    public KernelArguments addStruct(KernelConstants.Layout layout) {
+        int offset = next(layout.byteSize());
+        struct = layout;
+        structOffset = offset;
+        members.clear();
+        return this;
+    }
+
+    /**
+     * Puts a member of the last struct: an integer or a pointer.
+     *
+     * @param member its name; {@code inner.x} for the member {@code x} of {@code inner}
+     * @param value the value
+     * @return this
+     * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
+     *     the member is too small for the value
+     */
+    public KernelArguments put(String member, long value) {
+        KernelConstants.Member of = member(member);
+        if (of.byteSize() == Integer.BYTES) {
+            if (value != (int) value) {
+                throw new IllegalArgumentException(
+                        "%s of %s has 32 bits, too few for %d"
+                                .formatted(member, struct.name(), value));
+            }
+            putHalf(structOffset + of.offset(), (int) value);
+        } else {
+            put(structOffset + of.offset(), value);
+        }
+        members.set(of.offset());
+        return this;
+    }
+
+    /**
+     * Puts a float member of the last struct, as {@link #put(String, long)}.
+     *
+     * @param member its name
+     * @param value the value
+     * @return this
+     * @throws IllegalArgumentException if the last argument is not a struct with such a member
+     */
+    public KernelArguments put(String member, float value) {
+        KernelConstants.Member of = member(member);
+        if (of.byteSize() != Float.BYTES) {
+            throw new IllegalArgumentException(
+                    "%s of %s has %d bytes, but a float has 4"
+                            .formatted(member, struct.name(), of.byteSize()));
+        }
+        putHalf(structOffset + of.offset(), Float.floatToRawIntBits(value));
+        members.set(of.offset());
+        return this;
+    }
+
+    private KernelConstants.Member member(String name) {
+        KernelConstants.Member member = struct == null ? null : struct.members().get(name);
+        if (member == null || members.get(member.offset())) {
+            throw new IllegalArgumentException(
+                    "%s is put twice, or is no member of %s".formatted(name, struct));
+        }
+        return member;
+    }
+
+    /** Puts one half of a word, little endian. */
+    private void putHalf(int offset, int value) {
+        int shift = offset % Long.BYTES * Byte.SIZE;
+        int start = offset / Long.BYTES * Long.BYTES;
+        long other = words[start / Long.BYTES] & ~(0xffffffffL << shift);
+        put(start, other | (value & 0xffffffffL) << shift);
+    }
+
+    /** Ends the members of the last struct. */
+    private void endStruct() {
+        if (struct != null && members.cardinality() < struct.members().size()) {
+            List<String> missing =
+                    struct.members().entrySet().stream()
+                            .filter(member -> !members.get(member.getValue().offset()))
+                            .map(Map.Entry::getKey)
+                            .toList();
+            throw new IllegalArgumentException(
+                    "members of %s are missing: %s".formatted(struct.name(), missing));
+        }
+        struct = null;
+    }
+
+    /**
      * Adds a struct by reference. Its content at the time of the launch is passed by value.
      *
      * @param struct the struct; must be reachable until the launch
@@ -134,6 +233,7 @@ public final class KernelArguments {
      * @throws IllegalArgumentException if there are too many arguments
      */
     public KernelArguments add(KernelStruct struct) {
+        endStruct();
         if (count == MAX_COUNT) {
             throw tooMany();
         }
@@ -151,6 +251,7 @@ public final class KernelArguments {
 
     /** Appends an argument of a size. Returns its offset. */
     private int next(int size) {
+        endStruct();
         int offset = end;
         int next = offset + (size + Long.BYTES - 1) / Long.BYTES * Long.BYTES;
         if (count == MAX_COUNT || next > VALUES + MAX_BYTES) {
@@ -170,6 +271,7 @@ public final class KernelArguments {
 
     /** Checks the arguments against a kernel's parameters, if those are known. */
     void requireSizes(int[] parameterSizes, String kernel) {
+        endStruct();
         if (parameterSizes == null) {
             return;
         }

@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.regex.MatchResult;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.IntStream;
 
 /**
  * Constants, structs and tables of a kernel source, read from its text. Block sizes, tile sizes and
@@ -108,6 +109,7 @@ public final class KernelConstants {
         int alignment = found.group(1) == null ? 1 : Integer.parseInt(found.group(1));
         int end = 0;
         Map<String, Integer> offsets = new LinkedHashMap<>();
+        Map<String, Member> members = new LinkedHashMap<>();
         for (String line : found.group(2).split(";\\s*")) {
             Matcher member = MEMBER.matcher(line.strip());
             if (!member.matches()) {
@@ -118,19 +120,29 @@ public final class KernelConstants {
             Layout type = type(member.group(1), member.group(2) != null);
             end = align(end, type.alignment);
             offsets.put(member.group(3), end);
-            int count = 1;
+            List<String> elements = List.of(member.group(3));
             for (Matcher size = Pattern.compile("\\w+").matcher(member.group(4)); size.find(); ) {
-                count *= Math.toIntExact(new Expression(size.group()).value());
+                int count = Math.toIntExact(new Expression(size.group()).value());
+                elements =
+                        elements.stream()
+                                .flatMap(
+                                        element ->
+                                                IntStream.range(0, count)
+                                                        .mapToObj(k -> element + "[" + k + "]"))
+                                .toList();
             }
-            end += count * type.byteSize;
+            for (String element : elements) {
+                type.addTo(members, element, end);
+                end += type.byteSize;
+            }
             alignment = Math.max(alignment, type.alignment);
         }
-        return new Layout(struct, align(end, alignment), alignment, offsets);
+        return new Layout(struct, align(end, alignment), alignment, offsets, members);
     }
 
     private Layout type(String type, boolean isPointer) {
         Integer size = isPointer ? Integer.valueOf(Long.BYTES) : SIZES.get(type);
-        return size == null ? struct(type) : new Layout(type, size, size, Map.of());
+        return size == null ? struct(type) : new Layout(type, size, size, Map.of(), Map.of());
     }
 
     private static int align(int offset, int alignment) {
@@ -148,14 +160,41 @@ public final class KernelConstants {
     }
 
     /**
+     * A member of a basic type.
+     *
+     * @param offset its offset in bytes
+     * @param byteSize its size in bytes
+     */
+    public record Member(int offset, int byteSize) {}
+
+    /**
      * The layout of a struct.
      *
      * @param name the struct's name
      * @param byteSize its size in bytes
      * @param alignment its alignment in bytes
      * @param offsets the offset of each member in bytes, in the order of the members
+     * @param members the members of basic types; {@code inner.x} is the member {@code x} of the
+     *     struct {@code inner}, and {@code all[0]} the first element of the array {@code all}
      */
-    public record Layout(String name, int byteSize, int alignment, Map<String, Integer> offsets) {
+    public record Layout(
+            String name,
+            int byteSize,
+            int alignment,
+            Map<String, Integer> offsets,
+            Map<String, Member> members) {
+
+        /** Adds the members of a member with this layout. */
+        private void addTo(Map<String, Member> all, String prefix, int begin) {
+            if (offsets.isEmpty()) {
+                all.put(prefix, new Member(begin, byteSize));
+            }
+            members.forEach(
+                    (member, of) ->
+                            all.put(
+                                    prefix + "." + member,
+                                    new Member(begin + of.offset, of.byteSize)));
+        }
 
         /**
          * {@return the offset of a member in bytes}

@@ -110,7 +110,7 @@ struct HeadNorms {
   const Bits* key_weights;
   u64 queries;                // query heads; may be 0
   u64 heads;                  // KV heads
-  u64 epsilon;                // the bits of a float
+  float epsilon;
 };
 
 // Norms each head of queries and keys, before the rotation; also in decode steps. One block per row, one warp per head.
@@ -124,7 +124,7 @@ extern "C" __global__ void norm_heads(const __grid_constant__ HeadNorms args) {
     float squares = 0;
     for (u32 i = lane; i < HEAD_SIZE; i += WARP) squares += T::load(x[i]) * T::load(x[i]);
     for (int step = WARP / 2; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    float scale = norm_scale(squares, HEAD_SIZE, __uint_as_float((u32)args.epsilon));
+    float scale = norm_scale(squares, HEAD_SIZE, args.epsilon);
     for (u32 i = lane; i < HEAD_SIZE; i += WARP) x[i] = T::store(T::load(x[i]) * scale * T::load(weights[i]));
   }
 }

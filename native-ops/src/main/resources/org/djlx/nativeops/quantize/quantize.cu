@@ -41,7 +41,7 @@ struct Normed {
   const void* residual;
   const void* weight;
   u64 hidden;
-  u64 epsilon;  // the bits of a float
+  float epsilon;
 };
 
 // Rounds a row in shared memory to e4m3. `most`: the bits of the largest magnitude of a thread's elements; NaN is larger than all
@@ -123,7 +123,7 @@ __device__ __forceinline__ void norm_fp8(const Normed& args) {
   }
   store_warp_sum(squares, sums, threadIdx.x / WARP);
   __syncthreads();
-  float scale = norm_scale(sum_of_warps(sums, blockDim.x / WARP), args.hidden, __uint_as_float((u32)args.epsilon));
+  float scale = norm_scale(sum_of_warps(sums, blockDim.x / WARP), args.hidden, args.epsilon);
   u32 most = 0;
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
     row[i] = normalize_pack<T>(row[i], scale, ((const uint4*)args.weight)[i]);

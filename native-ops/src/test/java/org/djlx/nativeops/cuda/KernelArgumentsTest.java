@@ -6,7 +6,10 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.sun.jna.Pointer;
+import java.util.List;
+import java.util.Map;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 class KernelArgumentsTest {
 
@@ -43,6 +46,68 @@ class KernelArgumentsTest {
                         IllegalArgumentException.class,
                         () -> arguments.requireSizes(new int[] {4, 4}, "k"));
         assertEquals("argument 1 of k must have 4 bytes, not 8", size.getMessage());
+    }
+
+    private static KernelConstants.Layout layout() {
+        String text =
+                """
+                struct Inner {
+                  const float* x;
+                  u32 count;
+                };
+                struct Outer {
+                  float factor;
+                  u32 rows;
+                  Inner inner;
+                  u64 all[2];
+                };
+                """;
+        return new KernelConstants(new KernelSource("test.cu", text, Map.of())).struct("Outer");
+    }
+
+    @Test
+    void structsAreFilledByMemberName() {
+        arguments
+                .add(1)
+                .addStruct(layout())
+                .put("all[1]", 6)
+                .put("inner.count", 3)
+                .put("factor", 0.5f)
+                .put("inner.x", 1L << 40)
+                .put("all[0]", 5)
+                .put("rows", -7)
+                .add(2);
+        Pointer struct = argument(1);
+        assertEquals(0.5f, struct.getFloat(0));
+        assertEquals(-7, struct.getInt(4));
+        assertEquals(1L << 40, struct.getLong(8));
+        assertEquals(3, struct.getInt(16));
+        assertEquals(5, struct.getLong(24));
+        assertEquals(6, struct.getLong(32));
+        arguments.requireSizes(new int[] {4, 40, 4}, "k");
+    }
+
+    @Test
+    void wrongMembersAreRefused() {
+        arguments.addStruct(layout()).put("rows", 1);
+        for (Executable wrong :
+                List.<Executable>of(
+                        () -> arguments.put("rows", 1),
+                        () -> arguments.put("columns", 1),
+                        () -> arguments.put("inner.count", 1L << 32),
+                        () -> arguments.put("inner.x", 1f))) {
+            assertThrows(IllegalArgumentException.class, wrong);
+        }
+        for (Executable early :
+                List.<Executable>of(
+                        () -> arguments.add(1), () -> arguments.requireSizes(null, "k"))) {
+            var e = assertThrows(IllegalArgumentException.class, early);
+            assertEquals(
+                    "members of Outer are missing: [factor, inner.x, inner.count, all[0], all[1]]",
+                    e.getMessage());
+        }
+        arguments.clear().add(1);
+        assertThrows(IllegalArgumentException.class, () -> arguments.put("rows", 1));
     }
 
     @Test

@@ -12,6 +12,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
@@ -130,10 +131,11 @@ class KernelConstantsTest {
                     gathered/gathered.cu | -DRANKS=2 | Launch | GATHERED_THREADS
                     reduce/reduce.cu | -DRANKS=2 | | REDUCE_THREADS
                     optimizer/optimizer.cu | -DRANKS=2 | | OPTIMIZER_THREADS
+                    quantize/quantize.cu | -DRANKS=2 | Quantized Normed | GROUP ROW_THREADS NORM_THREADS GROUP_THREADS WARP
                     all_reduce_rms_norm/all_reduce_rms_norm.cu | -DRANKS=2 | Rows Launch | NORM_THREADS WARP
                     all_to_all_vdev/all_to_all_vdev.cu | -DRANKS=2 | VdevLaunch Status | MAX_SPLITS VDEV_THREADS VDEV_STAGES
                     transformer_block/transformer_block.cu | -DRANKS=2 | Norm NormGradient WeightGradient Gate GateGradient Columns Heads Rotation | MAX_THREADS PART_WARPS WARP
-                    decoder/decoder.cu | -DTYPE=Bfloat16 -DHEAD_SIZE=128 -DGROUP_SIZE=4 -DBLOCK_TOKENS=16 | Embedding Rotation HeadNorms Activation Attention | ATTENTION_WARPS CHUNK SAMPLED
+                    decoder/decoder.cu | -DTYPE=Bfloat16 -DHEAD_SIZE=128 -DGROUP_SIZE=4 -DBLOCK_TOKENS=16 | Embedding Rotation Gathering HeadNorms Activation Attention | ATTENTION_WARPS CHUNK SAMPLED
                     decoder/matmul.cu | -DTYPE=Bfloat16 -DSHARED_BYTES=232448 | Matmul | MATMUL_WARPS WARP
                     decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=16 | Link Chain | STAGE_BYTES X_BYTES X_PAD
                     decoder/chain.cu | -DTYPE=Float16 -DWEIGHT_BITS=8 | Link Chain | STAGE_BYTES X_BYTES X_PAD
@@ -159,17 +161,14 @@ class KernelConstantsTest {
             text.append("typedef ").append(type).append(' ').append(alias).append(";\n");
             text.append(assertion("sizeof(" + alias + ")", layout.byteSize()));
             text.append(assertion("alignof(" + alias + ")", layout.alignment()));
-            layout.offsets()
-                    .forEach(
-                            (member, offset) ->
-                                    text.append(
-                                            assertion(
-                                                    "__builtin_offsetof("
-                                                            + alias
-                                                            + ", "
-                                                            + member
-                                                            + ")",
-                                                    offset)));
+            Map<String, Integer> offsets = new LinkedHashMap<>(layout.offsets());
+            layout.members().forEach((member, of) -> offsets.put(member, of.offset()));
+            offsets.forEach(
+                    (member, offset) ->
+                            text.append(
+                                    assertion(
+                                            "__builtin_offsetof(" + alias + ", " + member + ")",
+                                            offset)));
         }
         compile(source, text.toString(), options.split(" "));
     }

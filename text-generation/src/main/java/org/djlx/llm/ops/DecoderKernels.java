@@ -15,6 +15,7 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelConstants.Layout;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -80,6 +81,15 @@ public final class DecoderKernels implements AutoCloseable {
     private static final KernelConstants ATTENTION = new KernelConstants(SOURCE);
     private static final int ATTENTION_THREADS = ATTENTION.value("ATTENTION_WARPS") * WARP;
     private static final int SPAN_THREADS = ATTENTION.value("SPAN_WARPS") * WARP;
+    private static final Layout EMBEDDING = ATTENTION.struct("Embedding");
+    private static final Layout MATMUL = CONSTANTS.struct("Matmul");
+    private static final Layout ATTENTION_ARRAYS = ATTENTION.struct("Attention");
+    private static final Layout LOGITS = SAMPLING.struct("Logits");
+    private static final Layout SAMPLING_ARRAYS = SAMPLING.struct("Sampling");
+    private static final Layout ROTATION = ATTENTION.struct("Rotation");
+    private static final Layout GATHERING = ATTENTION.struct("Gathering");
+    private static final Layout HEAD_NORMS = ATTENTION.struct("HeadNorms");
+    private static final Layout ACTIVATION = ATTENTION.struct("Activation");
     private static final int MAX_SPAN = 16 * CHUNK; // a block of a longer one would end last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
@@ -388,7 +398,15 @@ public final class DecoderKernels implements AutoCloseable {
             long hidden) {
         arguments
                 .clear()
-                .addStruct(output, tokens, slots, sampled, embedding, first, count, hidden);
+                .addStruct(EMBEDDING)
+                .put("output", output)
+                .put("tokens", tokens)
+                .put("slots", slots)
+                .put("sampled", sampled)
+                .put("embedding", embedding)
+                .put("first", first)
+                .put("count", count)
+                .put("hidden", hidden);
         embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
     }
 
@@ -429,17 +447,17 @@ public final class DecoderKernels implements AutoCloseable {
                             .orElseThrow();
             arguments
                     .clear()
-                    .addStruct(
-                            output + row * stride * Short.BYTES,
-                            x + row * depth * Short.BYTES,
-                            weight,
-                            scales,
-                            bias,
-                            count,
-                            width,
-                            depth,
-                            stride,
-                            gated ? 1 : 0);
+                    .addStruct(MATMUL)
+                    .put("output", output + row * stride * Short.BYTES)
+                    .put("x", x + row * depth * Short.BYTES)
+                    .put("weight", weight)
+                    .put("scales", scales)
+                    .put("bias", bias)
+                    .put("batch", count)
+                    .put("width", width)
+                    .put("depth", depth)
+                    .put("stride", stride)
+                    .put("gated", gated ? 1 : 0);
             LaunchSize size =
                     LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
                             .withShared(matmul.sharedBytes);
@@ -515,23 +533,23 @@ public final class DecoderKernels implements AutoCloseable {
             long tableStride) {
         arguments
                 .clear()
-                .addStruct(
-                        of.output,
-                        of.qkv,
-                        of.cache.keys,
-                        of.cache.values,
-                        of.cache.keyScales,
-                        of.cache.valueScales,
-                        of.positions,
-                        of.table,
-                        of.cosines,
-                        of.sines,
-                        of.firstChunks,
-                        of.chunks,
-                        of.chunksEnded,
-                        of.window == 0 ? Integer.MAX_VALUE : of.window,
-                        tableStride,
-                        heads);
+                .addStruct(ATTENTION_ARRAYS)
+                .put("output", of.output)
+                .put("qkv", of.qkv)
+                .put("cache.keys", of.cache.keys)
+                .put("cache.values", of.cache.values)
+                .put("cache.key_scales", of.cache.keyScales)
+                .put("cache.value_scales", of.cache.valueScales)
+                .put("positions", of.positions)
+                .put("table", of.table)
+                .put("cosines", of.cosines)
+                .put("sines", of.sines)
+                .put("first_chunks", of.firstChunks)
+                .put("chunks", of.chunks)
+                .put("chunks_ended", of.chunksEnded)
+                .put("window", of.window == 0 ? Integer.MAX_VALUE : of.window)
+                .put("table_stride", tableStride)
+                .put("heads", heads);
         if (sharesSequences) {
             rotateAndCache.launch(
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
@@ -581,7 +599,16 @@ public final class DecoderKernels implements AutoCloseable {
             int ranks) {
         arguments
                 .clear()
-                .addStruct(top, logits, parts, blocksEnded, first, width, stride, rank, ranks);
+                .addStruct(LOGITS)
+                .put("top", top)
+                .put("logits", logits)
+                .put("parts", parts)
+                .put("blocks_ended", blocksEnded)
+                .put("first", first)
+                .put("width", width)
+                .put("stride", stride)
+                .put("rank", rank)
+                .put("ranks", ranks);
         LaunchSize size = LaunchSize.of(TOP_BLOCKS, TOP_THREADS).withGrid(rows, 1);
         this.top.launch(stream, size.asDependent(), arguments);
     }
@@ -642,21 +669,21 @@ public final class DecoderKernels implements AutoCloseable {
     public void sample(CudaStream stream, Sampling of, int ranks, int rows) {
         arguments
                 .clear()
-                .addStruct(
-                        of.top,
-                        of.parts,
-                        of.sampled,
-                        of.slots,
-                        of.parameters,
-                        of.logits,
-                        of.width,
-                        of.stride,
-                        ranks,
-                        rows,
-                        of.tokens,
-                        of.most,
-                        of.edited,
-                        of.editedStride);
+                .addStruct(SAMPLING_ARRAYS)
+                .put("top", of.top)
+                .put("parts", of.parts)
+                .put("sampled", of.sampled)
+                .put("slots", of.slots)
+                .put("parameters", of.parameters)
+                .put("logits", of.logits)
+                .put("width", of.width)
+                .put("stride", of.stride)
+                .put("ranks", ranks)
+                .put("rows", rows)
+                .put("tokens", of.tokens)
+                .put("most", of.most)
+                .put("edited", of.edited)
+                .put("edited_stride", of.editedStride);
         sample.launch(stream, sampleSize.withGrid(rows, 1), arguments);
     }
 
@@ -684,18 +711,18 @@ public final class DecoderKernels implements AutoCloseable {
             int heads) {
         arguments
                 .clear()
-                .addStruct(
-                        qkv,
-                        cache.keys,
-                        cache.values,
-                        cache.keyScales,
-                        cache.valueScales,
-                        slots,
-                        positions,
-                        cosines,
-                        sines,
-                        queries,
-                        heads);
+                .addStruct(ROTATION)
+                .put("qkv", qkv)
+                .put("cache.keys", cache.keys)
+                .put("cache.values", cache.values)
+                .put("cache.key_scales", cache.keyScales)
+                .put("cache.value_scales", cache.valueScales)
+                .put("slots", slots)
+                .put("positions", positions)
+                .put("cosines", cosines)
+                .put("sines", sines)
+                .put("queries", queries)
+                .put("heads", heads);
         prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
     }
 
@@ -716,15 +743,15 @@ public final class DecoderKernels implements AutoCloseable {
             int heads) {
         arguments
                 .clear()
-                .addStruct(
-                        keys,
-                        values,
-                        cache.keys,
-                        cache.values,
-                        cache.keyScales,
-                        cache.valueScales,
-                        slots,
-                        heads);
+                .addStruct(GATHERING)
+                .put("keys", keys)
+                .put("values", values)
+                .put("cache.keys", cache.keys)
+                .put("cache.values", cache.values)
+                .put("cache.key_scales", cache.keyScales)
+                .put("cache.value_scales", cache.valueScales)
+                .put("slots", slots)
+                .put("heads", heads);
         gather.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
     }
 
@@ -746,8 +773,15 @@ public final class DecoderKernels implements AutoCloseable {
             int queries,
             int heads,
             float epsilon) {
-        int bits = Float.floatToRawIntBits(epsilon);
-        arguments.clear().addStruct(qkv, queryWeights, keyWeights, queries, heads, bits);
+        arguments
+                .clear()
+                .addStruct(HEAD_NORMS)
+                .put("qkv", qkv)
+                .put("query_weights", queryWeights)
+                .put("key_weights", keyWeights)
+                .put("queries", queries)
+                .put("heads", heads)
+                .put("epsilon", epsilon);
         normHeads.launch(stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
     }
 
@@ -758,7 +792,13 @@ public final class DecoderKernels implements AutoCloseable {
      * @param both the gates and then the values of each row, of shape (rows, 2 width)
      */
     public void activate(CudaStream stream, long output, long both, long rows, long width) {
-        arguments.clear().addStruct(output, both, rows, width);
+        arguments
+                .clear()
+                .addStruct(ACTIVATION)
+                .put("output", output)
+                .put("both", both)
+                .put("rows", rows)
+                .put("width", width);
         long packs = Math.max(1, rows * width / PACK);
         long blocks =
                 Math.min(8L * multiprocessors, (packs + PREFILL_THREADS - 1) / PREFILL_THREADS);

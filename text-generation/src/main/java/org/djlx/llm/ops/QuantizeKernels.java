@@ -16,6 +16,7 @@ import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelConstants.Layout;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.host.NativeMemory;
@@ -38,6 +39,8 @@ public final class QuantizeKernels implements AutoCloseable {
     private static final int NORM_THREADS;
     private static final int GROUP_THREADS;
     private static final int WARP;
+    private static final Layout NORMED;
+    private static final Layout QUANTIZED;
 
     static {
         KernelConstants constants = new KernelConstants(SOURCE);
@@ -46,6 +49,8 @@ public final class QuantizeKernels implements AutoCloseable {
         NORM_THREADS = constants.value("NORM_THREADS");
         GROUP_THREADS = constants.value("GROUP_THREADS");
         WARP = constants.value("WARP");
+        NORMED = constants.struct("Normed");
+        QUANTIZED = constants.struct("Quantized");
     }
 
     private final CudaDevice device;
@@ -152,17 +157,17 @@ public final class QuantizeKernels implements AutoCloseable {
     public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
         arguments
                 .clear()
-                .addStruct(
-                        of.newResidual(),
-                        to.elements,
-                        to.scales,
-                        of.partial(),
-                        scales == null ? 0 : scales.a(),
-                        scales == null ? 0 : scales.b(),
-                        of.residual(),
-                        of.weight(),
-                        of.hidden(),
-                        Float.floatToRawIntBits(epsilon));
+                .addStruct(NORMED)
+                .put("new_residual", of.newResidual())
+                .put("quantized", to.elements)
+                .put("scales", to.scales)
+                .put("addend", of.partial())
+                .put("row_scales", scales == null ? 0 : scales.a())
+                .put("column_scales", scales == null ? 0 : scales.b())
+                .put("residual", of.residual())
+                .put("weight", of.weight())
+                .put("hidden", of.hidden())
+                .put("epsilon", epsilon);
         norm.launch(streams.get(), rowSize(NORM_THREADS, to), arguments);
     }
 
@@ -185,7 +190,14 @@ public final class QuantizeKernels implements AutoCloseable {
     }
 
     private void launch(CudaKernel kernel, LaunchSize size, long elements, Matrix of) {
-        arguments.clear().addStruct(elements, of.elements, of.scales, of.rows, of.depth);
+        arguments
+                .clear()
+                .addStruct(QUANTIZED)
+                .put("elements", elements)
+                .put("quantized", of.elements)
+                .put("scales", of.scales)
+                .put("rows", of.rows)
+                .put("depth", of.depth);
         kernel.launch(streams.get(), size, arguments);
     }
 

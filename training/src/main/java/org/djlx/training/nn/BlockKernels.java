@@ -5,10 +5,8 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
-import java.util.stream.LongStream;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -20,6 +18,7 @@ import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelConstants.Layout;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -49,7 +48,14 @@ final class BlockKernels implements AutoCloseable {
     private static final int NORM_BLOCKS = 3; // per SM
     private static final int GRADIENT_BLOCKS = 2; // per SM, for a norm's gradient
     private static final int ROTATION_THREADS = 256; // at most
-    private static final long[] NO_HEADS = new long[5];
+    private static final Heads NO_HEADS = new Heads(0, 0, 0, 0, 0, false);
+    private static final Layout NORM = CONSTANTS.struct("Norm");
+    private static final Layout NORM_GRADIENT = CONSTANTS.struct("NormGradient");
+    private static final Layout WEIGHT_GRADIENT = CONSTANTS.struct("WeightGradient");
+    private static final Layout ROTATION = CONSTANTS.struct("Rotation");
+    private static final Layout GATE = CONSTANTS.struct("Gate");
+    private static final Layout GATE_GRADIENT = CONSTANTS.struct("GateGradient");
+    private static final Layout COLUMNS = CONSTANTS.struct("Columns");
     private static final int SUM_THREADS = CONSTANTS.value("PART_WARPS") * WARP;
     private static final int PASS_THREADS = 256;
     private static final int PASS_BLOCKS = 8; // per SM
@@ -207,14 +213,14 @@ final class BlockKernels implements AutoCloseable {
             long rows = x.size() / size;
             arguments
                     .clear()
-                    .addStruct(
-                            Torch.dataPointer(y),
-                            sum,
-                            call.operand(x),
-                            addend,
-                            call.operand(weight),
-                            rows,
-                            size)
+                    .addStruct(NORM)
+                    .put("y", Torch.dataPointer(y))
+                    .put("sum", sum)
+                    .put("x", call.operand(x))
+                    .put("addend", addend)
+                    .put("weight", call.operand(weight))
+                    .put("rows", rows)
+                    .put("size", size)
                     .add(epsilon);
             int blocks = (int) Math.min(rows, (long) NORM_BLOCKS * multiprocessors);
             call.launch(norm, x, LaunchSize.of(blocks, normThreads(x, size)));
@@ -248,15 +254,15 @@ final class BlockKernels implements AutoCloseable {
                                     x.getManager(), new Shape(blocks, size), ScalarType.FLOAT32));
             arguments
                     .clear()
-                    .addStruct(
-                            Torch.dataPointer(ofX),
-                            Torch.dataPointer(parts),
-                            call.operand(gradient),
-                            ofRows == null ? 0 : call.operand(ofRows),
-                            call.operand(x),
-                            call.operand(weight),
-                            rows,
-                            size)
+                    .addStruct(NORM_GRADIENT)
+                    .put("dx", Torch.dataPointer(ofX))
+                    .put("parts", Torch.dataPointer(parts))
+                    .put("dy", call.operand(gradient))
+                    .put("dsum", ofRows == null ? 0 : call.operand(ofRows))
+                    .put("x", call.operand(x))
+                    .put("weight", call.operand(weight))
+                    .put("rows", rows)
+                    .put("size", size)
                     .add(epsilon);
             long whole = packs(x, size) * PACK / Torch.scalarType(x).itemSize();
             call.launch(
@@ -266,7 +272,11 @@ final class BlockKernels implements AutoCloseable {
                             .withShared((int) whole * Float.BYTES));
             arguments
                     .clear()
-                    .addStruct(Torch.dataPointer(ofWeight), Torch.dataPointer(parts), blocks, size);
+                    .addStruct(WEIGHT_GRADIENT)
+                    .put("dweight", Torch.dataPointer(ofWeight))
+                    .put("parts", Torch.dataPointer(parts))
+                    .put("count", blocks)
+                    .put("size", size);
             call.launch(
                     weightGradient,
                     x,
@@ -287,7 +297,7 @@ final class BlockKernels implements AutoCloseable {
     public NDArray rotated(NDArray x, NDArray cosines, NDArray sines, boolean back) {
         try (Call call = new Call()) {
             NDArray y = call.like(x);
-            List<long[]> heads = new ArrayList<>();
+            List<Heads> heads = new ArrayList<>();
             heads.add(heads(Torch.dataPointer(y), call.operand(x), x, x, heads(x), true));
             heads.add(NO_HEADS);
             heads.add(NO_HEADS);
@@ -301,21 +311,27 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the kernel's description of heads: addresses of the first head of x and y, strides
-     * and count.
+     * The kernel's description of heads.
+     *
+     * @param y the address of the first head of the output
+     * @param x the address of the first head of the input
+     * @param yDistance the elements from a token of the output to the next
+     * @param xDistance likewise of the input
+     * @param rotated whether the heads are rotated, or copied
      */
-    private static long[] heads(
-            long y, long x, NDArray ofY, NDArray ofX, long count, boolean turned) {
+    private record Heads(
+            long y, long x, long yDistance, long xDistance, long count, boolean rotated) {}
+
+    private static Heads heads(
+            long y, long x, NDArray ofY, NDArray ofX, long count, boolean rotated) {
         long size = ofX.getShape().getLastDimension();
-        // The last two members have 32 bits each.
-        long last = count | (turned ? 1L << Integer.SIZE : 0);
-        return new long[] {y, x, heads(ofY) * size, heads(ofX) * size, last};
+        return new Heads(y, x, heads(ofY) * size, heads(ofX) * size, count, rotated);
     }
 
     /** Launches the rotation for the tokens of an array. */
     private void rotate(
             Call call,
-            List<long[]> heads,
+            List<Heads> heads,
             NDArray tokens,
             NDArray cosines,
             NDArray sines,
@@ -325,11 +341,24 @@ final class BlockKernels implements AutoCloseable {
         }
         Shape shape = tokens.getShape();
         long half = shape.getLastDimension() / 2;
-        LongStream.Builder members = LongStream.builder();
-        heads.forEach(each -> Arrays.stream(each).forEach(members));
-        members.add(call.operand(cosines)).add(call.operand(sines));
-        members.add(shape.get(shape.dimension() - 3)).add(half);
-        arguments.clear().addStruct(members.build().toArray()).add(back ? -1f : 1f);
+        arguments.clear().addStruct(ROTATION);
+        for (int i = 0; i < heads.size(); i++) {
+            Heads each = heads.get(i);
+            String kind = "heads[" + i + "].";
+            arguments
+                    .put(kind + "y", each.y)
+                    .put(kind + "x", each.x)
+                    .put(kind + "y_distance", each.yDistance)
+                    .put(kind + "x_distance", each.xDistance)
+                    .put(kind + "count", each.count)
+                    .put(kind + "rotated", each.rotated ? 1 : 0);
+        }
+        arguments
+                .put("cosines", call.operand(cosines))
+                .put("sines", call.operand(sines))
+                .put("positions", shape.get(shape.dimension() - 3))
+                .put("half", half)
+                .add(back ? -1f : 1f);
         call.launch(
                 rotate,
                 tokens,
@@ -349,7 +378,7 @@ final class BlockKernels implements AutoCloseable {
         try (Call call = new Call()) {
             int axis = x.getShape().dimension() - 2;
             List<NDArray> results = new ArrayList<>();
-            List<long[]> heads = new ArrayList<>();
+            List<Heads> heads = new ArrayList<>();
             long from = call.operand(x);
             for (long count : counts) {
                 long[] sizes = x.getShape().getShape().clone();
@@ -380,7 +409,7 @@ final class BlockKernels implements AutoCloseable {
             sizes[axis] = gradients.stream().mapToLong(BlockKernels::heads).sum();
             NDArray y = call.empty(first, new Shape(sizes));
             long to = Torch.dataPointer(y);
-            List<long[]> heads = new ArrayList<>();
+            List<Heads> heads = new ArrayList<>();
             for (NDArray x : gradients) {
                 boolean turned = heads.size() < 2;
                 heads.add(heads(to, call.operand(x), y, x, heads(x), turned));
@@ -426,13 +455,13 @@ final class BlockKernels implements AutoCloseable {
             if (y.size() > 0) {
                 arguments
                         .clear()
-                        .addStruct(
-                                Torch.dataPointer(y),
-                                gates.gate,
-                                gates.value,
-                                gates.rows,
-                                gates.size,
-                                gates.distance);
+                        .addStruct(GATE)
+                        .put("y", Torch.dataPointer(y))
+                        .put("gate", gates.gate)
+                        .put("value", gates.value)
+                        .put("rows", gates.rows)
+                        .put("size", gates.size)
+                        .put("distance", gates.distance);
                 call.launch(gate, y, passSize(y, gates.rows, gates.size));
             }
             return y;
@@ -463,15 +492,15 @@ final class BlockKernels implements AutoCloseable {
                             : ofGate + (gates.value - gates.gate);
             arguments
                     .clear()
-                    .addStruct(
-                            ofGate,
-                            ofValue,
-                            call.operand(gradient),
-                            gates.gate,
-                            gates.value,
-                            gates.rows,
-                            gates.size,
-                            gates.distance);
+                    .addStruct(GATE_GRADIENT)
+                    .put("dgate", ofGate)
+                    .put("dvalue", ofValue)
+                    .put("dy", call.operand(gradient))
+                    .put("gate", gates.gate)
+                    .put("value", gates.value)
+                    .put("rows", gates.rows)
+                    .put("size", gates.size)
+                    .put("distance", gates.distance);
             call.launch(gateGradient, gradient, passSize(gradient, gates.rows, gates.size));
             return results;
         }
@@ -507,7 +536,14 @@ final class BlockKernels implements AutoCloseable {
             for (NDArray matrix : matrices) {
                 long size = matrix.getShape().get(1);
                 if (matrix.size() > 0) {
-                    arguments.clear().addStruct(address, call.operand(matrix), rows, size, columns);
+                    arguments
+                            .clear()
+                            .addStruct(COLUMNS)
+                            .put("y", address)
+                            .put("x", call.operand(matrix))
+                            .put("rows", rows)
+                            .put("size", size)
+                            .put("distance", columns);
                     call.launch(convertColumns, y, passSize(y, rows, size));
                 }
                 address += size * type.itemSize();
