@@ -20,6 +20,8 @@
 // - Sums are in float32, in rank order (mesh: the sums of both quads are added), so all ranks get the same bits.
 // - After a timeout or stop the tensor is undefined (signal.cuh).
 //
+// Picture: docs/design/all-reduce.md. Experiments: docs/design/experiments/all-reduce.md.
+//
 // Compiled with
 //   RANKS   world size, 2 to 8; the mesh exists for 8
 #ifndef RANKS

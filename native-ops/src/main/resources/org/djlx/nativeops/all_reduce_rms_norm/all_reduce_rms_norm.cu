@@ -18,6 +18,8 @@
 // - Dependents start after the peers' packs have arrived. Waiting blocks of a dependent matmul fill the SMs; on a GPU that
 //   ranks or groups share, a peer may need these SMs for work before its own kernel.
 //
+// Experiments: docs/design/experiments/all-reduce.md.
+//
 // Compiled with
 //   RANKS   world size, 2 to 8
 #ifndef RANKS

@@ -20,6 +20,9 @@
 //   sender needs the stage again. So no late write meets the next operation.
 // - A rank with wrong splits sends no rows. A rank with too small an output receives its rows and drops them. Both report to the host, and the kernels of all ranks end. Received splits are checked, so no access is out of bounds whatever peers send.
 // - Senders and receivers are different blocks, and all blocks of all ranks are resident: neither waits for its own rank's other half.
+// - Pieces are multiples of 16 bytes, so ranks whose arrays allow other units (16, 4 or 1 bytes) cut the same pieces.
+//
+// Experiments: docs/design/experiments/all-to-all.md.
 #include "signal.cuh"
 
 typedef long long i64;

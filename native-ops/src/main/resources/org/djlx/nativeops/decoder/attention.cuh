@@ -10,6 +10,10 @@
 //
 // Memory: qkv rows, KV cache in blocks of BLOCK_TOKENS tokens (block table), partial results of chunks.
 // Synchronisation: the blocks of a row and KV head count themselves in `chunks_ended`; no wait.
+//
+// Invariants
+// - Keys and values of a new token are used as the cache stores them: computing or loading them gives the same bits.
+// - A row's result does not depend on the other rows, except in decode_attention_many, whose spans depend on their number.
 #pragma once
 #include "decoder/common.cuh"
 #include "e4m3.cuh"

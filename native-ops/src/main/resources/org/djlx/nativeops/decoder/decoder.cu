@@ -11,6 +11,8 @@
 // kernels use programmatic dependent launch: a matmul loads its first weights, which no kernel writes, while the primary kernel still
 // runs.
 //
+// Picture: docs/design/text-generation.md. Experiments: docs/design/experiments/text-generation.md.
+//
 // All are compiled with
 //   TYPE          Float16 or Bfloat16: weights, KV cache and activations
 // decoder.cu is compiled with

@@ -25,6 +25,15 @@
 // - A wait ends after `timeout` or when the host sets `stop`. The kernel then reports the missing rank and continues; its results
 //   are undefined. A rank that has not entered is sent nothing.
 //
+// Invariants
+// - Counters are zero when the kernel ends.
+// - A warp that has read a box by ldmatrix executes fence.proxy.async before it marks the box empty: the barrier alone does not keep
+//   TMA from overwriting the box.
+// - All ranks launch a matmul + reduce-scatter. In an all-gather + matmul a rank may run path PIPELINED instead, which pushes the
+//   same shards with the same signals.
+//
+// Picture: docs/design/operator-paths.md. Experiments: docs/design/experiments/fused-matmul.md.
+//
 // Compiled with
 //   TILE_N      64, 128 or 256
 //   TYPE        Bfloat16 or Float16

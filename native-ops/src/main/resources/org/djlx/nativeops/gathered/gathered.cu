@@ -10,6 +10,8 @@
 // - A word of all ones, a NaN in every element type, arrives as another NaN.
 // - Sums are in float32, in rank order, rounded once.
 //
+// Experiments: docs/design/experiments/gathered.md.
+//
 // Compiled with
 //   RANKS   world size, 2 to 8
 #ifndef RANKS

@@ -5,6 +5,8 @@
 //
 // Invariant: results are bit-identical to DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc). Each libtorch operator rounds its
 // result once; an operator that adds a multiple is a fused multiply-add. The _rn intrinsics keep the compiler from fusing more.
+//
+// Experiments: docs/design/experiments/training.md.
 #include "element.cuh"
 
 const int OPTIMIZER_THREADS = 256;

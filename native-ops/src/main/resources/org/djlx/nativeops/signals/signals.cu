@@ -9,6 +9,8 @@
 // - A wait has no deadline, and the host cannot end it: streams share hardware queues, so a wait blocks later work, possibly the
 //   very write that would end it.
 // - The values are fixed in a graph; epochs are not.
+//
+// Picture: docs/design/memory-and-signals.md. Experiments: docs/design/experiments/signals.md.
 #include "signal.cuh"
 
 struct Entered {

@@ -3,6 +3,8 @@
 //
 // Computed in float32, rounded once. Results depend on the sizes and the number of blocks, not on the order in which blocks run.
 // Synchronisation: none between blocks.
+//
+// Experiments: docs/design/experiments/training.md.
 #include "block_sum.cuh"
 #include "element.cuh"
 #include "rms_norm.cuh"
