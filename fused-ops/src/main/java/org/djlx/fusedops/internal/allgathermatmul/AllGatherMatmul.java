@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal.allgathermatmul;
 
-import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
@@ -16,8 +15,8 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.fused.FusedMatmul;
 import org.djlx.fusedops.internal.path.Axes;
-import org.djlx.fusedops.internal.path.FusedMatmul;
 import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.MatmulPath;
 import org.djlx.fusedops.internal.path.MatmulPlan;
@@ -25,9 +24,9 @@ import org.djlx.fusedops.internal.path.OperandChecks;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.Pipeline;
 import org.djlx.fusedops.internal.path.PlanKey;
+import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
-import org.djlx.nativeops.torch.Torch;
 
 /**
  * The sizes of an all-gather + matmul, checked.
@@ -72,7 +71,7 @@ public record AllGatherMatmul(
      *
      * @throws IllegalArgumentException if the operands do not fit together
      */
-    static AllGatherMatmul of(
+    private static AllGatherMatmul of(
             OperandChecks checks,
             ProcessGroup group,
             Operands operands,
@@ -107,41 +106,13 @@ public record AllGatherMatmul(
             int gatherDim,
             ProcessGroup group,
             Output output) {
-        boolean scaled = !operands.scales().isEmpty();
-        OpType type = scaled ? SCALED : TYPE;
-        PlanKey key = new PlanKey(type, gatherDim, output.ordinal(), operands);
-        GroupPlans plans = GroupPlans.of(group);
-        try {
-            if (plans.isMeasuring() && output != Output.GATED_PRODUCT && !scaled) {
-                var measured = of(checks, group, operands, gatherDim, output);
-                MatmulPlan.measure(measured, group, operands, AllGatherMatmul::close);
-            }
-            MatmulPlan<GatheredMatmul> plan;
-            synchronized (plans) {
-                plan = plans.find(key);
-                if (plan == null) {
-                    var made = of(checks, group, operands, gatherDim, output);
-                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
-                }
-            }
-            NDArray scales = rowScales(operands, group);
-            return MatmulPlan.run(group, plans, plan, operands, scales, AllGatherMatmul::close);
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
-    }
-
-    /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
-    private static NDArray rowScales(Operands operands, ProcessGroup group) {
-        if (!operands.isScaledByRow() || group.worldSize() == 1) {
-            return null;
-        }
-        NDArray shard = operands.scales().get(0);
-        return Torch.empty(
-                shard.getManager(),
-                Axes.stacked(group.worldSize(), shard.getShape()),
-                ScalarType.FLOAT32);
+        OpType type = operands.scales().isEmpty() ? TYPE : SCALED;
+        return MatmulPlan.run(
+                new PlanKey(type, gatherDim, output.ordinal(), operands),
+                group,
+                operands,
+                () -> of(checks, group, operands, gatherDim, output),
+                AllGatherMatmul::close);
     }
 
     private static void close(GatheredMatmul result) {
@@ -208,8 +179,18 @@ public record AllGatherMatmul(
     }
 
     @Override
-    public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return kernels.gathers(buffers, work);
+    public boolean isFusable(Compute compute, P2pBuffers buffers, Workload work) {
+        return FusedMatmul.of(compute).filter(found -> found.gathers(buffers, work)).isPresent();
+    }
+
+    @Override
+    public boolean gathersA() {
+        return true;
+    }
+
+    @Override
+    public boolean isMeasurable() {
+        return output != Output.GATED_PRODUCT;
     }
 
     @Override

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal.matmulreducescatter;
 
-import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
@@ -14,8 +13,8 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.fused.FusedMatmul;
 import org.djlx.fusedops.internal.path.Axes;
-import org.djlx.fusedops.internal.path.FusedMatmul;
 import org.djlx.fusedops.internal.path.GatheredExchange;
 import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.MatmulPath;
@@ -24,6 +23,7 @@ import org.djlx.fusedops.internal.path.OperandChecks;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.Pipeline;
 import org.djlx.fusedops.internal.path.PlanKey;
+import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
@@ -81,29 +81,13 @@ public record MatmulReduceScatter(
             ReduceOp op,
             int scatterDim,
             ProcessGroup group) {
-        boolean scaled = !operands.scales().isEmpty();
-        PlanKey key =
-                new PlanKey(
-                        scaled ? SCALED : TYPE, scatterDim, op == ReduceOp.AVG ? 1 : 0, operands);
-        GroupPlans plans = GroupPlans.of(group);
-        try {
-            if (plans.isMeasuring() && !scaled) {
-                var measured = of(checks, group, operands, op, scatterDim);
-                MatmulPlan.measure(measured, group, operands, NDArray::close);
-            }
-            MatmulPlan<NDArray> plan;
-            synchronized (plans) {
-                plan = plans.find(key);
-                if (plan == null) {
-                    var made = of(checks, group, operands, op, scatterDim);
-                    plan = plans.keep(key, new MatmulPlan<>(made, group, operands));
-                }
-            }
-            return MatmulPlan.run(group, plans, plan, operands, null, NDArray::close);
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
+        OpType type = operands.scales().isEmpty() ? TYPE : SCALED;
+        return MatmulPlan.run(
+                new PlanKey(type, scatterDim, op == ReduceOp.AVG ? 1 : 0, operands),
+                group,
+                operands,
+                () -> of(checks, group, operands, op, scatterDim),
+                NDArray::close);
     }
 
     int lastDim() {
@@ -174,8 +158,20 @@ public record MatmulReduceScatter(
     }
 
     @Override
-    public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return kernels.scatters(buffers, work, op);
+    public boolean isFusable(Compute compute, P2pBuffers buffers, Workload work) {
+        return FusedMatmul.of(compute)
+                .filter(found -> found.scatters(buffers, work, op))
+                .isPresent();
+    }
+
+    @Override
+    public boolean gathersA() {
+        return false;
+    }
+
+    @Override
+    public boolean isMeasurable() {
+        return true;
     }
 
     @Override

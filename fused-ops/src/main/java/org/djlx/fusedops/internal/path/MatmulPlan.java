@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.internal.path;
 
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import java.util.EnumSet;
 import java.util.Set;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
@@ -16,6 +18,7 @@ import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The plan of a matmul that is fused with a collective: the path that its calls take.
@@ -25,6 +28,7 @@ import org.djlx.nativeops.torch.ScalarType;
 public final class MatmulPlan<R> implements FusedPlan {
 
     private final MatmulPath<R> path;
+    private final boolean gathersA;
 
     /** An operator with its checked sizes. */
     public interface Operator<R> {
@@ -41,8 +45,14 @@ public final class MatmulPlan<R> implements FusedPlan {
         /** Returns whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
         boolean isByRows();
 
-        /** Returns whether the fused kernel can compute the operator. */
-        boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work);
+        /** Returns whether the path FUSED can compute the operator, with slots that fit. */
+        boolean isFusable(Compute compute, P2pBuffers buffers, Workload work);
+
+        /** Returns whether A is gathered, and the scales of its rows with it. */
+        boolean gathersA();
+
+        /** Returns whether the paths can be measured: each computes a result. */
+        boolean isMeasurable();
 
         /** Prepares the path FUSED, PIPELINED or GATHERED. */
         MatmulPath<R> prepare(ProcessGroup group, Operands operands, Choice choice);
@@ -52,7 +62,8 @@ public final class MatmulPlan<R> implements FusedPlan {
     }
 
     /** Chooses the path of an operator, and prepares it. */
-    public MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
+    private MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
+        gathersA = operator.gathersA();
         GroupPlans plans = GroupPlans.of(group);
         Workload work = operator.workload();
         FallbackReason reason =
@@ -87,11 +98,12 @@ public final class MatmulPlan<R> implements FusedPlan {
      *
      * @param closeResult frees the result of a call
      */
-    public static <R> void measure(
+    private static <R> void measure(
             Operator<R> operator, ProcessGroup group, Operands operands, Consumer<R> closeResult) {
         GroupPlans plans = GroupPlans.of(group);
         Workload work = operator.workload();
-        if (Fallbacks.reason(operator.opType(), group, work.partBytes()).isPresent()
+        if (!operator.isMeasurable()
+                || Fallbacks.reason(operator.opType(), group, work.partBytes()).isPresent()
                 || plans.compute().isRecorded()) {
             return;
         }
@@ -134,46 +146,53 @@ public final class MatmulPlan<R> implements FusedPlan {
             if (gathered) {
                 possible.add(Path.GATHERED);
             }
-            if (fit
-                    && FusedMatmul.of(compute)
-                            .filter(kernels -> operator.isFusable(kernels, buffers, work))
-                            .isPresent()) {
+            if (fit && operator.isFusable(compute, buffers, work)) {
                 possible.add(Path.FUSED);
             }
         }
         return possible;
     }
 
-    /** Prepares a call before which the caller waits for other ranks on the GPU. */
-    void load(Operands operands) {
-        path.load(operands);
-    }
-
-    /** Issues a call, with operands that match the plan's key. */
-    MatmulPath.Issued<R> run(ProcessGroup group, Operands operands) {
-        return path.run(group, operands);
-    }
-
     /**
-     * Runs a call with its plan.
+     * Runs a call. The first call with a key makes its plan.
      *
-     * @param rowScales an array into which the scales of A's rows are gathered, and which is then
-     *     closed; null if there are none
+     * @param operator checks the sizes of the call; used to make and to measure a plan
+     * @param closeResult frees the result of a call
      */
-    @SuppressWarnings("try") // stream is not named in the body
     public static <R> R run(
+            PlanKey key,
             ProcessGroup group,
-            GroupPlans plans,
-            MatmulPlan<R> plan,
             Operands operands,
-            NDArray rowScales,
+            Supplier<? extends Operator<R>> operator,
             Consumer<R> closeResult) {
-        try (NDArray scales = rowScales;
+        GroupPlans plans = GroupPlans.of(group);
+        try {
+            if (plans.isMeasuring() && operands.scales().isEmpty()) {
+                measure(operator.get(), group, operands, closeResult);
+            }
+            MatmulPlan<R> plan;
+            synchronized (plans) {
+                plan = plans.find(key);
+                if (plan == null) {
+                    plan = plans.keep(key, new MatmulPlan<>(operator.get(), group, operands));
+                }
+            }
+            return plan.run(plans, group, operands, closeResult);
+        } catch (EngineException | VirtualMachineError e) {
+            GroupPlans.failed(group, e);
+            throw e;
+        }
+    }
+
+    @SuppressWarnings("try") // stream is not named in the body
+    private R run(
+            GroupPlans plans, ProcessGroup group, Operands operands, Consumer<R> closeResult) {
+        try (NDArray scales = gathersA ? rowScales(operands, group) : null;
                 CurrentStreams.Scope stream = plans.hold()) {
             Operands all = scales == null ? operands : operands.withRowScales(scales);
             if (scales != null) {
                 synchronized (plans) {
-                    plan.load(all);
+                    path.load(all); // before the current stream waits for other ranks
                 }
                 // Not under the lock, which the group's thread takes for the all-gather.
                 GroupPlans.complete(
@@ -181,18 +200,28 @@ public final class MatmulPlan<R> implements FusedPlan {
             }
             MatmulPath.Issued<R> issued;
             synchronized (plans) {
-                issued = plan.run(group, all);
+                issued = path.run(group, all);
             }
             try {
-                if (issued.work().isPresent()) {
-                    GroupPlans.complete(group, issued.work().get());
-                }
+                issued.work().ifPresent(work -> GroupPlans.complete(group, work));
                 return issued.result();
             } catch (Throwable e) {
                 closeResult.accept(issued.result());
                 throw e;
             }
         }
+    }
+
+    /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
+    private static NDArray rowScales(Operands operands, ProcessGroup group) {
+        if (!operands.isScaledByRow() || group.worldSize() == 1) {
+            return null;
+        }
+        NDArray shard = operands.scales().get(0);
+        return Torch.empty(
+                shard.getManager(),
+                Axes.stacked(group.worldSize(), shard.getShape()),
+                ScalarType.FLOAT32);
     }
 
     @Override

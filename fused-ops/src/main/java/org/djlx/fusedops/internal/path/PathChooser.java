@@ -95,16 +95,20 @@ public final class PathChooser {
         return processors == compute.multiprocessors();
     }
 
-    /** Returns the measured path; PIPELINED for FUSED where that is not possible on this rank. */
+    /** Returns the measured path for this rank. */
     private Optional<Choice> measured(Set<Path> here, boolean recorded) {
         return GroupPlans.of(group)
                 .measured(PathMeasurement.Key.of(operator))
                 .map(paths -> paths.fastest(recorded))
-                .map(
-                        choice ->
-                                choice.path() == Path.FUSED && !here.contains(Path.FUSED)
-                                        ? new Choice(Path.PIPELINED, choice.why())
-                                        : choice);
+                .map(choice -> new Choice(matching(choice.path(), here), choice.why()));
+    }
+
+    /**
+     * Returns the path that a rank takes where others take a given one: PIPELINED, which matches
+     * FUSED, if FUSED is not possible here.
+     */
+    static Path matching(Path path, Set<Path> here) {
+        return path == Path.FUSED && !here.contains(path) ? Path.PIPELINED : path;
     }
 
     /** Returns the paths that can be chosen, the same on all ranks; empty if there is no choice. */

@@ -128,8 +128,7 @@ public final class PathMeasurement {
                 CudaEvent end = CudaEvent.createTiming(device)) {
             Stopwatch stopwatch = new Stopwatch(stream, begin, end);
             for (Path path : candidates) {
-                Path here = path == Path.FUSED && !own.contains(path) ? Path.PIPELINED : path;
-                Choice choice = new Choice(here, "measured");
+                Choice choice = new Choice(PathChooser.matching(path, own), "measured");
                 try (MatmulPath<R> prepared =
                         MatmulPlan.prepare(operator, group, operands, choice)) {
                     Runnable call = () -> call(prepared, group, operands, closeResult);

@@ -93,7 +93,7 @@ public final class Slots {
     }
 
     /** Returns the offset of the slot that a rank writes, the same on all ranks. */
-    long offset(int epoch, int source) {
+    public long offset(int epoch, int source) {
         return (epoch & 1) * half + source * slot;
     }
 
@@ -103,7 +103,7 @@ public final class Slots {
     }
 
     /** Returns the distance from one slot, or from one received part, to the next, in bytes. */
-    long distance() {
+    public long distance() {
         return slot;
     }
 }

@@ -7,10 +7,6 @@
  *   <li>{@link org.djlx.fusedops.internal.path.Axes} - moves and merges dimensions of arrays
  *   <li>{@link org.djlx.fusedops.internal.path.Fallbacks} - the paths that are forced in this JVM,
  *       and the reasons to fall back
- *   <li>{@link org.djlx.fusedops.internal.path.FusedCopies} - copies operands to layouts that
- *       FusedMatmul loads
- *   <li>{@link org.djlx.fusedops.internal.path.FusedMatmul} - a matmul and its collective as one
- *       kernel (FUSED), on Hopper GPUs
  *   <li>{@link org.djlx.fusedops.internal.path.FusedPlan} - a plan: everything about a call that
  *       depends on its PlanKey only
  *   <li>{@link org.djlx.fusedops.internal.path.GatheredExchange} - all-gather and reduce-scatter by

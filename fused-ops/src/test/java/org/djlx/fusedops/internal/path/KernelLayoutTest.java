@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.util.List;
 import org.djlx.fusedops.cost.FusedMatmulModel;
+import org.djlx.fusedops.internal.fused.FusedMatmul;
 import org.djlx.fusedops.kernel.RankOrderReducer;
 import org.djlx.fusedops.kernel.RmsNormKernels;
 import org.djlx.nativeops.NativeLibrary;

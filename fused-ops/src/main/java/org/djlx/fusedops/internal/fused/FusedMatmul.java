@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.internal.path;
+package org.djlx.fusedops.internal.fused;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
@@ -19,6 +19,8 @@ import org.djlx.fusedops.cost.FusedMatmulModel;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.path.Pipeline;
+import org.djlx.fusedops.internal.path.Slots;
 import org.djlx.fusedops.kernel.Compute;
 import org.djlx.fusedops.kernel.KernelLauncher;
 import org.djlx.fusedops.kernel.Product;

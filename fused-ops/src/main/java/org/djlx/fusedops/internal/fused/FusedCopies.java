@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.fusedops.internal.path;
+package org.djlx.fusedops.internal.fused;
 
 import ai.djl.ndarray.NDArray;
+import org.djlx.fusedops.internal.path.OperationScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The path FUSED: a matmul and its collective as one kernel, on Hopper GPUs. The paths FusedGather
+ * and FusedScatter of the operators launch it; {@link org.djlx.fusedops.cost.FusedMatmulModel}
+ * predicts its time.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.fusedops.internal.fused.FusedCopies} - copies operands to layouts that the
+ *       kernel loads
+ *   <li>{@link org.djlx.fusedops.internal.fused.FusedMatmul} - launches the kernel
+ * </ul>
+ */
+package org.djlx.fusedops.internal.fused;
