@@ -35,6 +35,7 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.djlx.llm.TextGenerator;
+import org.djlx.nativeops.host.Required;
 
 /**
  * An HTTP server in front of a generator. Event loops read and write; {@link #readers} tokenize;
@@ -79,9 +80,9 @@ public final class GenerationServer implements AutoCloseable {
      */
     public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
             throws IOException {
-        this.api = api;
-        this.generator = generator;
-        this.options = options;
+        this.api = Required.argument("GenerationServer: api", api);
+        this.generator = Required.argument("GenerationServer: generator", generator);
+        this.options = Required.argument("GenerationServer: options", options);
         access = new AccessRules(options);
         bodies = new Semaphore(options.maxBufferedBytes());
         ServerBootstrap bootstrap =

@@ -1050,10 +1050,27 @@ class TextApiTest {
                         .sample(Path.class, () -> Path.of("none"))
                         .sample(Object.class, Object::new)
                         .sample(TextCall.class, () -> read("{'inputs':'x'}"))
+                        .sample(
+                                ServerOptions.class,
+                                () ->
+                                        new ServerOptions(
+                                                "127.0.0.1",
+                                                0,
+                                                null,
+                                                List.of(),
+                                                1,
+                                                1,
+                                                1,
+                                                Duration.ofSeconds(1),
+                                                Duration.ofSeconds(1),
+                                                Duration.ofSeconds(1)))
                         .sample(TextAnswer.class, () -> new TextAnswer(null, List.of()))
                         .sample(Runnable.class, () -> () -> {})
                         .sample("requests", List::of)
-                        .except("AnswerFormat", "what it words comes from a generation");
+                        .except("AnswerFormat", "what it words comes from a generation")
+                        .except("Main.main", "it ends the JVM")
+                        .except("ModelOptions", "a command line fills it")
+                        .except("ServerOptions", "a command line fills it");
         assertEquals("", String.join("\n", nulls.check(TextApi.class)));
         assertTrue(nulls.calls() > 10, "" + nulls.calls());
     }
