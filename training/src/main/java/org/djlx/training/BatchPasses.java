@@ -109,7 +109,7 @@ final class BatchPasses {
                 strategy.release();
             }
             if (first && batch > 1) {
-                layouts.put(kind, pass.layout()); // A single row does not tell it.
+                layouts.put(kind, pass.layout()); // One row shows no batch.
             }
             done = true;
             return predictions;
