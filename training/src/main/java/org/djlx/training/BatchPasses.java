@@ -108,8 +108,8 @@ final class BatchPasses {
                 check.compare(predictions, count, () -> evaluate(strategy, block, data).close());
                 strategy.release();
             }
-            if (first && batch > 1) {
-                layouts.put(kind, pass.layout()); // One row shows no batch.
+            if (first && batch > 1) { // With one row, the batch dimension cannot be detected.
+                layouts.put(kind, pass.layout());
             }
             done = true;
             return predictions;
