@@ -10,9 +10,8 @@ import java.util.List;
 import org.djlx.collectives.gradient.GradientScope;
 
 /**
- * The backward passes of a trainer: which forward passes still need one, and when the ranks reduce
- * their gradients. One pass ends at a time; its gradients are {@link Gradients#OF_EACH_RANK} until
- * they are reduced.
+ * The backward passes of a trainer: which forward passes are still without one, and when the ranks
+ * reduce gradients. Backward passes run one after the other.
  */
 final class BackwardPasses {
 
@@ -23,25 +22,25 @@ final class BackwardPasses {
 
     private final DataParallelTrainer trainer;
     private final Ranks ranks;
-    private final List<SplitForward> open = new ArrayList<>(); // backward not finished
-    private GradientScope recording; // of the last collector; null before
-    private GradientScope followed; // a collector that is not this trainer's; null if none
-    private int followedPasses; // within it, whose backward pass has not ended
-    private Gradients gradients = Gradients.OF_EACH_RANK;
-    private ReductionTime time = ReductionTime.WITHIN_PASS; // unless noSync is open
-    private boolean synchronizes = true;
+    private final List<SplitForward> open = new ArrayList<>(); // backward pass not finished
+    private GradientScope recording; // scope of this trainer's newest collector; null before it
+    private GradientScope followed; // scope of a collector that is not this trainer's, or null
+    private int followedPasses; // forward passes in it whose backward pass has not ended
+    private Gradients gradients = Gradients.OF_EACH_RANK; // until reduced
+    private ReductionTime time = ReductionTime.WITHIN_PASS; // while synchronizes is true
+    private boolean synchronizes = true; // false while noSync is open
 
     BackwardPasses(DataParallelTrainer trainer, Ranks ranks) {
         this.trainer = trainer;
         this.ranks = ranks;
     }
 
-    /** Returns when ranks reduce the gradients of the pass that runs. */
+    /** Returns when the current backward pass reduces gradients. */
     ReductionTime time() {
         return synchronizes ? time : ReductionTime.LATER;
     }
 
-    /** Sets whether passes reduce gradients; returns whether they did before. */
+    /** Sets whether passes reduce gradients; returns the previous value. */
     boolean setSynchronizes(boolean reduce) {
         boolean before = synchronizes;
         synchronizes = reduce;
@@ -49,8 +48,9 @@ final class BackwardPasses {
     }
 
     /**
-     * Postpones reductions to the end of the backward pass, until {@link #discard}: ranks that have
-     * begun a pass would not issue the same reductions within it as the others.
+     * Postpones reductions to the end of the backward pass, until {@link #discard}. Needed if only
+     * some ranks have begun a forward pass: ranks would issue different reductions within the
+     * backward pass.
      */
     void reduceAfterPass() {
         time = ReductionTime.AFTER_PASS;
@@ -80,7 +80,7 @@ final class BackwardPasses {
         return new Collector(recording);
     }
 
-    /** Runs backward passes, and reduces gradients unless noSync is open. */
+    /** The trainer's collector: runs a backward pass, then reduces unless noSync is open. */
     final class Collector implements GradientCollector {
 
         private final GradientScope scope;
@@ -95,7 +95,7 @@ final class BackwardPasses {
             run(() -> scope.backward(target, trainer.lossScale()));
         }
 
-        /** Runs a backward pass with other targets, without announcing it to ranks in join. */
+        /** Runs a backward pass from given gradients of targets. Ranks in join call this. */
         void backward(List<NDArray> targets, List<NDArray> seeds) {
             run(() -> scope.backward(targets, seeds));
         }
@@ -132,7 +132,7 @@ final class BackwardPasses {
         }
     }
 
-    /** Reduces the gradients that passes have left on each rank. */
+    /** Reduces the gradients of all backward passes that have not been reduced yet. */
     void reduce() {
         if (gradients == Gradients.OF_EACH_RANK) {
             trainer.ifLoaded(
@@ -145,10 +145,12 @@ final class BackwardPasses {
     }
 
     /**
-     * Reduces a rank's gradients at the end of its backward pass, if no other pass adds to them.
-     * Otherwise the collector reduces them later, which takes another rendezvous of the ranks. If
-     * the caller's graph then adds to the first rank's gradients, as a penalty does, {@link
-     * ParameterStrategy#sendChangedGradients} copies the sums to the other ranks.
+     * Reduces a rank's gradients at the end of its backward pass, if no other pass is open: another
+     * pass would add to them. Otherwise the collector reduces them later, on all ranks at once.
+     *
+     * <p>The caller's graph may add to the first rank's gradients after this, for example by a
+     * penalty on parameters. {@link ParameterStrategy#sendChangedGradients} copies these sums to
+     * the other ranks.
      */
     void end(Replica replica) {
         ParameterStrategy strategy = trainer.strategy();
@@ -162,9 +164,9 @@ final class BackwardPasses {
     }
 
     /**
-     * Joins the current collector, if another trainer or the caller has opened it. The backward
-     * pass reduces this trainer's gradients once all its passes within the collector have run
-     * backward.
+     * Registers the coming forward pass with the current collector, if another trainer or the
+     * caller has opened that. Gradients of this trainer are reduced when all its passes in the
+     * collector have run backward.
      */
     void follow(GradientScope scope, NDManager manager) {
         if (scope == null || scope == recording) {
@@ -182,7 +184,7 @@ final class BackwardPasses {
             begin();
             reduceAfterPass();
         }
-        scope.record( // before the pass, so it goes back after it
+        scope.record( // Recorded before the forward pass, so called after the backward pass.
                 "the end of a trainer's pass",
                 List.of(),
                 List.of(),

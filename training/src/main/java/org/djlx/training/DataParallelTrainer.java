@@ -145,7 +145,7 @@ public final class DataParallelTrainer extends Trainer {
         return optimizer;
     }
 
-    /** {@return the scaler of gradients; null for none} */
+    /** {@return the gradient scaler; null if the configuration has none} */
     public GradScaler gradScaler() {
         return scaler;
     }
@@ -155,7 +155,7 @@ public final class DataParallelTrainer extends Trainer {
         return strategy.isSharded();
     }
 
-    /** {@return what the ranks of this JVM hold of the parameters, the first rank's first} */
+    /** {@return the parts of the parameters that the ranks of this JVM hold, in rank order} */
     public List<ParameterShard> shards() {
         return replicas().stream().flatMap(each -> strategy.shards(each).stream()).toList();
     }
@@ -187,7 +187,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Makes sure that each rank has its parameters.
+     * Creates each rank's parameters, unless they exist.
      *
      * @param call the caller's name, for errors
      * @throws IllegalStateException if the model is not initialised, or the trainer is closed or
@@ -229,7 +229,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Refuses options that differ between processes, as these would train wrongly. */
+    /** Refuses options that differ between processes. */
     private void requireSameOptions() {
         String options =
                 settings.common()
@@ -248,7 +248,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Ends {@link #summonFullParameters} when it is closed. */
+    /** The arrays of {@link #summonFullParameters}; {@link #close} frees them. */
     public interface FullParameters extends AutoCloseable {
 
         @Override
@@ -258,9 +258,9 @@ public final class DataParallelTrainer extends Trainer {
     /**
      * Gathers the parameters of a trainer with {@link ShardingStrategy#FULL_SHARD} into the block's
      * own arrays, for example to save the model. All processes call it. The arrays are copies:
-     * changes are lost. Otherwise does nothing.
+     * changes to them are lost. A no-op with other sharding strategies.
      *
-     * @return an object to be closed, which frees the arrays
+     * @return the gathered arrays, to be closed
      * @throws IllegalStateException if the trainer is closed or broken
      */
     public FullParameters summonFullParameters() {
@@ -288,7 +288,7 @@ public final class DataParallelTrainer extends Trainer {
         return backward.newCollector();
     }
 
-    /** Checks and announces a backward pass of this trainer's collector. */
+    /** Checks a backward pass of this trainer's collector, and announces it to ranks in join. */
     void beginBackward() {
         if (overflow != Overflow.UNCHECKED) {
             throw new IllegalStateException(
@@ -299,12 +299,15 @@ public final class DataParallelTrainer extends Trainer {
         tell(UnevenBatches.Call.BACKWARD);
     }
 
-    /** Returns the gradient of the loss. */
+    /** Returns the factor of the loss in a backward pass: the scale of the GradScaler, or 1. */
     double lossScale() {
         return scaler == null ? 1 : scaler.scale();
     }
 
-    /** Refuses a pass within a collector that is not this trainer's, if it would train wrongly. */
+    /**
+     * Refuses a pass within a collector that is not this trainer's, if that collector would not
+     * scale the loss, or not announce a backward pass with collectives to ranks in join.
+     */
     void requireFollowing() {
         if (scaler != null) {
             throw new IllegalStateException(
@@ -312,8 +315,8 @@ public final class DataParallelTrainer extends Trainer {
                             + " loss by the scale of this trainer's GradScaler; open"
                             + " trainer.newGradientCollector()");
         }
-        boolean meets = strategy.meetsInEachPass() || BatchPasses.runsCollectives(block());
-        if (uneven.areAllowed() && meets) {
+        boolean collectives = strategy.meetsInEachPass() || BatchPasses.runsCollectives(block());
+        if (uneven.areAllowed() && collectives) {
             throw new IllegalStateException(
                     "forward: the open collector is not this trainer's, so ranks in join would not"
                             + " be told of its backward pass, in which this model's ranks meet"
@@ -366,7 +369,7 @@ public final class DataParallelTrainer extends Trainer {
         requireUsable("evaluate");
         load();
         if (strategy.meetsInEachPass()) {
-            join(); // All processes take part: those with more batches train on first.
+            join(); // All processes evaluate together, after the last batch of each.
         }
         follow();
         return batches.evaluate(strategy, block(), input);
@@ -480,7 +483,7 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Ends {@link #noSync} when it is closed. */
+    /** Backward passes without reduction, see {@link #noSync}; {@link #close} ends them. */
     public interface NoSync extends AutoCloseable {
 
         @Override
@@ -488,8 +491,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Has backward passes add to each rank's gradients without reducing them, as DDP's {@code
-     * no_sync}, to accumulate gradients of several batches with the communication of one:
+     * Accumulates gradients of several batches on each rank, and reduces them once, as DDP's {@code
+     * no_sync}:
      *
      * <pre>{@code
      * try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
@@ -502,11 +505,11 @@ public final class DataParallelTrainer extends Trainer {
      * }</pre>
      *
      * <p>All ranks open and close it around the same passes. {@link #step}, {@link #clipGradNorm}
-     * and {@link #clipGradValue} reduce what is left, also while it is open. Losses add up: divide
-     * them by the number of batches for a mean. Until they are reduced, a gradient that the program
-     * reads is that of the first rank's rows.
+     * and {@link #clipGradValue} reduce the accumulated gradients, also while it is open. Gradients
+     * of the batches are summed: divide each loss by the number of batches for a mean. Before the
+     * reduction, the program reads gradients of the first rank's rows only.
      *
-     * @return an object to be closed before the last batch; passes then reduce as before the call
+     * @return an object to be closed before the last batch
      * @throws IllegalStateException if the trainer is closed or broken, or with {@link
      *     DataParallelConfig#optJoin}
      */
@@ -649,7 +652,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         closed = true;
-        // With the interrupt flag set, waiting for the ranks would fail immediately.
+        // With the interrupt flag set, a wait for the ranks would fail immediately.
         boolean interrupted = Thread.interrupted();
         try {
             backward.closeAll();

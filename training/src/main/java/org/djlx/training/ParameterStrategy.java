@@ -13,18 +13,26 @@ import java.util.function.Supplier;
 import org.djlx.collectives.safetensors.TensorSpec;
 
 /**
- * How the ranks of a trainer hold parameters, gradients and the optimizer's state: as {@linkplain
- * Replicated copies}, in {@linkplain OneMemory one memory}, with a {@linkplain ShardedOptimizer
- * divided optimizer} or {@linkplain FullySharded fully divided}. Methods with a {@link Replica} run
- * on that rank's thread, the others on the program's.
+ * How the ranks of a trainer hold parameters, gradients and the optimizer's state.
+ *
+ * <ul>
+ *   <li>{@link Replicated}: each rank has all of them (DDP).
+ *   <li>{@link OneMemory}: the ranks of this JVM share one copy of a small model. A single rank
+ *       uses it, too.
+ *   <li>{@link ShardedOptimizer}: ranks divide the optimizer's state (ZeRO stage 1).
+ *   <li>{@link FullySharded}: ranks divide parameters, gradients and optimizer state (FSDP).
+ * </ul>
+ *
+ * <p>Methods with a {@link Replica} run on that rank's thread, except {@link #shards}. All other
+ * methods run on the program's thread.
  */
 sealed interface ParameterStrategy permits WholeParameters, FullySharded {
 
     /**
-     * Creates the parameters of each rank.
+     * Chooses the strategy, and creates the parameters of each rank.
      *
      * @param block the initialised block
-     * @param time when backward passes reduce gradients
+     * @param time returns when the current backward pass reduces gradients
      */
     static ParameterStrategy load(
             Ranks ranks,
@@ -43,9 +51,10 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     }
 
     /**
-     * Copies to all ranks what the program has written to parameters.
+     * Copies the program's writes to parameters to all ranks.
      *
-     * @param stepped whether a step has updated the parameters; before, the block's arrays count
+     * @param stepped false before the first step: then the program writes to the block's arrays.
+     *     Later it writes to the first rank's arrays
      */
     void follow(boolean stepped);
 
@@ -60,26 +69,26 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
         return false;
     }
 
-    /** Returns the number of ranks of this JVM that have reduced gradients, and update. */
+    /** Returns how many ranks of this JVM, from the first on, have reduced gradients and update. */
     int updatingRanks();
 
-    /** Begins a backward pass; keeps gradients that earlier passes have reduced. */
+    /** Begins a backward pass. Its gradients are added to those of earlier passes. */
     void beginBackward();
 
     /**
      * Reduces a rank's gradients at the end of its backward pass.
      *
-     * @return false to leave it to {@link #reduce}
+     * @return false if {@link #reduce} has to do it later
      */
     boolean endBackward(Replica replica);
 
     /** Reduces the gradients of all ranks. */
     void reduce();
 
-    /** Notes the first rank's reduced gradients, so that later changes are recognised. */
+    /** Remembers the first rank's reduced gradients, to recognise later changes. */
     default void noteGradients() {}
 
-    /** Copies the first rank's gradients that the program has changed to all other ranks. */
+    /** Copies gradients of the first rank to all other ranks, if the program has changed them. */
     default void sendChangedGradients() {}
 
     /** Returns a rank's reduced gradients, which may be changed in place until the step. */
@@ -91,15 +100,17 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     /** Returns whether all reduced gradients are zero. */
     boolean isZero(Replica replica);
 
-    /** Passes each array that a rank updates and its gradient to a visitor. Drops gradients. */
+    /**
+     * Calls the visitor with each array that this rank updates and its reduced gradient. Then drops
+     * the gradients.
+     */
     void update(Replica replica, Update visitor);
 
-    /** Updates an array. */
     interface Update {
         void apply(String id, NDArray array, NDArray gradient);
     }
 
-    /** Sends a rank's updates to the ranks that need them. */
+    /** Exchanges updated parameters, if each rank updates only some of them. */
     default void share(Replica replica) {}
 
     /** Ends a step on all ranks. */
@@ -110,16 +121,17 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     /** Drops passes whose backward pass has not ended. */
     default void forgetPasses() {}
 
-    /** Gathers parameters until as many calls of {@link #release}. */
+    /** Gathers whole parameters on all ranks. Calls can be nested. */
     default void gather() {}
 
+    /** Ends a {@link #gather}; the last call frees the gathered parameters. */
     default void release() {}
 
     /**
-     * Gives the block whole arrays.
+     * Gathers the parameters into new arrays of the block. No-op if the block has its arrays.
      *
-     * @param owner the manager of new arrays
-     * @return frees the arrays
+     * @param owner the manager of the new arrays
+     * @return frees these arrays when it is closed
      */
     default DataParallelTrainer.FullParameters summon(NDManager owner) {
         return () -> {};
@@ -133,7 +145,7 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
         return false;
     }
 
-    /** Returns what a rank holds of the parameters. */
+    /** Returns the parts of the parameters that a rank holds. */
     List<ParameterShard> shards(Replica replica);
 
     /** Returns the type and shape of each whole parameter, by its name. */

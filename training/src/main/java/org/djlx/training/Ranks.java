@@ -18,9 +18,9 @@ import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.nativeops.host.LongCalls;
 
 /**
- * The ranks that a trainer has in this JVM: their replicas, threads and process groups. Either all
- * ranks of the job ({@link RanksOfJvm}) or one ({@link RankOfProcess}). If a rank fails, the
- * operations of all are aborted.
+ * The ranks of a trainer in this JVM, with their replicas, threads and process groups: all ranks of
+ * the job ({@link RanksOfJvm}), or one of them ({@link RankOfProcess}). If a rank fails, the
+ * operations of all ranks are aborted.
  */
 abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfProcess {
 
@@ -47,19 +47,19 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         replicas.add(new Replica(replicas.size(), device, group, parent, settings));
     }
 
-    /** Returns the group of processes, in which this JVM is one rank; null with one process. */
+    /** Returns the group of processes; null if all ranks of the job are in this JVM. */
     abstract ProcessGroup processes();
 
-    /** Returns how gradients of ranks are combined. */
+    /** Returns the reduction of gradients: sum or mean. */
     abstract ReduceOp gradientOp();
 
-    /** Replaces arrays of this rank by those of rank 0, if ranks may have other values. */
+    /** Broadcasts arrays from rank 0. No-op if all ranks have copied them from one block. */
     abstract void receive(List<NDArray> arrays);
 
-    /** Replaces batch normalisation whose statistics can be those of all ranks' rows. */
+    /** Replaces layers of batch normalisation by {@link SyncBatchNorm}. */
     abstract Block synchronizeStatistics(Block block);
 
-    /** Describes devices and the reduction of gradients, for the log. */
+    /** Describes devices, backend and gradient reduction, for the log. */
     abstract String description();
 
     final List<Replica> replicas() {
@@ -78,7 +78,7 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         return replicas.subList(1, replicas.size());
     }
 
-    /** Returns the first rank's handle on the group of all ranks; null for a rank alone. */
+    /** Returns the first rank's handle on the group of all ranks; null if there is one rank. */
     final ProcessGroup group() {
         return first().group();
     }
@@ -110,7 +110,7 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         }
     }
 
-    /** As {@link #run}; returns the value of the first rank. */
+    /** Computes a value on the first {@code count} ranks; returns that of the first rank. */
     final double valueOf(int count, ToDoubleFunction<Replica> body) {
         double[] values = new double[count];
         run(count, replica -> values[replica.index()] = body.applyAsDouble(replica));
@@ -121,7 +121,7 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         return workers;
     }
 
-    /** Aborts the groups, so that no rank waits for the failed rank. */
+    /** Destroys the trainer's own groups, so that no rank waits for the failed rank. */
     private void abort(Throwable cause) {
         failure = failure == null ? cause : failure;
         // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.

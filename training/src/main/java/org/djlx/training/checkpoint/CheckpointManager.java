@@ -25,8 +25,8 @@ import org.slf4j.LoggerFactory;
 /**
  * Saves and restores the state of a training job: parameters, optimizer state, progress, position
  * in the dataset, random state and the scale of a {@link org.djlx.training.GradScaler}. On CPUs
- * with the same number of ranks, a resumed job has the same losses, to the bit, as one that was not
- * interrupted.
+ * with the same number of ranks, a resumed job computes the same losses, bit for bit, as an
+ * uninterrupted one.
  *
  * <pre>{@code
  * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
@@ -46,10 +46,16 @@ import org.slf4j.LoggerFactory;
  *
  * <p>As a training listener it counts the batches of {@code EasyTrain} and saves every {@link
  * Builder#optEvery} steps; a training loop of your own calls {@link #save}. The trainer must belong
- * to the engine {@code PyTorch-P2P}. All processes call save and restore: rank 0 writes, with a
- * {@linkplain org.djlx.training.ShardingStrategy sharded} trainer each process its part, all read
- * from a shared directory, and if one fails, all fail. What is saved, and what a job with other
- * ranks continues with: docs/training.md, Checkpoints.
+ * to the engine {@code PyTorch-P2P}.
+ *
+ * <ul>
+ *   <li>All processes call save and restore. If one fails, all fail.
+ *   <li>Rank 0 writes the checkpoint. With a {@linkplain org.djlx.training.ShardingStrategy
+ *       sharded} trainer each process writes its part.
+ *   <li>All processes read the checkpoint, so the directory is shared.
+ * </ul>
+ *
+ * <p>What is saved, and how to resume with another number of ranks: docs/training.md, Checkpoints.
  *
  * <p>Not thread-safe.
  */
@@ -67,7 +73,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     private final EpochSums sums = new EpochSums();
     private TrainingProgress progress = TrainingProgress.START;
     private TrainingProgress restored = TrainingProgress.START;
-    private long restoredItems; // of the restored epoch, trained on before
+    private long restoredItems; // items of the restored epoch that earlier jobs have trained on
 
     private CheckpointManager(Builder builder) {
         directory = new CheckpointDirectory(builder.directory, builder.keep);
@@ -84,9 +90,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      * @param trainer the trainer
      * @param progress the job's progress; the same on all ranks
      * @throws IOException on all ranks if the file cannot be written, if the directory has a
-     *     checkpoint of a later step (a restore would choose that one), or if another job saves
-     *     into the directory, too: it is writing, or has written since this manager saved or
-     *     restored
+     *     checkpoint of a later step (a restore would choose that one), or if another job is
+     *     writing into the directory, or has written there since this manager saved or restored
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
@@ -112,7 +117,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         this.progress = progress;
     }
 
-    /** Collects what this process writes. */
+    /** Collects the arrays and metadata that this process writes. */
     private CheckpointSave prepare(
             DataParallelTrainer trainer, TrainingProgress progress, List<JobState.Contribution> all)
             throws IOException {
@@ -258,7 +263,7 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     /**
      * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
      * excludes that step, and a resumed job computes the batch again. Random numbers are therefore
-     * seeded before this batch, at the end of the call for the batch before.
+     * seeded before this batch, at the end of the previous batch's call.
      */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
@@ -278,7 +283,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         seedIfDue(trainer);
     }
 
-    /** Saves if due, at the end of an epoch. */
     @Override
     public void onEpoch(Trainer trainer) {
         progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
@@ -288,8 +292,9 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     }
 
     /**
-     * Waits for the last checkpoint, with {@link Builder#optAsync}. DJL calls this when the trainer
-     * is closed, so ranks wait without an agreement: as long as processes write their files.
+     * Waits until this process has written its file of the last checkpoint, with {@link
+     * Builder#optAsync}. DJL calls this after the trainer has closed its group, so the processes do
+     * not agree on the outcome.
      */
     @Override
     public void onTrainingEnd(Trainer trainer) {
@@ -324,12 +329,11 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         System.exit(Termination.EXIT_CODE);
     }
 
-    /** Returns whether a checkpoint of the current step is due. */
     private boolean isDue() {
         return every > 0 && progress.step() > 0 && progress.step() % every == 0;
     }
 
-    /** Seeds the random numbers if a job that is resumed from this step would seed them. */
+    /** Seeds the random numbers as a job would that resumes from this step. */
     private void seedIfDue(Trainer trainer) {
         if (isDue()) {
             seed.draw(own(trainer, "save"), progress.step());
@@ -452,11 +456,15 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Sets whether SIGTERM to one rank has the training listener of all ranks save before the
-         * next step and exit with code 143; the launcher starts them again if restarts are left,
-         * unless it was stopped itself. Costs a small all-reduce each step. The resumed job draws
-         * other random numbers than an uninterrupted one. A second SIGTERM ends the process at
-         * once. All ranks must set the same value.
+         * Sets whether all ranks save and exit with code 143 after one of them got SIGTERM. The
+         * training listener saves before the next step. All ranks must set the same value.
+         *
+         * <ul>
+         *   <li>It costs a small all-reduce each step.
+         *   <li>The launcher restarts the ranks if restarts are left, unless it was stopped itself.
+         *   <li>The resumed job draws other random numbers than an uninterrupted one.
+         *   <li>A second SIGTERM ends the process at once.
+         * </ul>
          *
          * @param save true to save; the default is false: SIGTERM ends the process
          * @return this builder

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CheckpointDirectory  names of files, which are kept, and whether another job writes
+ * CheckpointDirectory  file names, retention, and detection of other jobs that write
  * CheckpointFile       arrays in a file, with a checksum
  * CheckpointParts      reads a checkpoint of one file or several
  * CheckpointProtocol   has all ranks save or restore the same step, or all fail
- * CheckpointSave       what a process writes for a checkpoint
- * EpochSums            what DJL's evaluators and listeners have counted
+ * CheckpointSave       the arrays and metadata that a process writes
+ * EpochSums            sums of DJL's evaluators in the current epoch
  * JobState             the metadata of a checkpoint
  * RandomSeed           the seed of a process
  * Termination          whether this process was sent SIGTERM
