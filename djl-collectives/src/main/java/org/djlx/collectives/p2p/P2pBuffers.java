@@ -15,8 +15,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and
- * write, and signals that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
+ * Symmetric memory of a group: each rank has a region of the same size, which all ranks map, and
+ * signals that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
  *
  * <pre>
  *   a rank's region:   | buffer: first half, second half | heap |
@@ -25,15 +25,16 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li><b>Region</b>: a rank's P2P memory. Offsets count from its start and are the same on all
  *       ranks.
- *   <li><b>Buffer</b>: the first {@link #bufferSize()} bytes, for data on its way. Its contents are
- *       arbitrary when an operation starts.
+ *   <li><b>Buffer</b>: the first {@link #bufferSize()} bytes, for data that an operation exchanges.
+ *       Its contents are arbitrary when the operation starts.
  *   <li><b>Half</b>: the part of the buffer that an operation writes, see {@link #half}. On CPUs,
  *       operation n uses half n mod 2. On GPUs, operations use the second half; the first half is
  *       that of FUSED operators.
  *   <li><b>Heap</b>: the next {@link #heapSize()} bytes, for arrays of the {@link #allocator()}.
  *   <li><b>Signal</b>: a word that one rank sets and one other rank waits for. A rank that sees a
  *       signal also sees everything that the sender wrote before it (release and acquire).
- *   <li><b>Channel</b>: tells the signals of two ranks apart; an operation sends one per channel.
+ *   <li><b>Channel</b>: the number of a signal between two ranks. An operation sends at most one
+ *       signal per channel to a rank.
  *   <li><b>Epoch</b>: the value of an operation's signals, see {@link #epoch}. A signal is never
  *       reset; its value only grows, modulo 2³².
  * </ul>
@@ -79,9 +80,9 @@ import org.djlx.nativeops.torch.Torch;
  *       some ranks}, which each pair of ranks counts.
  *   <li>An operation writes only to its half of a peer's buffer. On CPUs it can then start while a
  *       slower rank still reads the data of the previous operation.
- *   <li>On GPUs, an operation reads all received data before it ends. {@linkplain P2pStream#put
- *       Puts} wait until all ranks have reached the operation. Code that writes to peer memory by
- *       other means (views, own kernels) calls {@link #intraNodeBarrier} first.
+ *   <li>On GPUs, an operation reads all received data before it ends, and writes to a peer only
+ *       after the peer has reached the operation. {@linkplain P2pStream#put Puts} wait for that.
+ *       Code that writes by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
  *   <li>Copy to and from views of peers by {@link Torch#copy} or {@link P2pStream#put}. On GPUs
  *       these copies wait for this rank's stream only. {@code NDArray.copyTo} and other code of
  *       libtorch also waits for the current stream of the peer's GPU, which may wait for this rank.
@@ -292,29 +293,35 @@ public abstract class P2pBuffers {
     /**
      * Returns the value for an operation's signals.
      *
-     * <p>An operation that calls this must signal every rank with that value, before or after it
-     * writes data there, and must wait for the signals of all ranks; or it must call a {@linkplain
-     * P2pStream#barrier barrier} after it writes data. This frees its half of the buffer for a
-     * later operation: on GPUs for the next operation, because an operation first waits for all
-     * ranks; on the CPU for the operation after the next.
+     * <p>An operation that calls this does one of two things:
+     *
+     * <ul>
+     *   <li>It signals every rank with that value, before or after it writes data there, and waits
+     *       for the signals of all ranks.
+     *   <li>It calls a {@linkplain P2pStream#barrier barrier} after it writes data.
+     * </ul>
+     *
+     * <p>After that, a later operation may use the same half of the buffer: on GPUs the next one,
+     * because it first waits for all ranks; on CPUs the one after the next.
      *
      * @param operation the running operation
-     * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs
-     *     always 1: graphs can be replayed, so the device counts the operations and adds the count
-     *     to signal values
+     * @return the epoch, the same on all ranks. On CPUs it grows with each operation that calls
+     *     this. On GPUs it is always 1: the device counts operations and adds the count to signal
+     *     values, so that graphs can be replayed
      */
     public abstract int epoch(Operation operation);
 
     /**
-     * Sends a part of some KiB to the same place on all ranks, this one included, and lets the
-     * current stream wait for the parts of all ranks, by one kernel. Other ranks may do the same
-     * with {@link #epoch}, {@linkplain P2pStream#put puts} and signals on channel 0.
+     * All-gather of a few KiB by one kernel on the current stream: writes this rank's part at an
+     * offset of every rank's buffer, this rank included, and waits for the parts of all ranks.
+     * Ranks without the kernel take part by {@link #epoch}, {@linkplain P2pStream#put puts} and
+     * signals on channel 0.
      *
      * @param operation the running operation; it calls neither this method again nor {@link #epoch}
-     * @param offset the offset of the place in the buffer
+     * @param offset the offset in the buffer to write to
      * @param part the address of the part
-     * @param byteSize its size in bytes
-     * @return false if there is no such kernel, as on the CPU; nothing was done
+     * @param byteSize the size of the part, in bytes
+     * @return false if there is no such kernel, as on CPUs; nothing was done
      */
     public boolean exchange(Operation operation, long offset, long part, long byteSize) {
         Required.argument("exchange: operation", operation);
@@ -330,26 +337,25 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * {@return the rates of the slowest GPU of the group, to predict which of several ways is
-     * faster; the same on all ranks} Empty on the CPU, for GPUs of several kinds, and if a rank
-     * cannot measure them.
+     * {@return the rates of the slowest GPU of the group, for the cost model; the same on all
+     * ranks} Empty on CPUs, for GPUs of several kinds, and if a rank cannot measure them.
      */
     public Optional<GpuRates> gpuRates() {
         return Optional.empty();
     }
 
     /**
-     * {@return the memory through which custom kernels can exchange data in the same way as
-     * one-shot all-reduces; empty on all ranks if there are no one-shot all-reduces} The operation
-     * need not call {@link #epoch}: the device counts launches.
+     * {@return the slots and signals of one-shot all-reduces, for custom kernels that exchange data
+     * in the same way; empty on all ranks if there are no one-shot all-reduces} The operation need
+     * not call {@link #epoch}: the device counts launches.
      */
     public Optional<OneShotSlots> oneShotSlots() {
         return Optional.empty();
     }
 
     /**
-     * {@return the most thread blocks that a kernel may have which waits for peers, and takes no
-     * {@linkplain #takeTurn turn}} A further limit, besides {@link KernelSignals#blocks} and {@link
+     * {@return the maximum number of thread blocks of a kernel that waits for peers without a
+     * {@linkplain #takeTurn turn}} A limit besides {@link KernelSignals#blocks} and {@link
      * OneShotSlots#blocks}, while several groups of this process share a GPU. It may differ between
      * ranks, and between calls. The default is {@link Integer#MAX_VALUE}, no limit.
      */
@@ -360,16 +366,16 @@ public abstract class P2pBuffers {
     /**
      * Waits for the turn of an operation whose kernel fills the GPU while it waits for peers. Call
      * it before the launch. Groups of this process that share GPUs run such kernels one after the
-     * other, in the same order on all GPUs; otherwise a kernel could keep its GPU from another
-     * group's kernel, whose peer does the same on the peer's GPU. In a CUDA graph, each launch of
-     * the graph takes the turn. The default returns {@link Integer#MAX_VALUE}.
+     * other, in the same order on all GPUs. Otherwise two groups could deadlock, each with one GPU
+     * occupied. In a CUDA graph, each launch of the graph takes the turn. The default returns
+     * {@link Integer#MAX_VALUE}.
      *
      * @param operation the running operation; its timeout bounds the wait
-     * @return the most thread blocks that the kernel may have, besides {@link
-     *     KernelSignals#blocks}. A kernel with more must make progress while only as many blocks
+     * @return the maximum number of thread blocks of the kernel, a limit besides {@link
+     *     KernelSignals#blocks}. A kernel that needs more must make progress while only this many
      *     are resident
-     * @throws CollectiveException if the turn does not come in time; names the group and the rank
-     *     that has to make its call first
+     * @throws CollectiveException on a timeout; names the group and the rank that has to make its
+     *     call first
      * @throws IllegalStateException outside of an operation, and when a graph is launched that
      *     holds such kernels of two groups on the same GPU
      */

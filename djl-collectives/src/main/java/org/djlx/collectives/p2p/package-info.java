@@ -5,13 +5,16 @@
 /**
  * Symmetric memory, which peers read and write directly, and streams for operators on it; the
  * counterpart of PyTorch's {@code SymmetricMemory}. Start with {@link
- * org.djlx.collectives.p2p.P2pBuffers}.
+ * org.djlx.collectives.p2p.P2pBuffers}: its rules say who may write into a peer's memory, and when.
+ * Writers on GPUs are {@code P2pStream.put}, the exchange and all-reduce kernels of {@code
+ * internal.cudap2p}, and the FUSED kernels of fused-ops.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.p2p.P2pBuffers} - a group's symmetric memory and signals
  *   <li>{@link org.djlx.collectives.p2p.P2pBackend} - a backend that has symmetric memory
  *   <li>{@link org.djlx.collectives.p2p.P2pAllocator} - allocates arrays in symmetric memory
- *   <li>{@link org.djlx.collectives.p2p.P2pStream} - backend-independent stream for operators
+ *   <li>{@link org.djlx.collectives.p2p.P2pStream} - puts, signals and waits of operators, on a
+ *       thread or a CUDA stream
  *   <li>{@link org.djlx.collectives.p2p.KernelSignals} - addresses for GPU kernels that signal and
  *       wait themselves
  *   <li>{@link org.djlx.collectives.p2p.OneShotSlots} - memory for GPU kernels that exchange data

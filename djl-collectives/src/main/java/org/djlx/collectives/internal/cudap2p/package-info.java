@@ -14,19 +14,20 @@
  * RetiredRegions - regions of destroyed groups that peers may still write to
  * LateWriters - tensors of failed all-reduces that peers may still write to
  * CudaP2pBuffers - the group's P2P buffers
- * CudaP2pStream - a stream with put, signal and wait
+ * CudaP2pStream - a stream with put (a copy into a peer's buffer), signal and wait
  * SignalKernels - launches the kernels that signal and wait
  * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks and refused splits
  * P2pCollectives - all-gather, reduce-scatter, all-to-all and broadcast
- * Exchange - these collectives on a stream, by one of the following
- * ExchangeKernels - by kernels
+ * Exchange - these collectives on a stream: interface of the next two
+ * ExchangeKernels - by kernels that write into peers' buffers
  * CopyExchange - by copy engines, through the buffers
- * AllReduceKernels - launches the kernels of all-reduce
+ * AllReduceKernels - launches the all-reduce kernels, which write into peers' areas or tensors
  */
 /**
  * Backend {@code cuda_p2p}: NCCL, and next to it all-reduces and operators over peer-mapped memory.
  * Hosts do not wait for each other: a rank publishes a call and enqueues it, and the calls are
- * compared afterwards.
+ * compared afterwards. A rank writes into a peer's memory only after the peer has entered the
+ * operation: docs/design/memory-and-signals.md, invariants 7 and 8.
  *
  * <p>Streams:
  *

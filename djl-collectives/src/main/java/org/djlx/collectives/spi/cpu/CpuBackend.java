@@ -28,9 +28,9 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The base class of backends on CPUs. It opens the tensors of a call as memory, runs collectives in
- * order and messages beside them, reduces in rank order, and completes the works. A subclass brings
- * the transport:
+ * The base class of backends on CPUs. It opens the tensors of a call as memory, queues collectives,
+ * runs messages concurrently with them, reduces in rank order, and completes the works. A subclass
+ * brings the transport:
  *
  * <pre>{@code
  * final class MyBackend extends CpuBackend {
@@ -41,26 +41,28 @@ import org.djlx.nativeops.torch.Torch;
  *     }
  *
  *     protected void leave() {
- *         peers.leave(); // tells the other ranks, and frees the transport
+ *         peers.leave(); // announces it to the other ranks, and frees the transport
  *     }
  * }
  * }</pre>
  *
  * <ul>
- *   <li>A collective runs on the thread that waits for it or on a thread of this class, one at a
- *       time, in the order of the calls. It blocks until its end.
- *   <li>Messages are driven by one thread at a time, beside a collective; their channels never
- *       block.
- *   <li>An exception of the transport breaks the group, unless all ranks throw it at the same
- *       point: a {@link CollectiveMismatchException} that does not say otherwise.
- *   <li>Addresses that the transport gets are valid until the call or transfer has ended. Memory
- *       that the transport may still access after a failure is kept for the life of the process:
- *       {@link HostCollectives#takeOrphaned}, {@link Transfer#leak}.
+ *   <li>Collectives run one at a time, in the order of the calls, on the thread that waits for the
+ *       work or on a thread of this class. The transport's methods block until the collective has
+ *       ended.
+ *   <li>One thread at a time makes progress on messages, concurrently with a collective. Channels
+ *       never block.
+ *   <li>An exception of the transport breaks the group. Exception: a {@link
+ *       CollectiveMismatchException} with {@code isGroupBroken()} false, which all ranks throw at
+ *       the same point.
+ *   <li>The transport may use an address until the call or transfer has ended. Memory that it may
+ *       still access after a failure is kept for the life of the process: {@link
+ *       HostCollectives#takeOrphaned}, {@link Transfer#leak}.
  * </ul>
  */
 public abstract class CpuBackend extends Backend {
 
-    /** What backends on CPUs support. */
+    /** The operations, element types and reductions of backends on CPUs. */
     public static final Support SUPPORT =
             Support.builder()
                     .addMoves(
@@ -125,7 +127,7 @@ public abstract class CpuBackend extends Backend {
      * @param name the backend's name
      * @param context the group and the rank
      * @param peers the state of the group
-     * @param sums a way to sum that is faster than libtorch's for some types and sizes
+     * @param sums sums for some types and sizes that are faster than libtorch's
      */
     protected CpuBackend(String name, GroupContext context, PeerStates peers, Reducer.Sums sums) {
         this.name = name;
@@ -479,7 +481,11 @@ public abstract class CpuBackend extends Backend {
         tensor.close();
     }
 
-    /** Submits an operation on several tensors; the opener opens them and returns the body. */
+    /**
+     * Submits an operation on several tensors.
+     *
+     * @param opener opens the tensors, and returns the body of the operation
+     */
     private Work submit(
             Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
         HostTensors tensors = new HostTensors(manager);
@@ -551,8 +557,8 @@ public abstract class CpuBackend extends Backend {
     }
 
     /**
-     * Tells the other ranks that this rank has left, and frees the transport. Called once, after
-     * the last operation and message have ended.
+     * Announces to the other ranks that this rank has left, and frees the transport. Called once,
+     * after the last operation and message have ended.
      */
     protected abstract void leave();
 

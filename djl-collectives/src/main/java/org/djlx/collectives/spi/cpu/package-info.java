@@ -17,12 +17,12 @@
  * PendingWork      completion of operations and messages
  */
 /**
- * What a backend on CPUs needs. {@link org.djlx.collectives.spi.cpu.CpuBackend} does what is the
- * same for all transports: tensors, reductions, the order of operations, and the protocol of
- * messages. A transport brings three classes: a {@link org.djlx.collectives.spi.cpu.PeerStates}, a
- * {@link org.djlx.collectives.spi.cpu.HostCollectives} and a {@link
- * org.djlx.collectives.spi.cpu.MessageChannel}. Backends {@code shm} and {@code mpi} are two of
- * them.
+ * The common part of backends on CPUs: {@link org.djlx.collectives.spi.cpu.CpuBackend} handles
+ * tensors, reductions, the order of operations, and the protocol of messages. A backend adds a
+ * transport of three classes: a {@link org.djlx.collectives.spi.cpu.PeerStates}, a {@link
+ * org.djlx.collectives.spi.cpu.HostCollectives} and a {@link
+ * org.djlx.collectives.spi.cpu.MessageChannel}. Backends {@code shm} and {@code mpi} are built this
+ * way.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.spi.cpu.CpuBackend} - base class of the backends; opens tensors
@@ -35,8 +35,8 @@
  *   <li>{@link org.djlx.collectives.spi.cpu.MessageChannel} - messages of a transport, to and from
  *       one peer
  *   <li>{@link org.djlx.collectives.spi.cpu.Transfer} - one message at one of its ends
- *   <li>{@link org.djlx.collectives.spi.cpu.Letter} - what two ranks write each other about a
- *       message
+ *   <li>{@link org.djlx.collectives.spi.cpu.Letter} - a control message: offers, accepts, rejects
+ *       or withdraws a message
  * </ul>
  */
 package org.djlx.collectives.spi.cpu;
