@@ -2,7 +2,7 @@
 /**
  * Tensor-parallel operators that overlap communication with the matmul. Each operator has a package
  * under {@code internal}: its checked sizes, its plan and its paths. {@code internal.path} holds
- * what operators share.
+ * their common part, such as {@code PathChooser}, which decides the path of a call.
  *
  * <ul>
  *   <li>{@link org.djlx.fusedops.ChunkProducer} - a computation before a pipelined all-to-all

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Predicts the time of a fused operator on each path, and chooses the path.
+ * The cost model: predicts the time of a fused operator on each path, and the fastest path. {@code
+ * internal.path.PathChooser} asks it, unless a path is forced or was measured.
  *
  * <ul>
  *   <li>{@link org.djlx.fusedops.cost.Choice} - the chosen path, and why

@@ -18,10 +18,17 @@ import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.cuda.GpuRates;
 
 /**
- * Chooses the path of an operator from values that all ranks know: sizes, forced paths, measured
- * paths, and the rates and SMs of each rank. On GPUs, if the paths were not {@linkplain
- * PathMeasurement measured}, the {@link CostModel} predicts the fastest path, with the measured
- * rates of the GPUs. If GPUs of several kinds are used, it predicts for H200s.
+ * Decides the path of an operator, from values that all ranks know. The first rule that applies
+ * decides:
+ *
+ * <ol>
+ *   <li>a forced path, if it is possible here ({@link Fallbacks})
+ *   <li>one rank: PIPELINED, a matmul without communication
+ *   <li>on CPUs: the size of a part
+ *   <li>the fastest path of a {@linkplain PathMeasurement measurement}
+ *   <li>the fastest path that the {@link CostModel} predicts, with the measured rates of the GPUs;
+ *       for GPUs of several kinds, with those of H200s
+ * </ol>
  */
 public final class PathChooser {
 
@@ -60,11 +67,9 @@ public final class PathChooser {
             }
         }
         if (work.ranks() == 1) {
-            return new Choice(
-                    Path.PIPELINED, "no other rank"); // One matmul, without communication.
+            return new Choice(Path.PIPELINED, "no other rank");
         }
         if (!group.device().isGpu()) {
-            // On the CPU only the size of a part decides.
             boolean small = here.contains(Path.GATHERED) && Pipeline.isSmall(work.partBytes());
             return new Choice(
                     small ? Path.GATHERED : Path.PIPELINED,
@@ -95,7 +100,7 @@ public final class PathChooser {
         return processors == compute.multiprocessors();
     }
 
-    /** Returns the measured path for this rank. */
+    /** Returns the fastest measured path, for this rank. */
     private Optional<Choice> measured(Set<Path> here, boolean recorded) {
         return GroupPlans.of(group)
                 .measured(PathMeasurement.Key.of(operator))
@@ -104,7 +109,7 @@ public final class PathChooser {
     }
 
     /**
-     * Returns the path that a rank takes where others take a given one: PIPELINED, which matches
+     * Returns the path with which this rank joins ranks on a given path: PIPELINED, which matches
      * FUSED, if FUSED is not possible here.
      */
     static Path matching(Path path, Set<Path> here) {

@@ -9,20 +9,22 @@ import org.djlx.collectives.spi.Operation;
 
 /**
  * Orders copies, signals and computation of fused operators and low-contention collectives, on one
- * rank of a group. Uses {@link P2pStream}, and so works with any backend.
+ * rank of a group. Uses {@link P2pStream}, so it works with any backend that has P2P buffers.
  *
- * <p>Ranks push: a rank copies data into a slot of the peer that needs the data and signals the
- * peer, on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and
+ * <p>Ranks push: on a side stream, a rank copies data into a slot of the peer that needs the data,
+ * and signals the peer. The current stream computes meanwhile. (Flux, Chang et al. 2024, and
  * PyTorch's async tensor parallelism have the same structure, but pull.)
  *
  * <ul>
- *   <li>A rank computes with its own data first.
- *   <li>It then exchanges data with the other ranks, starting with its neighbour. So no two ranks
- *       push to the same peer at the same time.
+ *   <li>An all-gather computes with this rank's shard first; a reduce-scatter computes this rank's
+ *       part last.
+ *   <li>Ranks push to their peers in rotated order, so no two ranks push to the same peer at the
+ *       same time.
  *   <li>If the parts of all ranks do not {@linkplain Slots#fit fit} into the buffers, the side
- *       stream sends a part in rounds, with a barrier of all ranks in each round, and copies what
- *       arrives to memory of this rank. The computation is the same, so are the bits; but on GPUs
- *       shards of up to 4 KiB are multiplied together if they fit.
+ *       stream sends a part in rounds. Each round has a barrier of all ranks, and copies the
+ *       received data to other memory of this rank.
+ *   <li>With and without rounds, matmuls are the same, so results have the same bits. Exception: on
+ *       GPUs, shards of up to 4 KiB that fit are multiplied as one matrix.
  * </ul>
  *
  * <p>Memory is given by address and is contiguous. Call the methods within {@link
@@ -67,8 +69,8 @@ public final class Pipeline {
     }
 
     /**
-     * Opens an operation's streams, and runs it. Then the current stream waits for the sends,
-     * because later work may overwrite the data.
+     * Opens the streams, and runs the operation. Then the current stream waits for the sends,
+     * because later work may overwrite the sent data.
      */
     private void run(Operation operation, NDArray[] used, Body body) {
         int epoch = buffers.epoch(operation);
@@ -102,7 +104,7 @@ public final class Pipeline {
      * @param gathered the address of memory for the shards of all ranks, contiguous in rank order;
      *     used only if the slots {@linkplain Slots#hasRounds have rounds}
      * @param consumer called once for each rank, this rank first
-     * @param used the arrays of the consumer, kept for graph replays
+     * @param used the consumer's arrays, kept for graph replays
      */
     public void gatherAndConsume(
             Operation operation,
@@ -167,12 +169,12 @@ public final class Pipeline {
     }
 
     /**
-     * Sends a part to one rank in rounds, and receives a part from the rank at the same distance on
-     * the other side. Each round writes to the window that the round before last has used: its
-     * reader has arrived at the barrier of the last round after it has read it.
+     * Sends a part to the rank at a distance, in rounds, and receives a part from the rank at the
+     * opposite distance. Rounds use two windows in turn: round n may overwrite the window of round
+     * n - 2, because the receiver copies that window before the barrier of round n - 1.
      *
      * @param step the number of the exchange within the operation, from 1
-     * @param distance from this rank to the receiver
+     * @param distance the receiver's rank minus this rank, modulo the world size
      */
     private void exchange(
             P2pStream side,
@@ -196,8 +198,8 @@ public final class Pipeline {
     }
 
     /**
-     * Pushes this rank's shard to the same offset on all other ranks, on the side stream. If the
-     * stream is recorded, returns for each step an event after its push.
+     * Pushes this rank's shard to the same offset on all other ranks, on the side stream. Returns
+     * an event after the push of each step; null for a stream that is not recorded.
      */
     private P2pStream.Event[] push(
             P2pStream current, P2pStream side, int epoch, long offset, long shard, long byteSize) {
@@ -239,8 +241,8 @@ public final class Pipeline {
     }
 
     /**
-     * Returns whether parts are so small that, on a GPU, the host takes longer to enqueue copies
-     * than the GPU to exchange the parts by a kernel.
+     * Returns whether parts are so small that, on GPUs, one exchange kernel is faster than the host
+     * can enqueue copies.
      */
     public static boolean isTiny(P2pBuffers buffers, long byteSize) {
         return buffers.worldSize() > 1
@@ -250,8 +252,8 @@ public final class Pipeline {
     }
 
     /**
-     * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
-     * leave no gaps}.
+     * All-gather into the slots, then one computation. The slots must be {@linkplain #isWithoutGaps
+     * without gaps}.
      *
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
@@ -308,8 +310,7 @@ public final class Pipeline {
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
-     * @param received the address of memory for the parts of all ranks, as {@link
-     *     #produceAndScatter} has it
+     * @param received as for {@link #produceAndScatter}
      * @param reducer called after all parts for this rank have arrived
      * @param used the arrays of the operation, kept for graph replays
      */
@@ -395,16 +396,16 @@ public final class Pipeline {
     }
 
     /**
-     * Returns the number of staging buffers of {@link #produceAndScatter}: two, so that one part is
-     * computed while the other is pushed, or one for each peer if there are fewer.
+     * Returns the number of staging buffers of {@link #produceAndScatter}: two, to compute one part
+     * while the other is pushed; with fewer than two peers, one for each peer.
      */
     public static int stagingBuffers(int worldSize) {
         return Math.min(2, worldSize - 1);
     }
 
     /**
-     * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
-     * the parts that it received.
+     * Pipelined reduce-scatter: each rank computes one part for every rank, pushes it there, and
+     * reduces the parts that it received.
      *
      * @param staging the addresses of {@link #stagingBuffers} buffers for a part each
      * @param byteSize the size of a part, the same on all ranks

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What operators share: arguments of calls, plans, the choice of a path, and what paths are made
- * of. The paths of an operator stand in its own package.
+ * The common part of operators: arguments, plans, the choice of a path, and building blocks of
+ * paths. {@link org.djlx.fusedops.internal.path.PathChooser} decides the path of an operator; its
+ * paths stand in the operator's own package.
  *
  * <ul>
  *   <li>{@link org.djlx.fusedops.internal.path.Axes} - moves and merges dimensions of arrays
@@ -13,8 +14,8 @@
  *       one kernel (GATHERED)
  *   <li>{@link org.djlx.fusedops.internal.path.GraphAwarePath} - a path for eager calls and another
  *       for calls recorded into a CUDA graph
- *   <li>{@link org.djlx.fusedops.internal.path.GroupPlans} - the state of a group: its plans, and
- *       what they share
+ *   <li>{@link org.djlx.fusedops.internal.path.GroupPlans} - plans of a group, and the state that
+ *       they share
  *   <li>{@link org.djlx.fusedops.internal.path.MatmulPath} - one path of a matmul fused with a
  *       collective
  *   <li>{@link org.djlx.fusedops.internal.path.MatmulPlan} - plan of a matmul fused with a
@@ -27,17 +28,16 @@
  *   <li>{@link org.djlx.fusedops.internal.path.OperationScope} - temporary arrays of an operation,
  *       closed when it has ended
  *   <li>{@link org.djlx.fusedops.internal.path.P2pPath} - a path over P2P buffers
- *   <li>{@link org.djlx.fusedops.internal.path.PathChooser} - chooses a path: forced, measured, or
- *       predicted by the cost model
+ *   <li>{@link org.djlx.fusedops.internal.path.PathChooser} - decides the path: forced, measured,
+ *       or predicted by the cost model
  *   <li>{@link org.djlx.fusedops.internal.path.PathMeasurement} - measures the paths of an
  *       operator, for FusedOps.measurePaths
  *   <li>{@link org.djlx.fusedops.internal.path.Pipeline} - orders matmuls of parts and copies
  *       beside them (PIPELINED)
- *   <li>{@link org.djlx.fusedops.internal.path.PlanKey} - operator, shapes, strides, type, device:
- *       what a plan depends on
+ *   <li>{@link org.djlx.fusedops.internal.path.PlanKey} - key of a plan: operator, shapes, strides,
+ *       type, device
  *   <li>{@link org.djlx.fusedops.internal.path.Slots} - layout of the P2P buffers of an operation
- *   <li>{@link org.djlx.fusedops.internal.path.Usage} - tells listeners about the calls of
- *       operators
+ *   <li>{@link org.djlx.fusedops.internal.path.Usage} - reports calls of operators to listeners
  * </ul>
  */
 package org.djlx.fusedops.internal.path;
