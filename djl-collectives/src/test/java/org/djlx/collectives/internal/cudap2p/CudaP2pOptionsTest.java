@@ -67,7 +67,7 @@ class CudaP2pOptionsTest {
             int last = RegionLayout.MAX_RANKS - 1;
             assertTrue(layout.counters() > layout.signal(RegionLayout.ROWS - 1, last));
             assertTrue(layout.flags() > layout.counters());
-            long flags = (long) ranks * RegionLayout.FLAGS * Integer.BYTES;
+            long flags = (long) ranks * RegionLayout.FLAGS * Long.BYTES;
             assertTrue(layout.buffer() >= layout.flags() + flags);
             assertTrue(layout.byteSize() >= layout.buffer() + 2 * most);
         }
