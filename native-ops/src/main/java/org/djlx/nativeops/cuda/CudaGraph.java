@@ -75,7 +75,9 @@ public final class CudaGraph extends CudaResource {
      *
      * <p>The calling thread may allocate memory and load kernels meanwhile: that happens at once,
      * and is not part of the graph. So an operator may be called for the first time within a
-     * capture.
+     * capture. Nor are synchronous copies by CUDA's API part of the graph, or work on streams that
+     * have not joined: both run at once, without an error. Leave memory for libtorch: if it lacks
+     * memory, it frees cached blocks, which the graph may use.
      *
      * @param stream a stream other than the default one
      * @param work queues the work on the calling thread. It must not wait for the stream
