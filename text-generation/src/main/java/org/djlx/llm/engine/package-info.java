@@ -6,11 +6,11 @@
  * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
  * GeneratorSettings  the checked options of a generator
  * InputProcessor     checks requests and tokenizes prompts
- * KvCacheManager     gives sequences blocks, and finds the blocks of equal beginnings
+ * KvCacheManager     allocates blocks for sequences, and finds the blocks of a cached prefix
  * ModelRank          the worker of one rank
  * ModelRanks         all ranks of a generator, and loading the model onto them
  * PieceQueue         the queue between the engine thread and the caller
- * Scheduler          continuous batching, chunked prefill, preemption
+ * Scheduler          continuous batching, chunked prefill, preemption (a sequence loses its blocks and waits)
  * Sequence           a request being served
  * StepRequest        one step, as sent to all ranks
  * TokenizerReader    reads the tokenizer while the ranks load the model

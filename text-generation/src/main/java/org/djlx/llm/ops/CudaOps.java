@@ -8,8 +8,8 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a prefill with kernels, launched on the current stream. Models that need {@code
- * postNorm} or experts have no kernels.
+ * The operators of a prefill on a GPU, by kernels on the current stream. Models with a {@code
+ * postNorm} or experts use {@link TorchOps} instead.
  */
 final class CudaOps extends ArrayOps {
 
@@ -68,7 +68,7 @@ final class CudaOps extends ArrayOps {
         return new Operand(attention.apply(scope(), layer, qkv.elements(), metadata));
     }
 
-    /** Computes the keys and values of the layer after those that were computed. */
+    /** Computes only keys and values of a layer, and writes them to the cache. */
     void cacheKeysAndValues(int layer) {
         ModelWeights.Layer weights = model.weights().layer(layer);
         ModelWeights.Linear keysAndValues =
@@ -77,7 +77,7 @@ final class CudaOps extends ArrayOps {
         gpu.rotate(model, layer, keysValues.elements(), metadata.inputs());
     }
 
-    /** Not used: {@link Decoder#finishPrefill} computes the last layer of the last tokens. */
+    /** Not supported: {@link Decoder#finishPrefill} computes the logits of a prefill. */
     @Override
     public NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear output) {
         throw new IllegalStateException("a decode step computes the logits of a prefill");

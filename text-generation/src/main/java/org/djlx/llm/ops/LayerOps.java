@@ -5,25 +5,29 @@ import ai.djl.ndarray.NDArray;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a {@link ForwardPass} over the tokens of one step, on one rank. An
- * implementation holds the residual stream and the partial sum: this rank's result of the last
- * row-parallel projection, which all ranks' projections add to the residual stream. The next
- * projection adds it, so implementations fuse all-reduce, addition, norm and matmul as they can.
+ * The operators of a {@link ForwardPass} over the tokens of one step, on one rank.
  *
- * @param <T> the rows that one operator hands to the next; valid until the next projection
+ * <p>An implementation holds the residual stream and this rank's partial sum: the result of the
+ * last row-parallel projection, not yet added to the stream. The next {@link #project}, {@link
+ * #projectGated} or {@link #logits} adds the partial sums of all ranks, so an implementation can
+ * fuse all-reduce, addition, norm and matmul.
+ *
+ * @param <T> activations passed from one operator to the next, a row for each token; valid until
+ *     the next projection
  */
 interface LayerOps<T> {
 
     /**
-     * Adds the partial sums of all ranks to the residual stream, and multiplies the RMSNorm of the
+     * Adds the partial sums of all ranks to the residual stream. Then multiplies the RMSNorm of the
      * stream by a column-parallel projection, bias included.
      *
-     * @param postNorm the norm of the sum before it is added; null if there is none
-     * @param norm the norm of the stream
+     * @param postNorm weight of the RMSNorm that the sum passes before it is added; null if the
+     *     model has none
+     * @param norm weight of the RMSNorm of the stream
      */
     T project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear);
 
-    /** As {@link #project}, for gates and values: returns {@code activation(gate) · value}. */
+    /** As {@link #project} with gate and up projection; returns {@code activation(gate) · up}. */
     T projectGated(NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp);
 
     /**
@@ -35,12 +39,13 @@ interface LayerOps<T> {
      */
     T attend(int layer, T qkv);
 
-    /** Multiplies by a row-parallel projection: the next partial sum. */
+    /** Multiplies by a row-parallel projection. The result is the new partial sum. */
     void projectBack(T x, ModelWeights.Linear linear);
 
     /**
-     * Computes a mixture of experts as {@link #projectGated} and {@link #projectBack}. Each rank
-     * computes its part of every expert; the host chooses the experts, all ranks the same.
+     * Computes a mixture of experts, instead of {@link #projectGated} and {@link #projectBack}.
+     * Each rank computes its part of every expert. The host chooses the experts, the same on all
+     * ranks.
      */
     default void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
@@ -48,10 +53,11 @@ interface LayerOps<T> {
     }
 
     /**
-     * Computes the logits of this rank's part of the vocabulary, as {@link #project} does.
+     * As {@link #project} with the output projection: the logits of this rank's part of the
+     * vocabulary.
      *
-     * @return a row for each chunk that needs logits, or for each row of a step in a CUDA graph;
-     *     null if there is none
+     * @return a row for each chunk that needs logits; in a CUDA graph, a row for each row of the
+     *     step. Null without such rows
      */
     NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear output);
 }

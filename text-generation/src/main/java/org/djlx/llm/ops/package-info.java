@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * ArrayOps         what TorchOps and CudaOps share: collectives and the residual stream over libtorch's arrays
- * CpuOps           LayerOps of decode steps on a CPU: kernels that read weights at the speed of memory
+ * ArrayOps         base class of TorchOps and CudaOps: collectives and the residual stream, over libtorch's arrays
+ * CpuOps           LayerOps of decode steps on a CPU, by kernels that are limited by memory bandwidth
  * CudaAttention    attention of prefills with kernels
  * CudaModel        a model with kernels on a GPU
  * CudaOps          LayerOps of prefills with kernels
- * Decoder          decode steps on a GPU, recorded as CUDA graphs; the recording is a LayerOps, too
- * DecoderMatmuls   the matmuls of those steps, and the norms between them
+ * Decoder          decode steps on a GPU, as CUDA graphs; contains the LayerOps that record a graph
+ * DecoderMatmuls   the matmuls of decode steps, and the norms between them
  * ExpertRouter     chooses the experts of tokens
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
@@ -16,14 +16,15 @@
  * RankModel        configuration, group, weights, cache and rotary tables of a rank
  * RotaryTables     cosines and sines of the rotary embeddings
  * TorchAttention   attention over the KV cache, and rotary embedding, with libtorch
- * TorchModel       a model without kernels for GPUs
+ * TorchModel       a model on CPUs, or on a GPU without kernels for it
  * TorchOps         LayerOps with libtorch
  * WeightQuantizer  quantizes projections while they are read
  * WeightReader     reads a rank's weights from safetensors
  */
 /**
- * One rank's part of a language model: weights, KV cache, and one forward pass on CPU and GPU, over
- * operators that each device has of its own. Start with {@link org.djlx.llm.ops.TransformerModel}.
+ * One rank's part of a language model: weights, KV cache, and one forward pass over {@code
+ * LayerOps}, which has an implementation for libtorch, for CPUs and for GPUs. Start with {@link
+ * org.djlx.llm.ops.TransformerModel}.
  *
  * <ul>
  *   <li>{@link org.djlx.llm.ops.DecoderKernels} - launches the kernels of decoding: matmuls of few

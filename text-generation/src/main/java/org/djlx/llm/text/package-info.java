@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * ControlTokens  keeps what a tokenizer takes for a control token out of clients' texts
+ * ControlTokens  keeps clients' texts from becoming control tokens, such as <|im_end|>
  * LongestToken   a lower limit of the number of tokens of a text, from tokenizer.json
  * TokenBytes     reads the bytes of tokens from tokenizer.json
  */

@@ -13,7 +13,7 @@ import java.util.function.Supplier;
 import org.djlx.llm.text.template.Lexer.Kind;
 import org.djlx.llm.text.template.Lexer.Token;
 
-/** Parses a template to nodes that evaluate themselves. */
+/** Parses a template to a tree of nodes, which are evaluated directly. */
 final class Parser {
 
     private static final int MAX_DEPTH = 100;
@@ -23,7 +23,7 @@ final class Parser {
     private static final Set<String> REFUSED_TAGS =
             Set.of("autoescape block call do extends from import include print".split(" "));
 
-    /** Arithmetic operators by precedence; those of one set are evaluated from the left. */
+    /** Arithmetic operators, lowest precedence first; one set is left-associative. */
     private static final List<Set<String>> OPERATORS =
             List.of(Set.of("+", "-"), Set.of("~"), Set.of("*", "/", "//", "%"), Set.of("**"));
 
@@ -32,7 +32,7 @@ final class Parser {
         Object value(Scope scope);
     }
 
-    /** Computes a value from the one to the left of it. */
+    /** Computes a value from the value to its left, as an operator, postfix or filter does. */
     private interface Step {
         Object value(Scope scope, Object left);
     }
@@ -43,7 +43,7 @@ final class Parser {
         CONTINUE
     }
 
-    /** A node that runs in a scope of its own. */
+    /** A node with a scope of its own. */
     record Block(Node body, Frame frame) {
 
         Scope scope(Scope parent) {
@@ -72,8 +72,8 @@ final class Parser {
      */
     static final class Frame {
 
-        private final Frame parent; // null for that of the template
-        // By name: whether the first use is an assignment that no condition skips.
+        private final Frame parent; // null for the template's frame
+        // By name: whether the first use is an unconditional assignment.
         private final Map<String, Boolean> names = new HashMap<>();
         private boolean isConditional; // the parser is inside an if
         private List<String> hidden;
@@ -111,7 +111,7 @@ final class Parser {
     }
 
     private final List<Token> tokens;
-    private final Set<String> reads; // names of variables
+    private final Set<String> reads; // names of variables that the template reads
     private int position;
     private int depth;
     private boolean inLoop;
@@ -139,7 +139,7 @@ final class Parser {
 
     // Statements
 
-    /** Parses up to a tag with one of these names, which is the next token; "" is the end. */
+    /** Parses statements up to a tag with one of these names; "" stands for the end. */
     private Node statements(Set<String> ends) {
         List<Node> nodes = new ArrayList<>();
         nest();
@@ -173,7 +173,9 @@ final class Parser {
         };
     }
 
-    /** Parses a tag after its begin: of a statement, or one that prints. */
+    /**
+     * Parses the rest of a tag, which is a statement or prints a value, up to its closing token.
+     */
     private Node tag(boolean isStatement) {
         Node node = isStatement ? statement() : print(tuple(true));
         expect(isStatement ? "%}" : "}}");
@@ -219,7 +221,7 @@ final class Parser {
         };
     }
 
-    /** Parses a part of a loop that break and continue cannot leave. */
+    /** Parses code in which break and continue of an enclosing loop are refused. */
     private Node outOfLoop(Supplier<Node> parse) {
         boolean outer = inLoop;
         inLoop = false;
@@ -228,7 +230,7 @@ final class Parser {
         return parsed;
     }
 
-    /** Parses the end of an opening tag, and the statements up to a tag with one of these names. */
+    /** Parses the end of an opening tag, then statements up to a tag with one of these names. */
     private Node body(String... ends) {
         skip(":");
         expect("%}");
@@ -241,7 +243,7 @@ final class Parser {
         return body;
     }
 
-    /** Parses a part of the template that has a scope of its own, with these parameters. */
+    /** Parses code with a scope of its own, in which these names are set before it runs. */
     private Block inScope(List<String> parameters, Supplier<Node> parse) {
         Frame inner = new Frame(frame);
         frame = inner;
@@ -251,7 +253,7 @@ final class Parser {
         return new Block(parsed, inner);
     }
 
-    /** Parses filters, if there are any, and a block, whose output the filters get. */
+    /** Parses optional filters and a block; the filters apply to the block's output. */
     private Node captured(boolean hasFilters, String end) {
         List<Step> filters = new ArrayList<>();
         Block block =
@@ -295,7 +297,7 @@ final class Parser {
         };
     }
 
-    /** Parses the left side of an assignment: one name, or several with commas between them. */
+    /** Parses the left side of an assignment: one name, or a tuple of names. */
     private BiConsumer<Scope, Object> target(List<String> names) {
         boolean isTuple = false;
         boolean hasBrackets = skip("(");
@@ -364,7 +366,7 @@ final class Parser {
         expect("in");
         Node elements = tuple(false);
         Block test = inScope(names, () -> skip("if") ? expression() : null);
-        boolean isRecursive = skip("recursive"); // refused where it calls itself
+        boolean isRecursive = skip("recursive"); // A call of loop() fails: it is not supported.
         boolean outer = inLoop;
         inLoop = true;
         List<String> variables = new ArrayList<>(names);
@@ -515,7 +517,7 @@ final class Parser {
     }
 
     /**
-     * Parses an expression, or several with commas between them: a tuple.
+     * Parses an expression, or a tuple without brackets.
      *
      * @param withCondition whether an element may be {@code a if b else c}
      */
@@ -548,7 +550,7 @@ final class Parser {
     /**
      * Parses operands of {@code and} or {@code or}.
      *
-     * @param decisive the truth of an operand that ends the evaluation
+     * @param decisive the truth value that ends the evaluation: true for {@code or}
      */
     private Node logical(String operator, boolean decisive, Supplier<Node> operand) {
         Node first = operand.get();
@@ -600,7 +602,7 @@ final class Parser {
         };
     }
 
-    /** Parses operands of the arithmetic operators from a precedence on. */
+    /** Parses arithmetic operators of this precedence and all higher ones. */
     private Node binary(int precedence) {
         if (precedence == OPERATORS.size()) {
             return unary(true);
@@ -691,7 +693,7 @@ final class Parser {
         }
     }
 
-    /** Parses parts with commas between them, and what ends them. */
+    /** Parses parts separated by commas, and the closing token. */
     private void separated(String end, Runnable part) {
         while (!skip(end)) {
             part.run();

@@ -7,14 +7,14 @@
  * Lexer          source to tokens; whitespace control and raw blocks
  * Loop           the variable loop
  * Numbers        Python's arithmetic and texts of numbers
- * Parser         tokens to nodes, which evaluate themselves
- * Repr           Python's texts of values
- * Run            one rendering: output, and its bounds
- * Scope          variables by name, within those of an enclosing scope
+ * Parser         tokens to a tree of nodes, which are evaluated directly
+ * Repr           Python's repr() of values
+ * Run            one rendering: its output, and limits of output, steps and depth
+ * Scope          variables by name, nested in an enclosing scope
  * Strings        Python's methods of strings, by code points, and % formatting
  * Table          methods of a type, filters or tests by name, with their parameters
  * TemplateError  why a template cannot be parsed or rendered
- * Values         what Python does with values: truth, equality, order, attributes
+ * Values         Python's semantics of values: truth, equality, order, attributes
  */
 /**
  * An interpreter of Jinja2 templates with Python's semantics, for chat templates: untrusted
