@@ -344,8 +344,8 @@ public final class DataParallelTrainer extends Trainer {
         follow();
         replicas().forEach(Replica::followFreezing);
         GradientScope scope = GradientScope.current().orElse(null);
-        boolean needed = replicas().size() > 1 || strategy.meetsInEachPass() || scaler != null;
-        if (scope == null && needed && JniUtils.isGradMode()) {
+        boolean needsScope = replicas().size() > 1 || strategy.meetsInEachPass() || scaler != null;
+        if (scope == null && needsScope && JniUtils.isGradMode()) {
             throw new IllegalStateException(
                     "forward: gradients are on, but no collector of this trainer is open on this"
                             + " thread, so "
@@ -546,15 +546,15 @@ public final class DataParallelTrainer extends Trainer {
             addMetric("step", begin);
             return;
         }
-        AtomicBoolean different = new AtomicBoolean();
+        AtomicBoolean updated = new AtomicBoolean();
         CountDownLatch first = new CountDownLatch(1);
         eachReduced(
                 replica -> {
                     if (update(replica, first)) {
-                        different.set(true);
+                        updated.set(true);
                     }
                 });
-        if (!different.get()) {
+        if (!updated.get()) {
             throw new IllegalStateException(
                     "step: all gradients are zero; call collector.backward() on the loss, within"
                             + " trainer.newGradientCollector(), before trainer.step()");

@@ -16,8 +16,8 @@
  *   <li>{@link org.djlx.collectives.engine.ParallelModel} - a model on several ranks
  *   <li>{@link org.djlx.collectives.engine.ParallelModelLoader} - interface of loaders for models
  *       that are divided among ranks; you can add your own
- *   <li>{@link org.djlx.collectives.engine.TrainerFactory} - makes trainers; the module training
- *       has the one
+ *   <li>{@link org.djlx.collectives.engine.TrainerFactory} - creates trainers; implemented by the
+ *       module training
  * </ul>
  */
 package org.djlx.collectives.engine;

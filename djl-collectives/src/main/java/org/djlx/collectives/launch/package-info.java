@@ -10,7 +10,7 @@
  */
 /**
  * Runs a program in a process for each rank, on one host or several, as torchrun does, and reads
- * what launchers say in environment variables.
+ * the environment variables of launchers.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.launch.Launch} - the main class, and a command of picocli

@@ -144,8 +144,9 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
 
     /** Returns how many items of the epoch all processes together have trained on. */
     private long items(TrainingProgress progress) {
-        boolean same = progress.epoch() == restored.epoch() && progress.batch() >= restored.batch();
-        return same
+        boolean resumed =
+                progress.epoch() == restored.epoch() && progress.batch() >= restored.batch();
+        return resumed
                 ? restoredItems + (progress.batch() - restored.batch()) * sampler.itemsPerBatch()
                 : progress.batch() * sampler.itemsPerBatch();
     }

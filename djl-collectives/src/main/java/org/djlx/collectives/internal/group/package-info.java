@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What process groups do on every backend. Internal.
+ * The part of process groups that all backends have in common. Internal.
  *
  * <ul>
  *   <li>RankGroup - the process group of one rank: checks arguments and issues operations in order

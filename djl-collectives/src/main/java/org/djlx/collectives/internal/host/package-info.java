@@ -12,14 +12,14 @@
  *       compare
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
  *       epochs, states, signals
- *   <li>{@link org.djlx.collectives.internal.host.FailureNote} - tells the ranks of a group,
- *       through its store, that one has failed
+ *   <li>{@link org.djlx.collectives.internal.host.FailureNote} - reports a failed rank to the other
+ *       ranks of a group, through its store
  *   <li>{@link org.djlx.collectives.internal.host.GroupExchange} - exchange of values between the
  *       ranks of a group, through its store
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
- *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - shows through a store that a member
- *       of a job lives, and notices silent ones
+ *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - heartbeats of the members of a job,
+ *       through a store; detects missing ones
  *   <li>{@link org.djlx.collectives.internal.host.HostSync} - host-side checks for GPU backends
  *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process is alive
  *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - logs long waits

@@ -19,6 +19,7 @@ final class Parser {
     private static final int MAX_DEPTH = 100;
     private static final Set<String> CONSTANTS =
             Set.of("true", "True", "false", "False", "none", "None");
+    // Variables that Jinja2 defines within a macro.
     private static final Set<String> OF_CALLS = Set.of("caller", "kwargs", "varargs");
     private static final Set<String> REFUSED_TAGS =
             Set.of("autoescape block call do extends from import include print".split(" "));
@@ -732,11 +733,15 @@ final class Parser {
         }
         expect(":");
         Node end = is(":") || is("]") ? none : expression();
-        Node by = skip(":") && !is("]") ? expression() : none;
+        Node stride = skip(":") && !is("]") ? expression() : none;
         expect("]");
         return (scope, value) ->
                 Values.slice(
-                        scope.run, value, begin.value(scope), end.value(scope), by.value(scope));
+                        scope.run,
+                        value,
+                        begin.value(scope),
+                        end.value(scope),
+                        stride.value(scope));
     }
 
     private Step call() {
