@@ -156,10 +156,14 @@ public final class KernelArguments {
      * @param value the value
      * @return this
      * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
-     *     the member is too small for the value
+     *     the member is a float, or too small for the value
      */
     public KernelArguments put(String member, long value) {
         KernelConstants.Member of = member(member);
+        if (of.type().equals("float")) {
+            throw new IllegalArgumentException(
+                    "%s of %s is a float, not an integer".formatted(member, struct.name()));
+        }
         if (of.byteSize() == Integer.BYTES) {
             if (value != (int) value) {
                 throw new IllegalArgumentException(
@@ -180,14 +184,15 @@ public final class KernelArguments {
      * @param member its name
      * @param value the value
      * @return this
-     * @throws IllegalArgumentException if the last argument is not a struct with such a member
+     * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
+     *     the member is not a float
      */
     public KernelArguments put(String member, float value) {
         KernelConstants.Member of = member(member);
-        if (of.byteSize() != Float.BYTES) {
+        if (!of.type().equals("float")) {
             throw new IllegalArgumentException(
-                    "%s of %s has %d bytes, but a float has 4"
-                            .formatted(member, struct.name(), of.byteSize()));
+                    "%s of %s is of type %s, not a float"
+                            .formatted(member, struct.name(), of.type()));
         }
         putHalf(structOffset + of.offset(), Float.floatToRawIntBits(value));
         members.set(of.offset());

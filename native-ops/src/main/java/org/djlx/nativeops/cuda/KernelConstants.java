@@ -142,7 +142,9 @@ public final class KernelConstants {
 
     private Layout type(String type, boolean isPointer) {
         Integer size = isPointer ? Integer.valueOf(Long.BYTES) : SIZES.get(type);
-        return size == null ? struct(type) : new Layout(type, size, size, Map.of(), Map.of());
+        return size == null
+                ? struct(type)
+                : new Layout(isPointer ? type + "*" : type, size, size, Map.of(), Map.of());
     }
 
     private static int align(int offset, int alignment) {
@@ -162,10 +164,11 @@ public final class KernelConstants {
     /**
      * A member of a basic type.
      *
+     * @param type its type; {@code x*} for a pointer
      * @param offset its offset in bytes
      * @param byteSize its size in bytes
      */
-    public record Member(int offset, int byteSize) {}
+    public record Member(String type, int offset, int byteSize) {}
 
     /**
      * The layout of a struct.
@@ -187,13 +190,13 @@ public final class KernelConstants {
         /** Adds the members of a member with this layout. */
         private void addTo(Map<String, Member> all, String prefix, int begin) {
             if (offsets.isEmpty()) {
-                all.put(prefix, new Member(begin, byteSize));
+                all.put(prefix, new Member(name, begin, byteSize));
             }
             members.forEach(
                     (member, of) ->
                             all.put(
                                     prefix + "." + member,
-                                    new Member(begin + of.offset, of.byteSize)));
+                                    new Member(of.type, begin + of.offset, of.byteSize)));
         }
 
         /**

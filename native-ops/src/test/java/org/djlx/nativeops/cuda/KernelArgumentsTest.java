@@ -95,6 +95,8 @@ class KernelArgumentsTest {
                         () -> arguments.put("rows", 1),
                         () -> arguments.put("columns", 1),
                         () -> arguments.put("inner.count", 1L << 32),
+                        () -> arguments.put("inner.count", 1f),
+                        () -> arguments.put("factor", 1),
                         () -> arguments.put("inner.x", 1f))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }
