@@ -23,8 +23,8 @@ import org.djlx.nativeops.host.Required;
  *     SM. With this limit the blocks of all ranks are resident at the same time; on a shared GPU
  *     half of the SMs stay free for other kernels. The same on all ranks
  * @param status the address of two words in host memory, as {@link KernelSignals#status}
- * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with
- *     {@code struct Control} of {@code one_shot.cuh}
+ * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with {@code
+ *     struct Control} of {@code one_shot.cuh}
  * @param begin the offset of the first half of the slots, in bytes
  * @param half the size of each half, in bytes
  * @param slot the size of a slot, in bytes
