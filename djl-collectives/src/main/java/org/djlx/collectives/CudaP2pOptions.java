@@ -198,7 +198,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * Sets the size of each rank's P2P buffer.
          *
          * @param bytes the size in bytes; 0 for no buffer; 256 MiB unless set
-         * @return this builder
          */
         public Builder optBufferSize(long bytes) {
             this.bufferSize = requireSize("the buffer size", bytes);
@@ -210,7 +209,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * org.djlx.collectives.p2p.P2pAllocator} allocates arrays.
          *
          * @param bytes the size in bytes; 0 (no heap) unless set
-         * @return this builder
          */
         public Builder optHeapSize(long bytes) {
             this.heapSize = requireSize("the heap size", bytes);
@@ -221,7 +219,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * Sets how long an operation may take, whether NCCL runs it or not.
          *
          * @param timeout the timeout; the timeout of the NCCL options unless set
-         * @return this builder
          */
         @Override
         public Builder optTimeout(Duration timeout) {
@@ -231,9 +228,6 @@ public final class CudaP2pOptions extends BackendOptions {
         /**
          * Sets the NCCL options. {@code optTimeout}, {@code optWarnAfter}, {@code optDevices},
          * {@code optBlockingWait} and {@code optVerify} apply to the whole backend.
-         *
-         * @param options the options
-         * @return this builder
          */
         public Builder optNcclOptions(NcclOptions options) {
             this.ncclOptions = Required.argument("optNcclOptions: options", options);
@@ -248,7 +242,6 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * @param bytes the size in bytes; unless set, 64 MiB for two ranks, 768 KiB divided by the
          *     number of other ranks for more, and 256 KiB in a hybrid cube mesh
-         * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {
             this.oneShotBytes = requireSize("the largest one-shot size", bytes);
@@ -260,7 +253,6 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * @param bytes the size in bytes; unless set, 64 MiB for up to four ranks and in graphs,
          *     otherwise 16 MiB
-         * @return this builder
          */
         public Builder optTwoShotBytes(long bytes) {
             this.twoShotBytes = requireSize("the largest two-shot size", bytes);
@@ -282,7 +274,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * docs/operations.md}, Ranks that share a GPU, lists.
          *
          * @param shared true to share; false unless set
-         * @return this builder
          */
         public Builder optSharedGpus(boolean shared) {
             this.sharedGpus = shared;
@@ -301,7 +292,6 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * @param allowed true to allow it; unless set, it is allowed for up to four ranks and in
          *     graphs
-         * @return this builder
          */
         public Builder optDirect(boolean allowed) {
             this.direct = Choice.of(allowed);
@@ -315,7 +305,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * buffers, NCCL runs all of them.
          *
          * @param used whether to use copy engines; by default, only if ranks share GPUs
-         * @return this builder
          */
         public Builder optCopyEngines(boolean used) {
             this.copyEngines = Choice.of(used);
@@ -329,7 +318,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * P2P, even if their GPUs could.
          *
          * @param kind the topology
-         * @return this builder
          */
         public Builder optTopology(GpuTopology.Kind kind) {
             this.topology = Required.argument("optTopology: kind", kind);

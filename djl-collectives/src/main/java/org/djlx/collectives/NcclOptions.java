@@ -117,7 +117,6 @@ public final class NcclOptions extends BackendOptions {
          * the process ends, because the GPU may still write to it.
          *
          * @param timeout the timeout; 30 minutes unless set
-         * @return this builder
          */
         @Override
         public Builder optTimeout(Duration timeout) {
@@ -128,7 +127,6 @@ public final class NcclOptions extends BackendOptions {
          * Sets whether operations run on a high-priority stream.
          *
          * @param high true for high priority; false unless set
-         * @return this builder
          */
         public Builder optHighPriorityStream(boolean high) {
             this.highPriorityStream = high;
@@ -142,7 +140,6 @@ public final class NcclOptions extends BackendOptions {
          * then shows only in later calls. As in c10d, a barrier always blocks the host.
          *
          * @param blocking true to block the host; true unless set
-         * @return this builder
          */
         public Builder optBlockingWait(boolean blocking) {
             this.blockingWait = blocking;
@@ -163,7 +160,6 @@ public final class NcclOptions extends BackendOptions {
          * </ul>
          *
          * @param compare true to compare; false unless set
-         * @return this builder
          */
         public Builder optVerify(boolean compare) {
             this.verify = compare;
@@ -177,7 +173,6 @@ public final class NcclOptions extends BackendOptions {
          *
          * @param intraNode true to use them; unless set, the environment variable {@value
          *     #INTRA_NODE_COMM} decides, as in c10d
-         * @return this builder
          */
         public Builder optIntraNodeComm(boolean intraNode) {
             this.intraNodeComm = intraNode;
@@ -188,7 +183,6 @@ public final class NcclOptions extends BackendOptions {
          * Sets whether sub-groups share NCCL's resources with their parent ({@code splitShare}).
          *
          * @param share true to share; NCCL's choice unless set
-         * @return this builder
          */
         public Builder optSplitShare(boolean share) {
             this.splitShare = share;
@@ -204,7 +198,6 @@ public final class NcclOptions extends BackendOptions {
          * rank.
          *
          * @param devices one GPU, or one per rank; all distinct
-         * @return this builder
          */
         public Builder optDevices(Device... devices) {
             Required.argument("optDevices: devices", devices);

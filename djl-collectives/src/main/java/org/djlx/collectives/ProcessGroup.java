@@ -369,7 +369,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Checks arguments as {@link #allGatherIntoTensor} does. For library operations with the same
      * contract, which run by {@link #execute}.
      *
-     * @param output the output
      * @param input this rank's input
      * @return type, shape and address of the input
      * @throws IllegalArgumentException if an argument is invalid

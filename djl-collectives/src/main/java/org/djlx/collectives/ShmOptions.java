@@ -55,7 +55,6 @@ public final class ShmOptions extends BackendOptions {
          * Sets the size of each rank's P2P buffer. A page takes memory only after its first access.
          *
          * @param bytes the size in bytes; 0 for no buffer; 64 MiB unless set
-         * @return this builder
          */
         public Builder optBufferSize(long bytes) {
             this.bufferSize = requireSize("buffer", bytes);
@@ -68,7 +67,6 @@ public final class ShmOptions extends BackendOptions {
          * its first access.
          *
          * @param bytes the size in bytes; 0 (no heap) unless set
-         * @return this builder
          */
         public Builder optHeapSize(long bytes) {
             this.heapSize = requireSize("heap", bytes);
@@ -88,7 +86,6 @@ public final class ShmOptions extends BackendOptions {
          * Each rank has two chunks of staging memory.
          *
          * @param bytes the size in bytes, a positive multiple of 4096; 1 MiB unless set
-         * @return this builder
          */
         public Builder optChunkSize(long bytes) {
             if (bytes <= 0 || bytes % 4096 != 0) {

@@ -135,7 +135,6 @@ public final class FusedOps {
      *     between matrices and between ranks
      * @param gatherDim the dimension along which the parts are concatenated, in rank order. A
      *     negative dimension counts from the back
-     * @param group the group
      * @return the gathered A, and its product with each matrix, of shape (…, N)
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -150,7 +149,6 @@ public final class FusedOps {
      * @param aShard this rank's part of A
      * @param bs the matrices
      * @param gatherDim the dimension along which the parts are concatenated
-     * @param group the group
      * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products, and the gathered A if {@code returnGathered} is true
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
@@ -190,7 +188,6 @@ public final class FusedOps {
      *     shape on all ranks
      * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the
      *     values. N may differ between ranks
-     * @param group the group
      * @return the product, of shape (…, N); empty if nothing was computed
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -221,7 +218,6 @@ public final class FusedOps {
      * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
      *     rank order. Its size is a multiple of the world size. A negative dimension counts from
      *     the back
-     * @param group the group
      * @return this rank's part of the result
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -255,7 +251,6 @@ public final class FusedOps {
      *
      * @param a of shape (…, K) with 2 or more dimensions; the same shape on all ranks, except for K
      * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
-     * @param group the group
      * @return the sum of the products, of shape (…, N); the same on all ranks
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -294,7 +289,6 @@ public final class FusedOps {
      * @param shard this rank's shard, of any element type; the same shape on all ranks. There is no
      *     gradient: with gradients on, a shard that requires a gradient is refused
      * @param consumer called once for each rank
-     * @param group the group
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void pipelinedAllGather(
@@ -324,7 +318,6 @@ public final class FusedOps {
      *     contiguous, of any element type, the same shape on all ranks. The first size is a
      *     multiple of the world size. On a GPU it is written when the current stream gets there.
      *     The producer must not use it
-     * @param group the group
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @throws org.djlx.collectives.CollectiveException on the CPU, if the producer or the group
      *     fails; the cause is the producer's exception. On a GPU the next call on the group may
@@ -377,7 +370,6 @@ public final class FusedOps {
      * @param aScale the scale of {@code aShard}, or of each of its rows
      * @param bScales the scale of each B, or of each of its columns
      * @param gatherDim the first dimension of A: 0, or its negative index
-     * @param group the group
      * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products in bfloat16, of shape (…, N), and the gathered A if {@code
      *     returnGathered} is true
@@ -414,7 +406,6 @@ public final class FusedOps {
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}
      * @param scatterDim the first dimension of the product: 0, or its negative index. Its size is a
      *     multiple of the world size
-     * @param group the group
      * @return this rank's part of the result, in bfloat16
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -502,7 +493,6 @@ public final class FusedOps {
      * @param residual of the same shape and type
      * @param weight of shape (hidden) and the same type
      * @param epsilon the number added to the mean of squares, finite and at least 0
-     * @param group the group
      * @return new arrays in the manager of the partial; no input is changed
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
@@ -522,7 +512,6 @@ public final class FusedOps {
      * @param residual of the same shape and type
      * @param weight of shape (hidden) and the same type
      * @param epsilon the number added to the mean of squares, finite and at least 0
-     * @param group the group
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void allReduceRmsNorm(
@@ -542,7 +531,6 @@ public final class FusedOps {
      * @param type the element type
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
-     * @param group the group
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
@@ -589,7 +577,6 @@ public final class FusedOps {
      * As {@link #forceFallback()}, for any path. A call takes another path where this one is not
      * possible; {@link UsageCounter} tells.
      *
-     * @param path the path
      * @return the scope
      */
     public static Scope force(Path path) {
@@ -623,7 +610,6 @@ public final class FusedOps {
      *   <li>Float8, calls recorded into a graph, and groups on the CPU are not measured.
      * </ul>
      *
-     * @param group the group
      * @return the scope
      * @throws IllegalArgumentException if the group is null
      */

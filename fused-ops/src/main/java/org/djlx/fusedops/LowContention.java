@@ -45,7 +45,6 @@ public final class LowContention {
      * outputs must then lie there on all ranks, at the same offset. Otherwise the other ranks write
      * into this rank's P2P buffer, and this rank copies the result from there.
      *
-     * @param group the group
      * @param output receives the arrays; has world size times as many elements as the input
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
      *     this rank's part of the output. Otherwise input and output share no memory
@@ -69,7 +68,6 @@ public final class LowContention {
      * Reduces an array over all ranks and scatters the result along its first dimension, in rank
      * order.
      *
-     * @param group the group
      * @param output receives this rank's part; the same shape on all ranks. It may be this rank's
      *     part of the input. Otherwise input and output share no memory
      * @param input the array to reduce, of float32, float64, float16 or bfloat16; has world size

@@ -30,7 +30,6 @@ public final class UsageCounter implements AutoCloseable {
      * The key by which calls are counted.
      *
      * @param operator the operator's name
-     * @param path the path
      * @param reason why the call fell back; null if it did not
      * @param choice the choice of the cost model; null for operators without one
      */
@@ -65,7 +64,6 @@ public final class UsageCounter implements AutoCloseable {
     /**
      * {@return the number of calls of all fused operators that took a path}
      *
-     * @param path the path
      * @throws IllegalArgumentException if the path is null
      */
     public long calls(Path path) {
@@ -84,7 +82,6 @@ public final class UsageCounter implements AutoCloseable {
      *     lowContentionReduceScatter}, {@code pipelinedAllGather}, {@code
      *     pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or {@code
      *     allToAllVdev2dOffset}
-     * @param path the path
      * @throws IllegalArgumentException if an argument is null
      */
     public long calls(String operator, Path path) {
@@ -98,7 +95,6 @@ public final class UsageCounter implements AutoCloseable {
     /**
      * {@return the number of calls that fell back for a reason}
      *
-     * @param reason the reason
      * @throws IllegalArgumentException if the reason is null
      */
     public long fallbacks(FallbackReason reason) {
@@ -112,7 +108,6 @@ public final class UsageCounter implements AutoCloseable {
      * {@return the number of calls of one operator that fell back for a reason}
      *
      * @param operator the operator's name, see {@link #calls(String, Path)}
-     * @param reason the reason
      * @throws IllegalArgumentException if an argument is null
      */
     public long fallbacks(String operator, FallbackReason reason) {

@@ -63,7 +63,6 @@ public final class VariableAllToAll {
      * Sends rows from every rank to every rank. As {@link ProcessGroup#allToAllSingle}, with splits
      * on the device.
      *
-     * @param group the group
      * @param output receives the rows, in the order of their source ranks
      * @param input the rows, in the order of the ranks to which they go
      * @param inSplits of shape (W): the number of rows that go to each rank
@@ -85,7 +84,6 @@ public final class VariableAllToAll {
     /**
      * Sends rows from every rank to the experts of every rank.
      *
-     * @param group the group
      * @param output receives the rows for this rank's experts: by expert, then by source rank
      * @param input the rows, in the order of the experts to which they go
      * @param inSplits of shape (E): the number of rows that go to each expert
@@ -118,7 +116,6 @@ public final class VariableAllToAll {
      * Sends rows from experts back to the ranks that they came from: the way back of {@link
      * #allToAllVdev2d}, whose {@code outSplitsOffsets} this method takes.
      *
-     * @param group the group
      * @param output receives the rows in the order of the experts, without padding
      * @param input the rows of this rank's experts
      * @param inSplitsOffsets of shape (2, E): for each expert and destination rank the number of

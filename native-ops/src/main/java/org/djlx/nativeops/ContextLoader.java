@@ -41,7 +41,6 @@ public final class ContextLoader {
      * the class's loader. Threads that the call creates inherit it.
      *
      * @param type the class
-     * @param call the call
      * @return its result
      * @throws E what it throws
      * @param <T> the result's type
@@ -65,7 +64,6 @@ public final class ContextLoader {
      * Returns the providers of a service, by {@link ServiceLoader}: those that the service's class
      * loader sees, then those that only the context class loader sees.
      *
-     * @param service the service
      * @return one provider of each class
      * @param <T> the service's type
      */

@@ -8,7 +8,6 @@ import org.djlx.llm.sampling.TokenLogProbability;
  * A generated token and the text that it completes. The concatenated texts of all pieces of a
  * {@link Generation} are the generated text.
  *
- * @param token the token
  * @param text the text; empty while the token is only a part of a character or may begin a stop
  *     string, and if the generator has no tokenizer. The texts never contain a stop token, a stop
  *     string, or text after a stop string
@@ -26,8 +25,6 @@ public record GeneratedPiece(
     /**
      * Creates a piece without the most probable tokens.
      *
-     * @param token the token
-     * @param text the text
      * @param logProbability the log probability of the token
      */
     public GeneratedPiece(int token, String text, float logProbability) {

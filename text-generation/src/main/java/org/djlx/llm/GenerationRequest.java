@@ -156,7 +156,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets the prompt as text. Either this or {@link #setPromptTokens} is required.
          *
          * @param prompt the text; the tokenizer adds its special tokens
-         * @return this builder
          */
         public Builder setPrompt(String prompt) {
             this.prompt = prompt;
@@ -167,7 +166,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets the prompt by its tokens. Either this or {@link #setPrompt} is required.
          *
          * @param tokens the tokens; no special tokens are added
-         * @return this builder
          */
         public Builder setPromptTokens(int... tokens) {
             promptTokens = tokens == null ? null : tokens.clone();
@@ -178,7 +176,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets the maximum number of tokens to generate.
          *
          * @param maxNewTokens the number, 1 or more; default 128
-         * @return this builder
          */
         public Builder optMaxNewTokens(int maxNewTokens) {
             this.maxNewTokens = maxNewTokens;
@@ -189,7 +186,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets the temperature, by which the logits are divided.
          *
          * @param temperature the temperature, 0 or more; default 0, greedy sampling
-         * @return this builder
          */
         public Builder optTemperature(double temperature) {
             this.temperature = temperature;
@@ -200,7 +196,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Samples only from the most probable tokens.
          *
          * @param topK the number of tokens, 0 or more; default 0, all tokens
-         * @return this builder
          */
         public Builder optTopK(int topK) {
             this.topK = topK;
@@ -213,7 +208,6 @@ public final class GenerationRequest implements SamplingOptions {
          * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
          *
          * @param topP the probability, above 0 and at most 1; default 1, all tokens
-         * @return this builder
          */
         public Builder optTopP(double topP) {
             this.topP = topP;
@@ -226,7 +220,6 @@ public final class GenerationRequest implements SamplingOptions {
          * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
          *
          * @param repetitionPenalty the penalty, above 0; default 1, no change
-         * @return this builder
          */
         public Builder optRepetitionPenalty(double repetitionPenalty) {
             this.repetitionPenalty = repetitionPenalty;
@@ -246,7 +239,6 @@ public final class GenerationRequest implements SamplingOptions {
          * </ul>
          *
          * @param seed the seed; default random
-         * @return this builder
          */
         public Builder optSeed(long seed) {
             this.seed = seed;
@@ -257,7 +249,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets stop tokens, in addition to the model's end-of-text tokens.
          *
          * @param tokens the tokens; default none
-         * @return this builder
          */
         public Builder optStopTokens(int... tokens) {
             stopTokens = tokens == null ? null : tokens.clone();
@@ -268,7 +259,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets stop strings. The model must have a tokenizer.
          *
          * @param strings the strings, none of them empty; default none
-         * @return this builder
          */
         public Builder optStopStrings(List<String> strings) {
             stopStrings = strings;
@@ -279,7 +269,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Sets whether generation continues after the model's end-of-text tokens.
          *
          * @param ignoreEndOfText whether to continue; default false
-         * @return this builder
          */
         public Builder optIgnoreEndOfText(boolean ignoreEndOfText) {
             this.ignoreEndOfText = ignoreEndOfText;
@@ -292,7 +281,6 @@ public final class GenerationRequest implements SamplingOptions {
          * href="https://arxiv.org/abs/2407.01082">arXiv:2407.01082</a>).
          *
          * @param minP the share, from 0 to 1; default 0, all tokens
-         * @return this builder
          */
         public Builder optMinP(double minP) {
             this.minP = minP;
@@ -303,7 +291,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Subtracts the penalty from the logit of a token for each time it was generated.
          *
          * @param frequencyPenalty the penalty, from -2 to 2; default 0, no change
-         * @return this builder
          */
         public Builder optFrequencyPenalty(double frequencyPenalty) {
             this.frequencyPenalty = frequencyPenalty;
@@ -314,7 +301,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Subtracts the penalty from the logits of tokens that were generated.
          *
          * @param presencePenalty the penalty, from -2 to 2; default 0, no change
-         * @return this builder
          */
         public Builder optPresencePenalty(double presencePenalty) {
             this.presencePenalty = presencePenalty;
@@ -325,7 +311,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Adds to the logits of tokens, before the penalties.
          *
          * @param logitBias what is added, from -100 to 100, by token; default none
-         * @return this builder
          */
         public Builder optLogitBias(Map<Integer, Double> logitBias) {
             this.logitBias = logitBias;
@@ -337,7 +322,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Stop strings in the text of these tokens are ignored.
          *
          * @param minNewTokens the number, from 0 to the maximum number of new tokens; default 0
-         * @return this builder
          */
         public Builder optMinNewTokens(int minNewTokens) {
             this.minNewTokens = minNewTokens;
@@ -348,7 +332,6 @@ public final class GenerationRequest implements SamplingOptions {
          * Generates only texts of a grammar (structured output). The model must have a tokenizer.
          *
          * @param grammar the texts; default null, any text
-         * @return this builder
          */
         public Builder optGrammar(Grammar grammar) {
             this.grammar = grammar;
@@ -360,7 +343,6 @@ public final class GenerationRequest implements SamplingOptions {
          * of the model: before penalties, biases and temperature.
          *
          * @param count how many, from 0 to {@link #MAX_TOP_LOG_PROBABILITIES}; default 0
-         * @return this builder
          */
         public Builder optTopLogProbabilities(int count) {
             topLogProbabilities = count;
@@ -373,7 +355,6 @@ public final class GenerationRequest implements SamplingOptions {
          * and does not use the prefix cache.
          *
          * @param promptLogProbabilities whether to compute them; default false
-         * @return this builder
          */
         public Builder optPromptLogProbabilities(boolean promptLogProbabilities) {
             this.promptLogProbabilities = promptLogProbabilities;

@@ -25,7 +25,6 @@ public interface TextGenerator extends AutoCloseable {
     /**
      * Submits a request. Returns immediately.
      *
-     * @param request the request
      * @return the generation
      * @throws IllegalArgumentException if the model cannot serve the request; see {@link
      *     #submitAll}

@@ -42,7 +42,6 @@ public final class ActivationCheckpoint extends AbstractBlock {
     /**
      * Wraps a block. Its parameters' names get a prefix, as those of any child block.
      *
-     * @param block the block
      * @return a block that computes the same
      * @throws IllegalArgumentException if the block is null
      */

@@ -54,7 +54,6 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Creates a configuration.
      *
-     * @param loss the loss
      * @throws IllegalArgumentException if a system property has an illegal value
      */
     public DataParallelConfig(Loss loss) {

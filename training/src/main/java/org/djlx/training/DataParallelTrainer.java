@@ -56,7 +56,6 @@ public final class DataParallelTrainer extends Trainer {
     /**
      * Creates a trainer and the process group of its ranks.
      *
-     * @param model the model
      * @param config the configuration; a {@link DataParallelConfig} has more settings
      * @return the trainer, to be closed
      */

@@ -161,7 +161,6 @@ public final class DistributedSampler implements Sampler {
          * Sets the size of this process's batches.
          *
          * @param size the number of items
-         * @return this builder
          */
         public Builder setBatchSize(int size) {
             batchSize = size;
@@ -174,7 +173,6 @@ public final class DistributedSampler implements Sampler {
          * process.
          *
          * @param group this rank's handle on the group
-         * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
             rank = Required.argument("optGroup: group", group).rank();
@@ -186,7 +184,6 @@ public final class DistributedSampler implements Sampler {
          * Sets whether each epoch has a random order.
          *
          * @param shuffle true, the default, for a random order; false for the dataset's order
-         * @return this builder
          */
         public Builder optShuffle(boolean shuffle) {
             this.shuffle = shuffle;
@@ -197,7 +194,6 @@ public final class DistributedSampler implements Sampler {
          * Sets the seed of the random orders. All processes must set the same.
          *
          * @param seed the seed; the default is 0
-         * @return this builder
          */
         public Builder optSeed(long seed) {
             this.seed = seed;
@@ -210,7 +206,6 @@ public final class DistributedSampler implements Sampler {
          *
          * @param pad true to fill up with items from the epoch's beginning; false, the default, to
          *     drop them
-         * @return this builder
          */
         public Builder optPad(boolean pad) {
             this.pad = pad;

@@ -36,7 +36,6 @@ public final class EvaluatorSums {
     /**
      * Finds the sums of a trainer's evaluators.
      *
-     * @param trainer the trainer
      * @return the sums, which change as the evaluators do
      */
     public static EvaluatorSums of(Trainer trainer) {
@@ -80,7 +79,6 @@ public final class EvaluatorSums {
      * Sets the sums of evaluators. Leaves out those that this trainer does not have, or that have
      * no such accumulator.
      *
-     * @param accumulator the accumulator
      * @param values as {@link #values}
      */
     public void set(String accumulator, Map<String, double[]> values) {

@@ -33,7 +33,6 @@ public final class OptimizerState {
     /**
      * Finds the state of an optimizer.
      *
-     * @param optimizer the optimizer
      * @throws IllegalStateException if the optimizer has state in fields of other types, which
      *     would be lost
      */
@@ -165,8 +164,6 @@ public final class OptimizerState {
 
     /**
      * Sets the greatest number of updates of a parameter.
-     *
-     * @param number the number
      */
     public void setUpdates(int number) {
         try {

@@ -16,7 +16,6 @@ import org.djlx.nativeops.host.NativeCalls;
  * Measures contenders on one rank, called by the host and replayed from recordings. All warm up
  * first, then take turns, because clocks drift with heat and power.
  *
- * @param rank the rank
  * @param turns the number of inputs that a contender's calls use in rotation; a recording has one
  *     call for each input
  * @param turnBytes the bytes of operands and results of one call

@@ -15,7 +15,6 @@ public interface TrainerFactory {
     /**
      * A new trainer.
      *
-     * @param trainer the trainer
      * @param process the data-parallel rank of this process, from 0; rank 0 saves the model
      */
     record Made(Trainer trainer, int process) {}

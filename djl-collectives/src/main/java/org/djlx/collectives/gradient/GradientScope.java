@@ -176,7 +176,6 @@ public final class GradientScope implements GradientCollector {
      *
      * @param operator the operator's name, for errors
      * @param role the input's name, for errors
-     * @param input the input
      * @throws IllegalArgumentException if the call must be recorded, but no scope is open on this
      *     thread: the gradient would be lost
      */
@@ -278,8 +277,6 @@ public final class GradientScope implements GradientCollector {
     /**
      * {@return the originals of an array that {@link #recordConversion} recorded, in their order;
      * the array itself if it is not a conversion, or if one of the originals is closed}
-     *
-     * @param array the array
      */
     public List<NDArray> originals(NDArray array) {
         Boundary maker = makers.get(array);

@@ -347,7 +347,6 @@ public final class LaunchEnvironment {
          *
          * @param rank this rank, from 0
          * @param worldSize the number of ranks
-         * @return this builder
          */
         public Builder optRank(int rank, int worldSize) {
             options.put("RANK", Integer.toString(rank));
@@ -360,7 +359,6 @@ public final class LaunchEnvironment {
          *
          * @param address a name or an address of the host of rank 0, the same on all ranks
          * @param port the port, the same on all ranks
-         * @return this builder
          */
         public Builder optMasterAddress(String address, int port) {
             options.put("MASTER_ADDR", Required.argument("optMasterAddress: address", address));
@@ -373,7 +371,6 @@ public final class LaunchEnvironment {
          *
          * @param address an address of the host of rank 0; {@code 0.0.0.0} for all, if the
          *     advertised one is that of a proxy or a service
-         * @return this builder
          */
         public Builder optBindAddress(String address) {
             options.put(BIND_ADDRESS, Required.argument("optBindAddress: address", address));

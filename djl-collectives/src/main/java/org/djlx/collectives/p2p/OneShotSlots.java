@@ -37,7 +37,6 @@ public record OneShotSlots(
     /**
      * {@return the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}}
      *
-     * @param rank this rank
      * @param timeout how long the kernel waits for other ranks
      * @throws IllegalArgumentException if the timeout is null
      */

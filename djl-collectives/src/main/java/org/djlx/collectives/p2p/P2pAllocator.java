@@ -56,7 +56,6 @@ public final class P2pAllocator {
      * Allocates a contiguous, uninitialised array in this rank's heap.
      *
      * @param manager the manager to attach the array to
-     * @param shape its shape
      * @param type its element type
      * @return the array, on the group's device
      * @throws IllegalStateException if the heap has no free block of this size
@@ -136,8 +135,6 @@ public final class P2pAllocator {
      * {@return the offset of an array in bytes from the start of this rank's P2P memory, as {@link
      * P2pBuffers#p2pBuffer} takes it; empty if the array is not entirely in the heap, not
      * contiguous, or has no elements}
-     *
-     * @param array an array
      */
     public OptionalLong offsetOf(NDArray array) {
         TensorInfo info = Torch.info(array);

@@ -111,7 +111,6 @@ public abstract class P2pBuffers {
     /**
      * Constructor for subclasses.
      *
-     * @param rank this rank
      * @param worldSize the number of ranks
      * @param bufferSize the size of each rank's buffer, in bytes
      * @param heapSize the size of each rank's heap, in bytes
@@ -237,7 +236,6 @@ public abstract class P2pBuffers {
     /**
      * Checks a range in a rank's P2P memory.
      *
-     * @param rank the rank
      * @param offset the start of the range, in bytes
      * @param byteSize the size of the range, in bytes
      * @throws IllegalArgumentException if the rank or the range is out of bounds
@@ -269,7 +267,6 @@ public abstract class P2pBuffers {
     /**
      * Checks a rank.
      *
-     * @param rank the rank
      * @throws IllegalArgumentException if the argument is out of range
      */
     protected final void checkRank(int rank) {
@@ -279,7 +276,6 @@ public abstract class P2pBuffers {
     /**
      * Checks a channel.
      *
-     * @param channel the channel
      * @throws IllegalArgumentException if the argument is out of range
      */
     protected final void checkChannel(int channel) {
@@ -387,7 +383,6 @@ public abstract class P2pBuffers {
      * Signals a rank.
      *
      * @param rank the rank that waits for the signal
-     * @param channel the channel
      * @param epoch the value: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
      *     value other than the epoch, because larger values belong to later operations
@@ -400,7 +395,6 @@ public abstract class P2pBuffers {
      *
      * @param operation the running operation; its timeout bounds the wait
      * @param rank the rank that sends the signal
-     * @param channel the channel
      * @param epoch the value to wait for: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException as {@link #putSignal}
      * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs

@@ -50,7 +50,6 @@ public interface P2pStream extends AutoCloseable {
      * Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}.
      *
      * @param rank the rank that waits for the signal
-     * @param channel the channel
      * @param epoch the value
      */
     void signal(int rank, int channel, int epoch);
@@ -59,7 +58,6 @@ public interface P2pStream extends AutoCloseable {
      * Makes later work of this stream wait for a signal from a rank.
      *
      * @param rank the rank that sends the signal
-     * @param channel the channel
      * @param epoch the value to wait for
      */
     void waitSignal(int rank, int channel, int epoch);
@@ -67,7 +65,6 @@ public interface P2pStream extends AutoCloseable {
     /**
      * Makes later work of this stream wait for the signals of all other ranks.
      *
-     * @param channel the channel
      * @param epoch the value to wait for
      */
     void waitSignals(int channel, int epoch);

@@ -497,7 +497,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      * request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if
      * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
      *
-     * @param request the request
      * @return the result of rank 0
      * @throws IllegalStateException if the pool is closed, or this process is not rank 0
      * @throws IllegalArgumentException if the request is null

@@ -12,7 +12,6 @@ public interface RequestCodec<R> {
     /**
      * Encodes a request. Called on the thread that submits it; exceptions go to that thread.
      *
-     * @param request the request
      * @return its bytes; must not be modified afterwards
      */
     byte[] encode(R request);

@@ -245,8 +245,6 @@ public final class Safetensors implements AutoCloseable {
 
     /**
      * {@return whether a tensor exists}
-     *
-     * @param name its name
      */
     public boolean contains(String name) {
         return tensors.containsKey(name);
@@ -255,7 +253,6 @@ public final class Safetensors implements AutoCloseable {
     /**
      * {@return the type and shape of a tensor}
      *
-     * @param name its name
      * @throws IllegalArgumentException if there is no tensor of this name
      */
     public TensorSpec spec(String name) {
@@ -265,7 +262,6 @@ public final class Safetensors implements AutoCloseable {
     /**
      * {@return the file that a tensor is in}
      *
-     * @param name its name
      * @throws IllegalArgumentException if there is no tensor of this name
      */
     public Path file(String name) {
@@ -288,7 +284,6 @@ public final class Safetensors implements AutoCloseable {
     /**
      * Reads a whole tensor.
      *
-     * @param name its name
      * @param destination an array of its shape, on any device and of any element type; elements are
      *     converted as by {@link Torch#copy}. No gradient is recorded
      * @throws IllegalArgumentException if there is no such tensor, its type cannot be read, the
@@ -302,7 +297,6 @@ public final class Safetensors implements AutoCloseable {
     /**
      * Reads a part of a tensor.
      *
-     * @param name its name
      * @param dimension the dimension along which it is cut
      * @param from the first index along it
      * @param to the last index + 1
@@ -317,7 +311,6 @@ public final class Safetensors implements AutoCloseable {
      * Returns a part of a tensor without a copy. It must not be written, and stays valid after
      * {@link #close}.
      *
-     * @param name its name
      * @param dimension the dimension along which it is cut
      * @param from the first index along it
      * @param to the last index + 1

@@ -41,7 +41,6 @@ public final class SafetensorsWriter {
     /**
      * Writes one file.
      *
-     * @param file the file
      * @param tensors the tensors; their names differ
      * @param values returns the values of a tensor, as an array of its shape on any device; other
      *     element types are converted. Called in the order of the file; the array is closed

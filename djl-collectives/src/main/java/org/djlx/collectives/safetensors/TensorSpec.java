@@ -10,7 +10,6 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Name, element type and shape of a tensor in a safetensors file, stored in row-major order.
  *
- * @param name the name
  * @param dtype the format's name of the element type, for example BF16; {@link #type} does not
  *     support all types
  * @param shape the shape; sizes may be 0, and a scalar has no dimensions
@@ -43,9 +42,7 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Checks the arguments.
      *
-     * @param name the name
      * @param dtype the format's name of the element type
-     * @param shape the shape
      * @throws IllegalArgumentException if an argument is null, the name is {@code __metadata__}, or
      *     a size is negative
      */
@@ -66,9 +63,7 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Describes a tensor to be written.
      *
-     * @param name the name
      * @param type the element type
-     * @param shape the shape
      * @return the description
      * @throws IllegalArgumentException if an argument is null, a size is negative, or the format
      *     does not have the element type

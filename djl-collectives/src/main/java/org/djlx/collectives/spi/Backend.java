@@ -104,7 +104,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allReduce}.
      *
-     * @param operation the operation
      * @param tensor input and output
      * @param op how to reduce
      * @return the work
@@ -116,7 +115,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.reduce}.
      *
-     * @param operation the operation
      * @param tensor this rank's contribution; on the root, also the output
      * @param root the rank that gets the result
      * @param op how to reduce
@@ -129,7 +127,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.broadcast}.
      *
-     * @param operation the operation
      * @param tensor input on the root, output elsewhere
      * @param root the rank that sends
      * @return the work
@@ -141,7 +138,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allGather} and {@code ProcessGroup.allGatherIntoTensor}.
      *
-     * @param operation the operation
      * @param outputs one tensor per rank, or one for all
      * @param input this rank's input
      * @return the work
@@ -153,7 +149,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.gather}.
      *
-     * @param operation the operation
      * @param outputs on the root, one tensor per rank; empty on other ranks
      * @param input this rank's input
      * @param root the rank that gets the tensors
@@ -166,7 +161,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.scatter}.
      *
-     * @param operation the operation
      * @param output this rank's tensor
      * @param inputs on the root, one tensor per rank; empty on other ranks
      * @param root the rank that sends
@@ -179,7 +173,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.reduceScatter} and {@code ProcessGroup.reduceScatterTensor}.
      *
-     * @param operation the operation
      * @param output this rank's part of the result
      * @param inputs one tensor per rank, or one for all
      * @param op how to reduce
@@ -244,7 +237,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allToAll}.
      *
-     * @param operation the operation
      * @param outputs one output per source rank
      * @param inputs one input per destination rank
      * @return the work
@@ -256,7 +248,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allToAllSingle}.
      *
-     * @param operation the operation
      * @param output the parts from all ranks, concatenated
      * @param input the parts for all ranks, concatenated
      * @param outputCounts the number of elements from each rank
@@ -275,7 +266,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other.
      *
-     * @param operation the operation
      * @param tensor the tensor to send
      * @param destination the receiving rank; not this rank
      * @param tag distinguishes messages between two ranks; negative tags are group-internal
@@ -288,7 +278,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.recv} and {@code ProcessGroup.recvAnySource}.
      *
-     * @param operation the operation
      * @param tensor receives the message
      * @param source the sending rank, not this rank; -1 for any
      * @param tag the message's tag
@@ -334,7 +323,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.barrier}.
      *
-     * @param operation the operation
      * @return the work
      */
     public Work barrier(Operation operation) {
@@ -344,7 +332,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.execute}.
      *
-     * @param operation the operation
      * @param body the code to run, in the order of the calls
      * @return the work
      */

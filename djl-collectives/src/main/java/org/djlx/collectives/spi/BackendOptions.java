@@ -51,7 +51,6 @@ public class BackendOptions {
     /**
      * Creates options from a builder.
      *
-     * @param builder the builder
      * @param defaults what the builder does not set
      */
     protected BackendOptions(Builder<?> builder, BackendOptions defaults) {
@@ -63,7 +62,6 @@ public class BackendOptions {
     /**
      * Checks a timeout.
      *
-     * @param timeout the timeout
      * @return the timeout, capped at 73 years
      * @throws IllegalArgumentException if it is null or not positive
      */
@@ -114,7 +112,6 @@ public class BackendOptions {
          * Sets how long an operation waits for the other ranks.
          *
          * @param timeout the timeout; 30 minutes unless set
-         * @return this builder
          */
         public B optTimeout(Duration timeout) {
             this.timeout = Required.argument("optTimeout: timeout", timeout);
@@ -125,7 +122,6 @@ public class BackendOptions {
          * Sets after how long the log warns of an operation that still waits for other ranks.
          *
          * @param warnAfter the time; 60 s unless set
-         * @return this builder
          * @see BackendOptions#warnAfter
          */
         public B optWarnAfter(Duration warnAfter) {
@@ -137,7 +133,6 @@ public class BackendOptions {
          * Sets the options that all backends have to those of other options.
          *
          * @param options the other options
-         * @return this builder
          */
         public B optCommon(BackendOptions options) {
             Required.argument("optCommon: options", options);

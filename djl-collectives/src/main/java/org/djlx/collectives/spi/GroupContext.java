@@ -117,7 +117,6 @@ public final class GroupContext {
     /**
      * Checks a rank and a world size.
      *
-     * @param rank the rank
      * @param worldSize the number of ranks
      * @throws IllegalArgumentException if the world size is not positive or the rank is out of
      *     range

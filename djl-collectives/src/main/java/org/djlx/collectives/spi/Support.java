@@ -34,8 +34,6 @@ public final class Support {
 
     /**
      * {@return whether an operation is supported with at least one element type}
-     *
-     * @param operation the operation
      */
     public boolean supports(OpType operation) {
         Required.argument("supports: operation", operation);
@@ -45,7 +43,6 @@ public final class Support {
     /**
      * {@return whether an operation is supported with an element type}
      *
-     * @param operation the operation
      * @param type the element type
      * @param op the reduction; null if the operation does not reduce
      */
@@ -58,7 +55,6 @@ public final class Support {
      * {@return the element types with which an operation is supported; empty if the operation is
      * not supported or has no tensor}
      *
-     * @param operation the operation
      * @param op the kind of reduction; null if the operation does not reduce
      */
     public Set<ScalarType> types(OpType operation, ReduceOp.Kind op) {
@@ -70,8 +66,6 @@ public final class Support {
 
     /**
      * {@return whether an operation is supported and takes a {@link ReduceOp}}
-     *
-     * @param operation the operation
      */
     public boolean reduces(OpType operation) {
         return reductions.containsKey(Required.argument("reduces: operation", operation));
@@ -87,9 +81,6 @@ public final class Support {
 
         /**
          * Adds operations without a tensor.
-         *
-         * @param operations the operations
-         * @return this builder
          */
         public Builder addPlain(OpType... operations) {
             return addMoves(Set.of(), operations);
@@ -99,8 +90,6 @@ public final class Support {
          * Adds operations that move tensors.
          *
          * @param types the element types
-         * @param operations the operations
-         * @return this builder
          */
         public Builder addMoves(Set<ScalarType> types, OpType... operations) {
             Required.argument("addMoves: types", types);
@@ -116,8 +105,6 @@ public final class Support {
          *
          * @param types the element types
          * @param ops the kinds of reduction
-         * @param operations the operations
-         * @return this builder
          */
         public Builder addReductions(
                 Set<ScalarType> types, Set<ReduceOp.Kind> ops, OpType... operations) {

@@ -22,24 +22,18 @@ public interface Store extends AutoCloseable {
 
     /**
      * Sets a key, replacing an earlier value.
-     *
-     * @param key the key
-     * @param value the value
      */
     void set(String key, byte[] value);
 
     /**
      * {@return the value of a key, waiting until the key is set}
      *
-     * @param key the key
      * @param timeout how long to wait
      */
     byte[] get(String key, Duration timeout);
 
     /**
      * {@return the value of a key, waiting at most {@link #timeout()} until the key is set}
-     *
-     * @param key the key
      */
     default byte[] get(String key) {
         return get(key, timeout());
@@ -49,7 +43,6 @@ public interface Store extends AutoCloseable {
      * Adds to a counter atomically. An unset key counts as 0. As in PyTorch, the value is stored as
      * a decimal string.
      *
-     * @param key the key
      * @param amount the amount to add
      * @return the counter's new value
      * @throws IllegalArgumentException if the value of the key is not a counter
@@ -60,7 +53,6 @@ public interface Store extends AutoCloseable {
      * Replaces the value of a key atomically if it equals an expected value. If the key is unset
      * and {@code expected} is empty, the key is set.
      *
-     * @param key the key
      * @param expected the value to compare with
      * @param desired the value to set
      * @return the key's value afterwards; if the key is unset and {@code expected} is not empty,
@@ -71,7 +63,6 @@ public interface Store extends AutoCloseable {
     /**
      * Appends to a value; sets an unset key.
      *
-     * @param key the key
      * @param value the bytes to append
      */
     void append(String key, byte[] value);
@@ -79,7 +70,6 @@ public interface Store extends AutoCloseable {
     /**
      * Returns whether all given keys are set, without waiting.
      *
-     * @param keys the keys
      * @return true if every key is set
      */
     boolean check(List<String> keys);
@@ -87,7 +77,6 @@ public interface Store extends AutoCloseable {
     /**
      * Waits until all given keys are set.
      *
-     * @param keys the keys
      * @param timeout how long to wait
      */
     void waitFor(List<String> keys, Duration timeout);
@@ -95,7 +84,6 @@ public interface Store extends AutoCloseable {
     /**
      * Sets several keys.
      *
-     * @param keys the keys
      * @param values one value per key
      */
     void multiSet(List<String> keys, List<byte[]> values);
@@ -103,7 +91,6 @@ public interface Store extends AutoCloseable {
     /**
      * Returns the values of several keys, waiting until all are set.
      *
-     * @param keys the keys
      * @param timeout how long to wait
      * @return the values in the order of the keys
      */
@@ -112,7 +99,6 @@ public interface Store extends AutoCloseable {
     /**
      * Deletes a key.
      *
-     * @param key the key
      * @return true if the key was set
      */
     boolean delete(String key);

@@ -281,7 +281,6 @@ public final class TcpStore implements Store {
          * Sets the host on which the server runs.
          *
          * @param host the name or address of the host
-         * @return this builder
          */
         public Builder setHost(String host) {
             this.host = host;
@@ -292,7 +291,6 @@ public final class TcpStore implements Store {
          * Sets the server's port.
          *
          * @param port the port; for a server, 0 lets the system choose
-         * @return this builder
          */
         public Builder setPort(int port) {
             this.port = port;
@@ -303,7 +301,6 @@ public final class TcpStore implements Store {
          * Sets whether this handle runs the server.
          *
          * @param server true to run it; false unless set
-         * @return this builder
          */
         public Builder optServer(boolean server) {
             this.server = server;
@@ -315,7 +312,6 @@ public final class TcpStore implements Store {
          * waits until all have joined. Unless set, it does not wait.
          *
          * @param worldSize the number of handles, including the server's
-         * @return this builder
          */
         public Builder optWorldSize(int worldSize) {
             if (worldSize < 1) {
@@ -331,7 +327,6 @@ public final class TcpStore implements Store {
          * must be the same for all handles.
          *
          * @param waitForWorkers true to join and wait; true unless set
-         * @return this builder
          */
         public Builder optWaitForWorkers(boolean waitForWorkers) {
             this.waitForWorkers = waitForWorkers;
@@ -344,7 +339,6 @@ public final class TcpStore implements Store {
          * or an old server on the same port.
          *
          * @param mark the key; null, the default, accepts any server
-         * @return this builder
          */
         public Builder optMark(String mark) {
             this.mark = mark;
@@ -364,7 +358,6 @@ public final class TcpStore implements Store {
          * server that does not answer within this time, or 30 s if that is longer, counts as gone.
          *
          * @param timeout the timeout; 5 minutes unless set
-         * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
             if (StoreChecks.checkTimeout(timeout).isZero()) {
@@ -380,7 +373,6 @@ public final class TcpStore implements Store {
          * which other hosts cannot reach.
          *
          * @param bindAddress an address of this host; {@code "0.0.0.0"} for all
-         * @return this builder
          */
         public Builder optBindAddress(String bindAddress) {
             this.bindAddress = bindAddress;

@@ -167,7 +167,6 @@ public record FlightDump(
     /**
      * Reads a dump from a file.
      *
-     * @param file the file
      * @return the dump
      * @throws IOException if the file cannot be read or is not a dump
      */
@@ -188,7 +187,6 @@ public record FlightDump(
      * Writes the dump to a file, atomically. Missing directories are created; an existing file is
      * replaced.
      *
-     * @param file the file
      * @throws IOException if the file cannot be written
      */
     public void write(Path file) throws IOException {

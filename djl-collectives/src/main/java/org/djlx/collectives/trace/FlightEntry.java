@@ -19,8 +19,6 @@ import java.util.List;
  * @param dtype the element type, such as {@code float32}; null if there is no tensor
  * @param reduceOp the reduce op, or null
  * @param bytes the size of a tensor of that shape and type
- * @param timeoutMs its timeout
- * @param state its state
  * @param timeCreatedNs when it was called
  * @param timeDiscoveredStartedNs when its execution began, or null
  * @param timeDiscoveredCompletedNs when it completed or failed, or null

@@ -6,7 +6,6 @@ import java.util.List;
 /**
  * A finding of {@link FlightAnalysis}.
  *
- * @param kind the kind
  * @param ranks the ranks concerned, ascending
  * @param sequence the number of the operation, or 0 if the finding concerns no operation
  * @param message a sentence that describes the finding

@@ -92,7 +92,6 @@ public final class GroupTrace {
     /**
      * Records an operation before it is handed to the backend. Not thread-safe.
      *
-     * @param operation the operation
      * @return the trace that the operation reports its progress to
      */
     public OperationTrace scheduled(Operation operation) {

@@ -4,7 +4,6 @@ package org.djlx.fusedops.cost;
 /**
  * The path of a call.
  *
- * @param path the path
  * @param why the predicted time of each path, or why there is no choice
  */
 public record Choice(Path path, String why) {
@@ -12,7 +11,6 @@ public record Choice(Path path, String why) {
     /**
      * Creates a choice.
      *
-     * @param path the path
      * @param why the predicted times, or why there is no choice
      * @throws IllegalArgumentException if an argument is null
      */

@@ -4,7 +4,6 @@ package org.djlx.fusedops.cost;
 /**
  * The predicted time of a path, in microseconds.
  *
- * @param path the path
  * @param device the GPU's time, which is also the time of a graph replay
  * @param host the calling thread's time per call
  */

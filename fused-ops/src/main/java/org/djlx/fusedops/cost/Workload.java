@@ -14,7 +14,6 @@ import org.djlx.nativeops.torch.ScalarType;
  *       matmul + reduce-scatter.
  * </ul>
  *
- * @param operator the operator
  * @param type the element type of A and B
  * @param ranks the number of ranks
  * @param rows the rows of a rank's shard of A, or of its part of the product
@@ -32,7 +31,6 @@ public record Workload(
     /**
      * Creates a workload.
      *
-     * @param operator the operator
      * @param type the element type of A and B
      * @param ranks the number of ranks
      * @param rows the rows of a rank's shard or part

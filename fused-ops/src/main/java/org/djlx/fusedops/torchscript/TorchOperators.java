@@ -191,7 +191,6 @@ public final class TorchOperators {
      * operator's exception and adds the code's exception as suppressed. May be nested.
      *
      * @param group the group of the operators
-     * @param code the code
      * @param <T> the type of its result
      * @return the result of the code
      * @throws IllegalArgumentException if an operator has refused its arguments, before anything

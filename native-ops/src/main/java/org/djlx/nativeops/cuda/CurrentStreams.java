@@ -33,8 +33,6 @@ public final class CurrentStreams implements AutoCloseable {
      * it before a copy from the GPU to memory that is not pinned: while such a copy waits for its
      * stream, it keeps other threads from launching on the GPU, and so a rank that shares it from
      * the work for which the stream waits.
-     *
-     * @param device the device
      */
     public static void await(Device device) {
         if (device.isGpu()) {

@@ -153,7 +153,6 @@ public final class KernelArguments {
      * Puts a member of the last struct: an integer or a pointer.
      *
      * @param member its name; {@code inner.x} for the member {@code x} of {@code inner}
-     * @param value the value
      * @return this
      * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
      *     the member is a float, or too small for the value
@@ -182,7 +181,6 @@ public final class KernelArguments {
      * Puts a float member of the last struct, as {@link #put(String, long)}.
      *
      * @param member its name
-     * @param value the value
      * @return this
      * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
      *     the member is not a float

@@ -88,7 +88,6 @@ public final class AtomicFile implements AutoCloseable {
     /**
      * Deletes the incomplete files that killed processes have left in a directory.
      *
-     * @param directory the directory
      * @param names a regular expression of the names that the files would have had
      * @throws IOException if such a file is being written
      */

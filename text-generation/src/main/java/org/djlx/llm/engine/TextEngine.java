@@ -242,7 +242,6 @@ public final class TextEngine implements TextGenerator {
          * Sets the model directory. Required.
          *
          * @param directory a directory with {@code config.json} and safetensors files
-         * @return this builder
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
@@ -255,7 +254,6 @@ public final class TextEngine implements TextGenerator {
          * much faster.
          *
          * @param ranks the number of ranks; default 1
-         * @return this builder
          */
         public Builder optRanks(int ranks) {
             this.ranks = ranks;
@@ -266,7 +264,6 @@ public final class TextEngine implements TextGenerator {
          * Sets the GPUs, one for each rank.
          *
          * @param devices the GPUs in the order of the ranks; empty for CPU ranks, the default
-         * @return this builder
          */
         public Builder optDevices(List<Device> devices) {
             this.devices = devices;
@@ -282,7 +279,6 @@ public final class TextEngine implements TextGenerator {
          *
          * @param group the group; {@link #build} takes ownership and destroys the group, also if
          *     {@code build} throws
-         * @return this builder
          */
         public Builder optProcessGroup(ProcessGroup group) {
             this.group = group;
@@ -294,7 +290,6 @@ public final class TextEngine implements TextGenerator {
          *
          * @param maxLength the number of tokens; by default the {@linkplain ModelConfig#maxLength()
          *     maximum of the model}, but at most {@link TextEngine#DEFAULT_MAX_LENGTH}
-         * @return this builder
          */
         public Builder optMaxLength(int maxLength) {
             this.maxLength = maxLength;
@@ -305,7 +300,6 @@ public final class TextEngine implements TextGenerator {
          * Sets the maximum number of requests that run at the same time.
          *
          * @param maxRunning the number of requests; default 256
-         * @return this builder
          */
         public Builder optMaxRunning(int maxRunning) {
             this.maxRunning = maxRunning;
@@ -316,7 +310,6 @@ public final class TextEngine implements TextGenerator {
          * Sets the maximum number of queued requests.
          *
          * @param maxQueued the number of requests; default 1024
-         * @return this builder
          */
         public Builder optMaxQueued(int maxQueued) {
             this.maxQueued = maxQueued;
@@ -329,7 +322,6 @@ public final class TextEngine implements TextGenerator {
          *
          * @param cacheBytes the bytes on each rank; by default what {@link
          *     #optGpuMemoryUtilization} says
-         * @return this builder
          */
         public Builder optCacheBytes(long cacheBytes) {
             this.cacheBytes = cacheBytes;
@@ -344,7 +336,6 @@ public final class TextEngine implements TextGenerator {
          * always holds one such sequence. Has no effect with {@link #optCacheBytes}.
          *
          * @param utilization the part, above 0 and at most 1; default 0.9
-         * @return this builder
          */
         public Builder optGpuMemoryUtilization(double utilization) {
             memoryUtilization = utilization;
@@ -359,7 +350,6 @@ public final class TextEngine implements TextGenerator {
          * TextEngine#submitAll} that have the same prompt each compute it.
          *
          * @param prefixCaching whether to share; default true
-         * @return this builder
          */
         public Builder optPrefixCaching(boolean prefixCaching) {
             this.prefixCaching = prefixCaching;
@@ -375,7 +365,6 @@ public final class TextEngine implements TextGenerator {
          * depends on the other sequences of the step.
          *
          * @param batchInvariant whether the bits are the same; default false
-         * @return this builder
          */
         public Builder optBatchInvariant(boolean batchInvariant) {
             this.batchInvariant = batchInvariant;
@@ -393,7 +382,6 @@ public final class TextEngine implements TextGenerator {
          * #optBatchInvariant} this holds for each prompt alone.
          *
          * @param prefillTokens the number of tokens; default 4096
-         * @return this builder
          */
         public Builder optPrefillTokens(int prefillTokens) {
             this.prefillTokens = prefillTokens;
@@ -405,7 +393,6 @@ public final class TextEngine implements TextGenerator {
          * read.
          *
          * @param type float32, float16 or bfloat16; default that of {@code config.json}, as null
-         * @return this builder
          */
         public Builder optDataType(DataType type) {
             this.type = type;
@@ -419,7 +406,6 @@ public final class TextEngine implements TextGenerator {
          * not have.
          *
          * @param quantization the way, the same on all ranks; default {@link Quantization#NONE}
-         * @return this builder
          */
         public Builder optQuantization(Quantization quantization) {
             this.quantization = quantization;
@@ -433,7 +419,6 @@ public final class TextEngine implements TextGenerator {
          * #build} throws an {@link IllegalArgumentException}.
          *
          * @param dtype how to store them, the same on all ranks; default {@link KvCacheDtype#AUTO}
-         * @return this builder
          */
         public Builder optKvCacheDtype(KvCacheDtype dtype) {
             kvCacheDtype = dtype;
@@ -445,7 +430,6 @@ public final class TextEngine implements TextGenerator {
          *
          * @param timeout the time after which a missing rank counts as failed; default {@link
          *     BackendOptions#DEFAULT_TIMEOUT}
-         * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
             this.timeout = timeout;
@@ -457,7 +441,6 @@ public final class TextEngine implements TextGenerator {
          *
          * @param progress receives the loaded bytes of the first rank's weights, on that rank's
          *     thread
-         * @return this builder
          */
         public Builder optProgress(Progress progress) {
             this.progress = progress;

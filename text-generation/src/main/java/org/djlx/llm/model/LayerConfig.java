@@ -6,8 +6,6 @@ import static org.djlx.llm.model.ConfigEntries.check;
 /**
  * What one layer computes: attention, then an MLP, each added to the residual stream.
  *
- * @param attention the attention
- * @param mlp the MLP
  * @param postNorms whether the results of attention and MLP are normalised before they are added
  */
 public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
@@ -16,7 +14,6 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
      * {@return a layer as in Llama, without biases}
      *
      * @param rope the rotary embedding
-     * @param headSize the head size
      * @param intermediateSize the intermediate size of the MLP
      */
     public static LayerConfig llama(Rope rope, int headSize, int intermediateSize) {
@@ -28,7 +25,6 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
      * {@return this layer with experts in place of its MLP}
      *
      * @param intermediateSize the intermediate size of an expert
-     * @param experts the experts
      */
     public LayerConfig withExperts(int intermediateSize, Experts experts) {
         Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
@@ -85,7 +81,6 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
         /**
          * {@return whether all tokens of a sequence are attended to, by softmax of the scores}
          *
-         * @param headSize the head size
          * @param length the length of the sequence
          */
         public boolean isPlain(int headSize, int length) {

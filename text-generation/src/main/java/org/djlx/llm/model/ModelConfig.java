@@ -23,10 +23,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * @param modelType the architecture's name
  * @param vocabularySize the number of tokens in the vocabulary
- * @param hiddenSize the hidden size
  * @param heads the number of query heads
  * @param kvHeads the number of key-value heads; divides the number of query heads
- * @param headSize the head size
  * @param maxLength the maximum number of tokens of a sequence
  * @param epsilon the epsilon of RMSNorm
  * @param tied whether the output matrix is the embedding

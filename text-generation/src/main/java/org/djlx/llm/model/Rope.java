@@ -36,7 +36,6 @@ public record Rope(
      * {@return an embedding of whole heads, without scaling}
      *
      * @param theta the base of the frequencies
-     * @param headSize the head size
      */
     public static Rope of(double theta, int headSize) {
         return linear(theta, headSize / 2, 1);
@@ -249,7 +248,6 @@ public record Rope(
      * gives a prompt the frequencies of its last position, so results are equal if the prompt has
      * at most {@code originalLength} tokens.
      *
-     * @param headSize the head size
      * @param position the position in the sequence, from 0
      * @param maxLength the maximum number of tokens of a sequence
      */
@@ -272,7 +270,6 @@ public record Rope(
     /**
      * Computes cosines and sines, (positions, headSize / 2) each.
      *
-     * @param headSize the head size
      * @param positions the number of positions
      * @param cosines receives the cosines
      * @param sines receives the sines

@@ -86,7 +86,6 @@ public final class WeightMap {
          * {@return the first of the rows that a rank has, counted from the first of the slice}
          *
          * @param config the model's configuration
-         * @param rank the rank
          * @param ranks the number of ranks
          */
         public long firstRow(ModelConfig config, int rank, int ranks) {
@@ -223,7 +222,6 @@ public final class WeightMap {
      * readable types. Allocates nothing.
      *
      * @param config the model's configuration
-     * @param files the files
      * @throws IllegalArgumentException if a tensor is missing, wrong or unknown; the message names
      *     it
      */

@@ -147,7 +147,6 @@ public final class ModelWeights implements AutoCloseable {
      * Reads a rank's part.
      *
      * @param config the model's configuration
-     * @param rank the rank
      * @param ranks the number of ranks
      * @param device the rank's device
      * @param quantization how projections are stored

@@ -65,7 +65,6 @@ public final class Grammar {
      *       1,200 required ones.
      * </ul>
      *
-     * @param schema the schema
      * @return the grammar
      * @throws IllegalArgumentException if the schema is wrong, or has a keyword that is not
      *     supported; the message names the keyword and its place

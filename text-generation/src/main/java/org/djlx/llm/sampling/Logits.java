@@ -24,7 +24,6 @@ public interface Logits {
      * The token that the device selects for a sequence: the sampled one, or the argmax.
      *
      * @param token the token; for the argmax, the first token with the highest logit
-     * @param logit its logit
      * @param sampled whether it was sampled with {@link SamplingParameters}; otherwise it is the
      *     argmax
      * @param logSumExp the logarithm of the sum of the exponentials of all logits; not finite if a
@@ -133,7 +132,6 @@ public interface Logits {
     /**
      * Concatenates logits. Computes and copies nothing.
      *
-     * @param parts the parts
      * @return the logits of the sequences of all parts, in order
      */
     static Logits concat(List<Logits> parts) {
@@ -147,7 +145,6 @@ public interface Logits {
     /**
      * Concatenates logits and reorders the sequences. Computes and copies nothing.
      *
-     * @param parts the parts
      * @param order the indices of sequences in the concatenation
      * @return the logits of these sequences, in this order
      */

@@ -20,7 +20,6 @@ public final class Sampler {
     /**
      * A sampled token.
      *
-     * @param token the token
      * @param logProbability the token's log probability, before edits and temperature
      * @param top the most probable tokens, as many as were asked for, the most probable first
      */
@@ -29,7 +28,6 @@ public final class Sampler {
         /**
          * Creates a token without a list of the most probable ones.
          *
-         * @param token the token
          * @param logProbability its log probability, before edits and temperature
          */
         public SampledToken(int token, float logProbability) {
@@ -122,7 +120,6 @@ public final class Sampler {
      * Tells the sampler a generated token. May be called after {@link #next} for the token after
      * it, if the device has sampled it and counts it itself.
      *
-     * @param token the token
      * @throws IllegalArgumentException if the grammar does not allow the token
      */
     public void append(int token) {
@@ -174,7 +171,6 @@ public final class Sampler {
      * Samples a token for each sequence. Takes the token that the device has sampled, if it has;
      * otherwise copies the logits of the sequence to the host.
      *
-     * @param logits the logits
      * @param parameters the parameters of each sequence
      * @return the tokens; null for a sequence whose {@link Logits.DeviceToken#logSumExp} is not
      *     finite

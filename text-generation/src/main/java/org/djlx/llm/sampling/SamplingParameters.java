@@ -34,7 +34,6 @@ public record SamplingParameters(
     /**
      * {@return the parameters that report a given token}
      *
-     * @param token the token
      * @param topLogProbabilities the number of the most probable tokens to report
      */
     public static SamplingParameters ofGiven(int token, int topLogProbabilities) {

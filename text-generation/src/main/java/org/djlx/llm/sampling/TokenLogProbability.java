@@ -4,7 +4,6 @@ package org.djlx.llm.sampling;
 /**
  * A token that could have been generated.
  *
- * @param token the token
  * @param logProbability its log probability, before penalties, biases and temperature
  */
 public record TokenLogProbability(int token, float logProbability) {}

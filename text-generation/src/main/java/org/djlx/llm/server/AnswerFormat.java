@@ -35,8 +35,6 @@ public interface AnswerFormat {
      * Formats a piece of a streamed answer.
      *
      * @param choice the index of the choice
-     * @param piece the piece
-     * @param generation its generation
      * @return the text to send
      */
     String piece(int choice, GeneratedPiece piece, Generation generation);

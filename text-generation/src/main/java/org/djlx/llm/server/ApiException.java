@@ -38,7 +38,6 @@ public final class ApiException extends RuntimeException {
      *
      * @param status the HTTP status, 400 or more
      * @param option the wrong entry of the request; null if the error is not about an entry
-     * @param message the message
      */
     public ApiException(int status, String option, String message) {
         this(status, option, null, message, false, null);
@@ -72,7 +71,6 @@ public final class ApiException extends RuntimeException {
      * Creates an error about a wrong request, with status 400.
      *
      * @param option the wrong entry of the request; null if the error is not about an entry
-     * @param message the message
      * @return the error
      */
     public static ApiException badRequest(String option, String message) {

@@ -57,7 +57,6 @@ final class ServerMetrics {
      * Counts a reply.
      *
      * @param route the route, one of a fixed set
-     * @param status its status
      */
     void replied(String route, int status) {
         add(replies, String.format("path=\"%s\",code=\"%d\"", route, status));

@@ -19,7 +19,6 @@ public record TextCall(
     /**
      * Submits the generation requests: all or none.
      *
-     * @param generator the generator
      * @return the answer
      * @throws ApiException if a prompt and its new tokens are too long
      * @throws IllegalArgumentException if the generator is null, or the model cannot serve a

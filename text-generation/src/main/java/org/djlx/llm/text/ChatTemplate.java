@@ -241,7 +241,6 @@ public final class ChatTemplate {
     /**
      * Encodes a chat as a prompt.
      *
-     * @param messages the messages
      * @param addGenerationPrompt whether the prompt ends with the beginning of an assistant's
      *     message
      * @param options further variables of the template, such as {@code tools}: strings, numbers,

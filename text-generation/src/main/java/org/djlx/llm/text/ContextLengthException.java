@@ -64,7 +64,6 @@ public final class ContextLengthException extends IllegalArgumentException {
     /**
      * Checks a prompt before it is encoded, which may take seconds.
      *
-     * @param prompt the prompt
      * @param tokenizer the model's tokenizer
      * @param maxLength the maximum number of tokens of a sequence
      * @throws ContextLengthException if the prompt certainly has more tokens

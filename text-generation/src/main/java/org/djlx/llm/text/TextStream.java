@@ -44,7 +44,6 @@ public final class TextStream {
     /**
      * Adds a token.
      *
-     * @param token the token
      * @param mayStop whether stop strings count in the text up to this token
      * @return the text that is complete now; may be empty
      */

@@ -20,8 +20,6 @@ public interface TextTokenizer extends AutoCloseable {
     /**
      * {@return a lower limit of the number of tokens of a text} Costs far less than to encode it,
      * so that a text which is certainly too long need not be encoded.
-     *
-     * @param text the text
      */
     default long leastTokens(String text) {
         return 0;
@@ -38,8 +36,6 @@ public interface TextTokenizer extends AutoCloseable {
     /**
      * {@return the text that a token adds to whole characters of other tokens before it; null if it
      * depends on these tokens, or if the token is a part of a character}
-     *
-     * @param token the token
      */
     default String addedText(int token) {
         return null;

@@ -75,7 +75,6 @@ public enum ToolFormat {
     /**
      * Finds the format that a chat template asks for.
      *
-     * @param template the template
      * @return the format; empty if the template does not take tools, or has another format
      */
     public static Optional<ToolFormat> of(ChatTemplate template) {

@@ -226,7 +226,6 @@ public final class ChatDataset extends RandomAccessDataset {
          * Sets the file of chats. Required.
          *
          * @param file a file in JSONL; empty lines are skipped
-         * @return this builder
          */
         public Builder setFile(Path file) {
             this.file = file;
@@ -238,7 +237,6 @@ public final class ChatDataset extends RandomAccessDataset {
          *
          * @param directory a directory with {@code config.json}, {@code tokenizer.json} and the
          *     chat template
-         * @return this builder
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
@@ -249,7 +247,6 @@ public final class ChatDataset extends RandomAccessDataset {
          * Sets the maximum number of tokens of a chat; the rest of a longer chat is cut off.
          *
          * @param maxLength the number, 2 or more; by default, and at most, that of the model
-         * @return this builder
          */
         public Builder optMaxLength(int maxLength) {
             this.maxLength = maxLength;

@@ -450,7 +450,6 @@ public final class TrainableModel {
          * Sets the group whose ranks divide the model. Required.
          *
          * @param group this rank's group; the caller closes it
-         * @return this builder
          */
         public Builder setGroup(ProcessGroup group) {
             this.group = group;
@@ -461,7 +460,6 @@ public final class TrainableModel {
          * Sets the model directory. Required, unless {@link #setConfig} is called.
          *
          * @param directory a directory with {@code config.json} and safetensors files
-         * @return this builder
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
@@ -472,7 +470,6 @@ public final class TrainableModel {
          * Sets the configuration of a model without files: it trains from random weights.
          *
          * @param config the configuration
-         * @return this builder
          */
         public Builder setConfig(ModelConfig config) {
             this.config = config;
@@ -483,7 +480,6 @@ public final class TrainableModel {
          * Adds new adapters, and freezes all other parameters.
          *
          * @param lora the adapters; null for none, the default
-         * @return this builder
          */
         public Builder optLora(Lora lora) {
             this.lora = lora;
@@ -494,7 +490,6 @@ public final class TrainableModel {
          * Continues with a saved adapter, and freezes all other parameters.
          *
          * @param directory a directory in PEFT's layout; null for none, the default
-         * @return this builder
          */
         public Builder optAdapter(Path directory) {
             adapter = directory;
@@ -505,7 +500,6 @@ public final class TrainableModel {
          * Sets the type of activations. Parameters stay float32.
          *
          * @param type such as bfloat16; null for float32, the default
-         * @return this builder
          */
         public Builder optComputeType(ScalarType type) {
             this.type = type;
@@ -518,7 +512,6 @@ public final class TrainableModel {
          *
          * @param sequenceLength the number of tokens of each sequence; 0, the default, for no
          *     sequence parallelism
-         * @return this builder
          */
         public Builder optSequenceParallel(long sequenceLength) {
             this.sequenceLength = sequenceLength;

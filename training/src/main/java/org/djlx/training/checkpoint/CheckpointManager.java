@@ -87,7 +87,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     /**
      * Saves the state of a job. Call it between steps, on all ranks.
      *
-     * @param trainer the trainer
      * @param progress the job's progress; the same on all ranks
      * @throws IOException on all ranks if the file cannot be written, if the directory has a
      *     checkpoint of a later step (a restore would choose that one), or if another job is
@@ -389,7 +388,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * Sets the directory of the checkpoints.
          *
          * @param directory one job's directory, the same on all ranks; created when needed
-         * @return this builder
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
@@ -400,7 +398,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * Sets how many checkpoints are kept. Older ones are deleted after a new one is written.
          *
          * @param count the number, 1 or more; the default is 3
-         * @return this builder
          */
         public Builder optKeep(int count) {
             keep = count;
@@ -411,7 +408,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * Sets how often the training listener saves.
          *
          * @param steps the number of steps between checkpoints; 0, the default, for never
-         * @return this builder
          */
         public Builder optEvery(long steps) {
             every = steps;
@@ -424,7 +420,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * directory. They resume from the newest step that every part has.
          *
          * @param group this rank's handle; the caller keeps owning it
-         * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
             this.group = group;
@@ -436,7 +431,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * CheckpointManager#restore} sets the position.
          *
          * @param sampler the sampler; restore fails if its seed, shuffling or padding differs
-         * @return this builder
          */
         public Builder optSampler(DistributedSampler sampler) {
             this.sampler = sampler;
@@ -449,7 +443,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * CheckpointManager#await}, waits until the checkpoint is complete and throws if it is not.
          *
          * @param async true to write in the background; the default is false
-         * @return this builder
          */
         public Builder optAsync(boolean async) {
             this.async = async;
@@ -468,7 +461,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
          * </ul>
          *
          * @param save true to save; the default is false: SIGTERM ends the process
-         * @return this builder
          */
         public Builder optSaveOnSigterm(boolean save) {
             onSigterm = save;

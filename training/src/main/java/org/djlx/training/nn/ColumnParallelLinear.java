@@ -98,7 +98,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
          *
          * @param units the number for all ranks together, divisible by the world size unless
          *     {@linkplain #optPadded padded}
-         * @return this builder
          */
         public Builder setUnits(long units) {
             this.units = units;
@@ -109,7 +108,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
          * Sets whether there is a bias.
          *
          * @param bias whether to add a bias; default true
-         * @return this builder
          */
         public Builder optBias(boolean bias) {
             this.bias = bias;
@@ -122,7 +120,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
          * {@link VocabularyParallelCrossEntropy} ignores the additional units.
          *
          * @param padded true to round up; default false: the world size must divide the units
-         * @return this builder
          */
         public Builder optPadded(boolean padded) {
             this.padded = padded;
@@ -134,7 +131,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
          * same padding.
          *
          * @param embedding an embedding of the same group, in the same model
-         * @return this builder
          */
         public Builder optTied(ParallelEmbedding embedding) {
             this.embedding = embedding;

@@ -141,7 +141,6 @@ public final class ParallelEmbedding extends ShardedBlock {
          * Sets the size of the vocabulary.
          *
          * @param vocabulary the number of token ids
-         * @return this builder
          */
         public Builder setVocabulary(long vocabulary) {
             this.vocabulary = vocabulary;
@@ -152,7 +151,6 @@ public final class ParallelEmbedding extends ShardedBlock {
          * Sets the size of the vectors.
          *
          * @param size the number of values for a token
-         * @return this builder
          */
         public Builder setSize(long size) {
             this.size = size;
@@ -164,7 +162,6 @@ public final class ParallelEmbedding extends ShardedBlock {
          *
          * @param computeType a floating-point type, such as bfloat16; the type of the weight unless
          *     set
-         * @return this builder
          */
         public Builder optComputeType(ScalarType computeType) {
             if (computeType != null

@@ -72,7 +72,6 @@ public final class ParallelMlp extends ShardedBlock {
          * Sets the number of hidden values.
          *
          * @param hidden the number for all ranks together, divisible by the world size
-         * @return this builder
          */
         public Builder setHidden(long hidden) {
             this.hidden = hidden;
@@ -83,7 +82,6 @@ public final class ParallelMlp extends ShardedBlock {
          * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
          *
          * @param lora the adapters; null for none, the default
-         * @return this builder
          */
         public Builder optLora(Lora lora) {
             this.lora = lora;

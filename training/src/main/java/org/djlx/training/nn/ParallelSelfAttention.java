@@ -225,7 +225,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          * Sets the number of heads.
          *
          * @param heads the number for all ranks together, divisible by the world size
-         * @return this builder
          */
         public Builder setHeads(int heads) {
             this.heads = heads;
@@ -237,7 +236,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          *
          * @param headSize the number of values of a head, usually the size of the input divided by
          *     the heads
-         * @return this builder
          */
         public Builder setHeadSize(int headSize) {
             this.headSize = headSize;
@@ -249,7 +247,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          *
          * @param keyValueHeads the number, which divides the number of heads. It is divisible by
          *     the world size, or divides the world size. The number of heads unless set
-         * @return this builder
          */
         public Builder optKeyValueHeads(int keyValueHeads) {
             this.keyValueHeads = keyValueHeads;
@@ -261,7 +258,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          * at 0.
          *
          * @param rotary the embedding, for heads of this size; none unless set
-         * @return this builder
          */
         public Builder optRotary(RotaryEmbedding rotary) {
             this.rotary = rotary;
@@ -273,7 +269,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          *
          * @param sequenceLength the number of tokens of each sequence; unless set, all tokens are
          *     one sequence
-         * @return this builder
          */
         public Builder optSequenceLength(long sequenceLength) {
             this.sequenceLength = sequenceLength;
@@ -284,7 +279,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
          *
          * @param lora the adapters; null for none, the default
-         * @return this builder
          */
         public Builder optLora(Lora lora) {
             this.lora = lora;
@@ -296,7 +290,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          * keyBias} and {@code valueBias}.
          *
          * @param bias whether to add a bias; default false
-         * @return this builder
          */
         public Builder optInputBias(boolean bias) {
             this.bias = bias;
@@ -308,7 +301,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          * {@code queryNorm} and {@code keyNorm} of shape (head size).
          *
          * @param epsilon the number added to the mean of squares
-         * @return this builder
          */
         public Builder optHeadNorms(float epsilon) {
             this.epsilon = epsilon;
@@ -321,7 +313,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
          *
          * @param window the number of tokens that a token attends to, itself included; 0 for all,
          *     the default
-         * @return this builder
          */
         public Builder optWindow(long window) {
             this.window = window;

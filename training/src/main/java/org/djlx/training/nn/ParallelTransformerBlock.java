@@ -116,7 +116,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the number of heads.
          *
          * @param heads as {@link ParallelSelfAttention.Builder#setHeads}
-         * @return this builder
          */
         public Builder setHeads(int heads) {
             attention.setHeads(heads);
@@ -127,7 +126,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the size of a head.
          *
          * @param headSize as {@link ParallelSelfAttention.Builder#setHeadSize}
-         * @return this builder
          */
         public Builder setHeadSize(int headSize) {
             attention.setHeadSize(headSize);
@@ -138,7 +136,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the number of hidden values of the MLP.
          *
          * @param hidden as {@link ParallelMlp.Builder#setHidden}
-         * @return this builder
          */
         public Builder setHidden(long hidden) {
             mlp.setHidden(hidden);
@@ -149,7 +146,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the number of key and value heads.
          *
          * @param keyValueHeads as {@link ParallelSelfAttention.Builder#optKeyValueHeads}
-         * @return this builder
          */
         public Builder optKeyValueHeads(int keyValueHeads) {
             attention.optKeyValueHeads(keyValueHeads);
@@ -160,7 +156,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the rotary position embedding.
          *
          * @param rotary as {@link ParallelSelfAttention.Builder#optRotary}
-         * @return this builder
          */
         public Builder optRotary(RotaryEmbedding rotary) {
             attention.optRotary(rotary);
@@ -171,7 +166,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the length of each sequence in an input of shape (tokens, size).
          *
          * @param sequenceLength as {@link ParallelSelfAttention.Builder#optSequenceLength}
-         * @return this builder
          */
         public Builder optSequenceLength(long sequenceLength) {
             attention.optSequenceLength(sequenceLength);
@@ -183,7 +177,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * ParallelSelfAttention.Builder#optInputBias}.
          *
          * @param options sets them; called at once
-         * @return this builder
          */
         public Builder optAttention(Consumer<ParallelSelfAttention.Builder> options) {
             options.accept(attention);
@@ -194,7 +187,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
          *
          * @param lora the adapters; null for none, the default
-         * @return this builder
          */
         public Builder optLora(Lora lora) {
             attention.optLora(lora);
@@ -206,7 +198,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets the number added to the mean of squares in both norms.
          *
          * @param epsilon as {@link RmsNorm.Builder#optEpsilon}
-         * @return this builder
          */
         public Builder optEpsilon(float epsilon) {
             this.epsilon = epsilon;

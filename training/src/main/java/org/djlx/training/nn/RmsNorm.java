@@ -69,7 +69,6 @@ public final class RmsNorm extends ShardedBlock {
          * Sets the number added to the mean of squares.
          *
          * @param epsilon the number, 1e-5 unless set
-         * @return this builder
          */
         public Builder optEpsilon(float epsilon) {
             this.epsilon = epsilon;

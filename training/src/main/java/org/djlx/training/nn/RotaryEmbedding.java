@@ -134,7 +134,6 @@ public final class RotaryEmbedding {
          * Sets the size of heads.
          *
          * @param headSize the number of values of a head, even
-         * @return this builder
          */
         public Builder setHeadSize(int headSize) {
             this.headSize = headSize;
@@ -145,7 +144,6 @@ public final class RotaryEmbedding {
          * Sets the base of the frequencies, {@code rope_theta} in configurations of Llama.
          *
          * @param base the base, 10,000 unless set
-         * @return this builder
          */
         public Builder optBase(double base) {
             this.base = base;
@@ -158,7 +156,6 @@ public final class RotaryEmbedding {
          * @param frequencies the angle in radians between neighbouring positions, for each pair;
          *     null for those of the base
          * @param magnitude the factor of the rotated values; 1 for none
-         * @return this builder
          */
         public Builder optFrequencies(double[] frequencies, double magnitude) {
             this.frequencies = frequencies == null ? null : frequencies.clone();

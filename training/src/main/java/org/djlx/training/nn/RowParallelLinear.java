@@ -59,7 +59,6 @@ public final class RowParallelLinear extends ShardedBlock {
          * Sets the number of outputs.
          *
          * @param units the number
-         * @return this builder
          */
         public Builder setUnits(long units) {
             this.units = units;
@@ -70,7 +69,6 @@ public final class RowParallelLinear extends ShardedBlock {
          * Sets whether there is a bias.
          *
          * @param bias whether to add a bias; default true
-         * @return this builder
          */
         public Builder optBias(boolean bias) {
             this.bias = bias;

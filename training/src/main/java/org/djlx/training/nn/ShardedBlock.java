@@ -254,7 +254,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
          * Sets the group whose ranks share the block.
          *
          * @param group this rank's group; the caller closes it
-         * @return this builder
          */
         public B setGroup(ProcessGroup group) {
             this.group = group;
@@ -266,7 +265,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
          * along their first dimension.
          *
          * @param sequenceParallel whether to use sequence parallelism; default false
-         * @return this builder
          */
         public B optSequenceParallel(boolean sequenceParallel) {
             this.sequenceParallel = sequenceParallel;

@@ -221,7 +221,6 @@ public final class VocabularyParallelCrossEntropy extends Loss {
          * Sets the group whose ranks share the vocabulary.
          *
          * @param group this rank's group; the caller closes it
-         * @return this builder
          */
         public Builder setGroup(ProcessGroup group) {
             this.group = group;
@@ -232,7 +231,6 @@ public final class VocabularyParallelCrossEntropy extends Loss {
          * Sets the size of the vocabulary.
          *
          * @param vocabulary the number of token ids, without padding
-         * @return this builder
          */
         public Builder setVocabulary(long vocabulary) {
             this.vocabulary = vocabulary;
@@ -243,7 +241,6 @@ public final class VocabularyParallelCrossEntropy extends Loss {
          * Sets the label of tokens that are ignored.
          *
          * @param label the label, in the vocabulary or not, such as -100; none unless set
-         * @return this builder
          */
         public Builder optIgnoredLabel(long label) {
             ignored = label;

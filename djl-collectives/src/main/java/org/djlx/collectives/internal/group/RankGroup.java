@@ -303,7 +303,6 @@ public final class RankGroup implements ProcessGroup {
      * Checks that the group is usable and a root is one of its ranks.
      *
      * @param type the operation that gets the root
-     * @param root the root
      */
     public void checkRoot(OpType type, int root) {
         state.checkUsable();

@@ -51,7 +51,6 @@ public final class RankThreads<T> {
         /**
          * Runs one rank.
          *
-         * @param rank the rank
          * @return its result
          * @throws Throwable if the rank fails
          */
@@ -60,7 +59,6 @@ public final class RankThreads<T> {
         /**
          * Called on the thread of a rank that has failed, after the failure has been recorded.
          *
-         * @param rank the rank
          * @param failure why it failed
          */
         default void failed(int rank, Throwable failure) {}

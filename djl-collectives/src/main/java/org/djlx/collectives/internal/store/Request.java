@@ -6,9 +6,7 @@ import java.util.List;
 /**
  * A command with its arguments.
  *
- * @param command the command
  * @param keys its keys, one character per byte
- * @param values its values
  * @param number its integer, or 0
  */
 record Request(Command command, List<String> keys, List<byte[]> values, long number) {

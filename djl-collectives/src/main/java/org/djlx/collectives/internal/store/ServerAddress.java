@@ -5,7 +5,6 @@ package org.djlx.collectives.internal.store;
  * The address of a server.
  *
  * @param host the host; its addresses are tried in order
- * @param port the port
  * @param token the shared secret, or null
  */
 public record ServerAddress(String host, int port, StoreToken token) {

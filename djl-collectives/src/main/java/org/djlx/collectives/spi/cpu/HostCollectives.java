@@ -22,7 +22,6 @@ public interface HostCollectives {
     /**
      * Memory from one rank or for one rank.
      *
-     * @param address its address
      * @param size its size in bytes
      */
     record Extent(long address, long size) {
@@ -41,15 +40,12 @@ public interface HostCollectives {
 
     /**
      * Waits for all ranks.
-     *
-     * @param operation the operation
      */
     void barrier(Operation operation);
 
     /**
      * Copies the root's tensor to all ranks.
      *
-     * @param operation the operation
      * @param tensor input on the root, output elsewhere
      * @param root the rank that sends
      */
@@ -58,7 +54,6 @@ public interface HostCollectives {
     /**
      * Reduces tensors on all ranks, in place.
      *
-     * @param operation the operation
      * @param tensors tensors of one element type
      * @param op how to reduce
      */
@@ -67,7 +62,6 @@ public interface HostCollectives {
     /**
      * Reduces a tensor on the root, in place. Leaves the tensors of other ranks as they are.
      *
-     * @param operation the operation
      * @param tensor this rank's contribution
      * @param root the rank that gets the result
      * @param op how to reduce
@@ -77,7 +71,6 @@ public interface HostCollectives {
     /**
      * Gathers tensors of all ranks on all ranks.
      *
-     * @param operation the operation
      * @param outputs {@code outputs.get(i)[r]} is the address for rank r's input i
      * @param inputs this rank's tensors
      */
@@ -86,7 +79,6 @@ public interface HostCollectives {
     /**
      * Gathers tensors of all ranks on the root.
      *
-     * @param operation the operation
      * @param outputs on the root, an address for each rank's input; null elsewhere
      * @param input this rank's tensor
      * @param root the rank that receives
@@ -96,7 +88,6 @@ public interface HostCollectives {
     /**
      * Sends a tensor from the root to each rank.
      *
-     * @param operation the operation
      * @param output this rank's tensor
      * @param inputs on the root, the address of each rank's tensor; null elsewhere
      * @param root the rank that sends
@@ -106,7 +97,6 @@ public interface HostCollectives {
     /**
      * Reduces what all ranks have for this rank.
      *
-     * @param operation the operation
      * @param outputs tensors of one element type
      * @param inputs {@code inputs.get(i)[r]} is the address of the contribution to rank r's output
      *     i
@@ -119,7 +109,6 @@ public interface HostCollectives {
      * Exchanges memory between all pairs of ranks, after comparing the sizes ({@link
      * #requireSizes}).
      *
-     * @param operation the operation
      * @param outputs by source rank
      * @param inputs by destination rank
      */
@@ -127,8 +116,6 @@ public interface HostCollectives {
 
     /**
      * Begins an operation without data. Need not wait for the other ranks.
-     *
-     * @param operation the operation
      */
     void begin(Operation operation);
 
@@ -161,7 +148,6 @@ public interface HostCollectives {
     /**
      * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
      *
-     * @param operation the operation
      * @param worldSize the number of ranks
      * @param sent the bytes from one rank to another
      * @param expected the bytes that the second rank expects from the first

@@ -16,7 +16,6 @@ public interface MessageChannel {
     /**
      * Posts a letter.
      *
-     * @param letter the letter
      * @return whether it is on its way; false if there is no space yet
      */
     boolean post(Letter letter);

@@ -38,7 +38,6 @@ public abstract class PeerStates {
     /**
      * Creates the state of a usable group.
      *
-     * @param rank this rank
      * @param worldSize the number of ranks
      * @param ranksPerCore how many ranks of this host share a core, at least 1: a rank that waits
      *     leaves the core to the others for longer
@@ -64,7 +63,6 @@ public abstract class PeerStates {
     /**
      * Describes that a rank has destroyed the group, as {@link #announcedEndOf} does.
      *
-     * @param rank the rank
      * @return the text
      */
     public static String left(int rank) {

@@ -81,7 +81,6 @@ final class VdevKernels implements KernelLauncher {
     /**
      * The arrays of a call, by address. All are contiguous.
      *
-     * @param inSplits the splits
      * @param inOffsets where the chunks begin in the input, in rows; 0 if they follow each other
      * @param outSplits receives the splits of the output, then its offsets
      * @param rowBytes the size of a row of input and output

@@ -341,7 +341,6 @@ public final class FusedMatmul implements KernelLauncher {
      *
      * @param work the operator, {@linkplain #gathers possible} for the kernel
      * @param b the layout of B: the columns of the gates, then the columns of the values
-     * @param address its address
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();

@@ -43,7 +43,6 @@ public final class PathChooser {
      *
      * @param group the group, which has P2P buffers
      * @param compute computes on the group's device
-     * @param operator the operator
      * @param possible returns the paths other than NCCL that are possible for given sizes
      */
     PathChooser(
