@@ -162,9 +162,7 @@ public final class OptimizerState {
         return slots.containsKey(name);
     }
 
-    /**
-     * Sets the greatest number of updates of a parameter.
-     */
+    /** Sets the greatest number of updates of a parameter. */
     public void setUpdates(int number) {
         try {
             updates.setInt(optimizer, number);

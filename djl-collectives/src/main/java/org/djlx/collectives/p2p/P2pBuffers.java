@@ -309,8 +309,8 @@ public abstract class P2pBuffers {
 
     /**
      * All-gather of a few KiB by one kernel on the current stream: writes this rank's part at an
-     * offset of every rank's buffer, this rank included, and waits for the parts of all ranks.
-     * A rank on another path takes part by {@link #epoch}, {@linkplain P2pStream#put puts} and
+     * offset of every rank's buffer, this rank included, and waits for the parts of all ranks. A
+     * rank on another path takes part by {@link #epoch}, {@linkplain P2pStream#put puts} and
      * signals on channel 0.
      *
      * @param operation the running operation; it calls neither this method again nor {@link #epoch}

@@ -243,9 +243,7 @@ public final class Safetensors implements AutoCloseable {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
     }
 
-    /**
-     * {@return whether a tensor exists}
-     */
+    /** {@return whether a tensor exists} */
     public boolean contains(String name) {
         return tensors.containsKey(name);
     }

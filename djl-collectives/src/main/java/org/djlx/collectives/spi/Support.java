@@ -32,9 +32,7 @@ public final class Support {
         return new Builder();
     }
 
-    /**
-     * {@return whether an operation is supported with at least one element type}
-     */
+    /** {@return whether an operation is supported with at least one element type} */
     public boolean supports(OpType operation) {
         Required.argument("supports: operation", operation);
         return moves.containsKey(operation) || reductions.containsKey(operation);
@@ -64,9 +62,7 @@ public final class Support {
                 : reductions.getOrDefault(operation, Map.of()).getOrDefault(op, Set.of());
     }
 
-    /**
-     * {@return whether an operation is supported and takes a {@link ReduceOp}}
-     */
+    /** {@return whether an operation is supported and takes a {@link ReduceOp}} */
     public boolean reduces(OpType operation) {
         return reductions.containsKey(Required.argument("reduces: operation", operation));
     }
@@ -79,9 +75,7 @@ public final class Support {
 
         private Builder() {}
 
-        /**
-         * Adds operations without a tensor.
-         */
+        /** Adds operations without a tensor. */
         public Builder addPlain(OpType... operations) {
             return addMoves(Set.of(), operations);
         }

@@ -20,9 +20,7 @@ import org.djlx.collectives.CollectiveException;
  */
 public interface Store extends AutoCloseable {
 
-    /**
-     * Sets a key, replacing an earlier value.
-     */
+    /** Sets a key, replacing an earlier value. */
     void set(String key, byte[] value);
 
     /**
@@ -32,9 +30,7 @@ public interface Store extends AutoCloseable {
      */
     byte[] get(String key, Duration timeout);
 
-    /**
-     * {@return the value of a key, waiting at most {@link #timeout()} until the key is set}
-     */
+    /** {@return the value of a key, waiting at most {@link #timeout()} until the key is set} */
     default byte[] get(String key) {
         return get(key, timeout());
     }

@@ -38,9 +38,7 @@ public interface HostCollectives {
         }
     }
 
-    /**
-     * Waits for all ranks.
-     */
+    /** Waits for all ranks. */
     void barrier(Operation operation);
 
     /**
@@ -114,9 +112,7 @@ public interface HostCollectives {
      */
     void allToAll(Operation operation, Extent[] outputs, Extent[] inputs);
 
-    /**
-     * Begins an operation without data. Need not wait for the other ranks.
-     */
+    /** Begins an operation without data. Need not wait for the other ranks. */
     void begin(Operation operation);
 
     /**
