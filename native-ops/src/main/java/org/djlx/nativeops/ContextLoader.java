@@ -18,19 +18,13 @@ public final class ContextLoader {
 
     private ContextLoader() {}
 
-    /**
-     * A call with a result.
-     *
-     * @param <T> the result's type
-     * @param <E> what it may throw
-     */
+    /** A call with a result. */
     @FunctionalInterface
     public interface Call<T, E extends Exception> {
 
         /**
          * Calls.
          *
-         * @return the result
          * @throws E as the call says
          */
         T run() throws E;
@@ -40,11 +34,7 @@ public final class ContextLoader {
      * Calls with a context class loader that sees a class: the thread's own if it does, otherwise
      * the class's loader. Threads that the call creates inherit it.
      *
-     * @param type the class
-     * @return its result
      * @throws E what it throws
-     * @param <T> the result's type
-     * @param <E> what it may throw
      */
     public static <T, E extends Exception> T of(Class<?> type, Call<T, E> call) throws E {
         Thread thread = Thread.currentThread();
@@ -65,7 +55,6 @@ public final class ContextLoader {
      * loader sees, then those that only the context class loader sees.
      *
      * @return one provider of each class
-     * @param <T> the service's type
      */
     public static <T> List<T> providers(Class<T> service) {
         Map<Class<?>, T> found = new LinkedHashMap<>();

@@ -144,8 +144,6 @@ public final class LibraryProbes {
     /**
      * Opens the first of {@code fileNames} that the dynamic loader finds.
      *
-     * @param what the name of the library in messages
-     * @param remedy what to do if it is not found
      * @param fileNames the names of the files, in order of preference
      * @throws UnsatisfiedLinkError if no file is found
      */

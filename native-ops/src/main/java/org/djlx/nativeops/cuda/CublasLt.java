@@ -24,7 +24,6 @@ public final class CublasLt implements AutoCloseable {
     /**
      * Opens cuBLASLt.
      *
-     * @param device the GPU
      * @return cuBLASLt; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUBLASLT} is not available
      * @throws CudaException if GPU memory for the workspace runs out

@@ -221,10 +221,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     /**
      * Queues {@code out = a b}.
      *
-     * @param stream a stream of the GPU
      * @param out the address of the product; must not overlap the operands
-     * @param a the address of the left operand
-     * @param b the address of the right operand
      */
     public void run(CudaStream stream, long out, long a, long b) {
         enqueue(stream, out, a, b, zero);
@@ -233,10 +230,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     /**
      * Queues {@code out = (aScale a) (bScale b)}.
      *
-     * @param stream a stream of the GPU
      * @param out the address of the product; must not overlap the operands
-     * @param a the address of the left operand
-     * @param b the address of the right operand
      * @param aScale the address of a's scale, or of the scales of its rows; a multiple of 16
      * @param bScale the address of b's scale, or of the scales of its columns; a multiple of 16
      */
@@ -253,10 +247,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     /**
      * Queues {@code out += a b}.
      *
-     * @param stream a stream of the GPU
      * @param out the address of the sum; must not overlap the operands
-     * @param a the address of the left operand
-     * @param b the address of the right operand
      */
     public void add(CudaStream stream, long out, long a, long b) {
         enqueue(stream, out, a, b, one);

@@ -146,8 +146,6 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * Returns whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For
      * other GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
-     *
-     * @return whether bfloat16 is supported
      */
     public boolean hasBfloat16() {
         return attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8;
@@ -236,11 +234,7 @@ public final class CudaDevice implements AutoCloseable {
         return CudaDriver.enter(thread, context);
     }
 
-    /**
-     * Calls the driver with this context current.
-     *
-     * @return its result
-     */
+    /** Calls the driver with this context current. */
     public int in(IntSupplier call) {
         return CudaDriver.in(context, call);
     }

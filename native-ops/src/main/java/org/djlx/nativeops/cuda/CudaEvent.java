@@ -36,7 +36,6 @@ public final class CudaEvent extends CudaResource {
     /**
      * Creates an event with timing.
      *
-     * @param device the GPU on whose streams it can be recorded
      * @return the event; the caller closes it
      */
     public static CudaEvent createTiming(CudaDevice device) {

@@ -17,15 +17,7 @@ public class CudaException extends EngineException {
     /** The library's error code. */
     private final int code;
 
-    /**
-     * Creates an exception.
-     *
-     * @param call the function, for example {@code cuMemAlloc}
-     * @param errorName the library's name for the error, for example {@code
-     *     CUDA_ERROR_OUT_OF_MEMORY}
-     * @param code the library's error code
-     * @param detail the library's description, or a compiler's log
-     */
+    /** Creates an exception. */
     public CudaException(String call, String errorName, int code, String detail) {
         super(call + " failed with " + errorName + " (" + code + "): " + detail);
         this.call = call;

@@ -90,8 +90,6 @@ public final class CudaKernel {
      * {@return how many blocks one SM runs at the same time (occupancy)} Blocks that wait for each
      * other must all be resident: at most this number times {@link
      * CudaAttribute#MULTIPROCESSOR_COUNT}, if nothing else runs.
-     *
-     * @param sharedBytes the dynamic shared memory of a block, in bytes
      */
     public int maxBlocksPerMultiprocessor(int threads, int sharedBytes) {
         int[] blocks = new int[1];
@@ -106,7 +104,6 @@ public final class CudaKernel {
     /**
      * Allows launches with more than 48 KiB of dynamic shared memory.
      *
-     * @param byteSize the maximum dynamic shared memory of a launch, in bytes
      * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if {@code byteSize} exceeds
      *     {@link CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
      */
@@ -137,8 +134,6 @@ public final class CudaKernel {
     /**
      * Launches the kernel on a stream. The kernel's source sets the cluster size.
      *
-     * @param stream a stream of the same GPU
-     * @param size the launch size
      * @param arguments the arguments; they are copied and may be changed after the call
      * @throws IllegalArgumentException if the number or sizes of the arguments differ from the
      *     kernel's parameters (checked with CUDA 12.4 and later), or the stream belongs to another

@@ -81,10 +81,8 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     /**
      * As {@link #create(CudaDevice)}, with a priority.
      *
-     * @param device the GPU
      * @param priority the priority: a lower number is a higher priority; CUDA clamps it to the
      *     range from {@link CudaDevice#highestStreamPriority()} to 0
-     * @return the stream; the caller closes it
      */
     public static CudaStream create(CudaDevice device, int priority) {
         return new CudaStream(device, priority);
@@ -93,7 +91,6 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     /**
      * Wraps a stream of another library, such as libtorch's current stream.
      *
-     * @param device the GPU of the stream
      * @param handle the {@code cudaStream_t}, for example of {@link Torch#currentCudaStream}; 0 is
      *     the default stream. The stream must outlive the result
      * @return the stream; closing it does not destroy the other library's stream
@@ -185,8 +182,6 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     /**
      * Sets bytes.
      *
-     * @param address the address of the first byte
-     * @param value the value of each byte
      * @param byteSize the number of bytes; 0 does nothing
      */
     public void memsetAsync(long address, byte value, long byteSize) {

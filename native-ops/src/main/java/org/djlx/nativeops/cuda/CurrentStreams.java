@@ -17,11 +17,7 @@ public final class CurrentStreams implements AutoCloseable {
     private final Map<Long, CudaStream> streams = new ConcurrentHashMap<>(); // by their handles
     private volatile CudaStream last;
 
-    /**
-     * Creates the cache of wrapped streams.
-     *
-     * @param cuda the GPU
-     */
+    /** Creates the cache of wrapped streams. */
     public CurrentStreams(CudaDevice cuda) {
         this.cuda = cuda;
         TorchChecks.usableGpu(cuda.device());

@@ -4,7 +4,6 @@ package org.djlx.nativeops.cuda;
 /**
  * The best connection of two GPUs of a host.
  *
- * @param kind the kind of connection
  * @param nvLinks the number of NVLinks; 0 unless the kind is {@link Kind#NVLINK} or {@link
  *     Kind#NVSWITCH}, and 0 for these kinds if NVML does not report the number
  */
@@ -47,8 +46,6 @@ public record GpuLink(Kind kind, int nvLinks) {
     /**
      * Checks the values.
      *
-     * @param kind the kind of connection
-     * @param nvLinks the number of NVLinks
      * @throws IllegalArgumentException if the number is negative, or another kind has NVLinks
      */
     public GpuLink {
@@ -59,11 +56,7 @@ public record GpuLink(Kind kind, int nvLinks) {
         }
     }
 
-    /**
-     * Returns a link with an unknown number of NVLinks, or none.
-     *
-     * @param kind the kind of connection
-     */
+    /** Returns a link with an unknown number of NVLinks, or none. */
     public static GpuLink of(Kind kind) {
         return new GpuLink(kind, 0);
     }

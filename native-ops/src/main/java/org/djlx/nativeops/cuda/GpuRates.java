@@ -18,7 +18,6 @@ import org.slf4j.LoggerFactory;
  * program used the GPU during the measurement.
  *
  * @param gpu the product's name, for example {@code NVIDIA H200}
- * @param multiprocessors the number of SMs
  * @param teraflops the rate of a matmul of 4096 × 8192 by 8192 × 8192 random numbers in bfloat16,
  *     or float16 if the GPU has no bfloat16, in 10^12 operations a second
  * @param gigabytesPerSecond the rate of reading and writing memory together, in a copy of 256 MiB

@@ -191,12 +191,7 @@ public final class GpuTopology {
         return links.length;
     }
 
-    /**
-     * Returns the link of two GPUs.
-     *
-     * @param a the index of one GPU
-     * @param b the index of the other
-     */
+    /** Returns the link of two GPUs. */
     public GpuLink link(int a, int b) {
         return links[a][b];
     }
@@ -204,7 +199,6 @@ public final class GpuTopology {
     /**
      * Returns the GPUs to which a GPU is linked by NVLink.
      *
-     * @param gpu the index of the GPU
      * @return their indices, ascending
      */
     public int[] neighbours(int gpu) {

@@ -56,11 +56,7 @@ public final class KernelArguments {
         }
     }
 
-    /**
-     * Removes all arguments.
-     *
-     * @return this
-     */
+    /** Removes all arguments. */
     public KernelArguments clear() {
         count = 0;
         end = VALUES;
@@ -71,8 +67,6 @@ public final class KernelArguments {
     /**
      * Adds a 32-bit integer.
      *
-     * @param value the argument
-     * @return this
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(int value) {
@@ -83,8 +77,6 @@ public final class KernelArguments {
     /**
      * Adds a 64-bit integer or a pointer.
      *
-     * @param value the argument
-     * @return this
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(long value) {
@@ -95,8 +87,6 @@ public final class KernelArguments {
     /**
      * Adds a float.
      *
-     * @param value the argument
-     * @return this
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(float value) {
@@ -107,8 +97,6 @@ public final class KernelArguments {
     /**
      * Adds a double.
      *
-     * @param value the argument
-     * @return this
      * @throws IllegalArgumentException if there are too many
      */
     public KernelArguments add(double value) {
@@ -119,7 +107,6 @@ public final class KernelArguments {
     /**
      * Adds a struct of 64-bit members, such as an array of pointers, passed by value.
      *
-     * @return this
      * @throws IllegalArgumentException if there are too many arguments or members, or no members
      */
     public KernelArguments addStruct(long... members) {
@@ -137,8 +124,6 @@ public final class KernelArguments {
      * Adds a struct, passed by value. Its members follow, all of them, in any order: {@code
      * arguments.addStruct(layout).put("rows", rows).put("x", address)}.
      *
-     * @param layout the struct's layout, from the kernel's source
-     * @return this
      * @throws IllegalArgumentException if there are too many arguments
      */
     public KernelArguments addStruct(KernelConstants.Layout layout) {
@@ -153,7 +138,6 @@ public final class KernelArguments {
      * Puts a member of the last struct: an integer or a pointer.
      *
      * @param member its name; {@code inner.x} for the member {@code x} of {@code inner}
-     * @return this
      * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
      *     the member is a float, or too small for the value
      */
@@ -180,8 +164,6 @@ public final class KernelArguments {
     /**
      * Puts a float member of the last struct, as {@link #put(String, long)}.
      *
-     * @param member its name
-     * @return this
      * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
      *     the member is not a float
      */
@@ -232,7 +214,6 @@ public final class KernelArguments {
      * Adds a struct by reference. Its content at the time of the launch is passed by value.
      *
      * @param struct the struct; must be reachable until the launch
-     * @return this
      * @throws IllegalArgumentException if there are too many arguments
      */
     public KernelArguments add(KernelStruct struct) {

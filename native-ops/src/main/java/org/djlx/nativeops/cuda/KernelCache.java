@@ -236,8 +236,6 @@ public final class KernelCache {
     /**
      * Everything on which a compiled kernel depends.
      *
-     * @param source the source with its headers
-     * @param options the compiler's options in order
      * @param architecture the architecture, for example {@code sm_90a}
      * @param compiler the compiler and its version, for example {@code NVRTC 13.0}
      */
@@ -247,9 +245,6 @@ public final class KernelCache {
         /**
          * Copies the options.
          *
-         * @param source the source with its headers
-         * @param options the compiler's options
-         * @param compiler the compiler and its version
          * @throws NullPointerException if an argument is null
          */
         public Key {

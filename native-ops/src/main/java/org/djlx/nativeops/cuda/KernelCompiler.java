@@ -12,11 +12,7 @@ public final class KernelCompiler {
 
     private final KernelCache cache;
 
-    /**
-     * Creates a compiler.
-     *
-     * @param cache the cache of compiled kernels
-     */
+    /** Creates a compiler. */
     public KernelCompiler(KernelCache cache) {
         this.cache = cache;
     }
@@ -39,8 +35,6 @@ public final class KernelCompiler {
      * Starts to compile kernels on a new thread, unless they are cached. {@link #load} waits for
      * the compilation, and throws its errors.
      *
-     * @param device the GPU
-     * @param options further options of NVRTC
      * @return a future that completes normally after the compilation, even if the compilation fails
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
      */

@@ -45,7 +45,6 @@ public final class KernelConstants {
     /**
      * Reads a source.
      *
-     * @param source the source, including its headers
      * @param options the compiler's options; only {@code -DNAME=VALUE} and {@code -DNAME} are used
      */
     public KernelConstants(KernelSource source, String... options) {
@@ -64,7 +63,6 @@ public final class KernelConstants {
     /**
      * {@return the value of a {@code const int}}
      *
-     * @param constant its name
      * @throws IllegalArgumentException if the source does not have exactly one definition, or the
      *     definition needs a macro that no option defines
      */
@@ -82,8 +80,6 @@ public final class KernelConstants {
     /**
      * {@return the arguments of all calls of a macro, each at the beginning of a line, in the order
      * of the source}
-     *
-     * @param macro its name
      */
     public List<int[]> calls(String macro) {
         return Pattern.compile("^" + macro + "\\(([\\d, ]+)\\)", Pattern.MULTILINE)
@@ -97,7 +93,6 @@ public final class KernelConstants {
     /**
      * {@return the layout of a struct}
      *
-     * @param struct its name
      * @throws IllegalArgumentException if the source does not have exactly one such struct, or a
      *     member is of an unknown type
      */
@@ -166,15 +161,12 @@ public final class KernelConstants {
      *
      * @param type its type; {@code x*} for a pointer
      * @param offset its offset in bytes
-     * @param byteSize its size in bytes
      */
     public record Member(String type, int offset, int byteSize) {}
 
     /**
      * The layout of a struct.
      *
-     * @param name the struct's name
-     * @param byteSize its size in bytes
      * @param alignment its alignment in bytes
      * @param offsets the offset of each member in bytes, in the order of the members
      * @param members the members of basic types; {@code inner.x} is the member {@code x} of the
@@ -202,7 +194,6 @@ public final class KernelConstants {
         /**
          * {@return the offset of a member in bytes}
          *
-         * @param member its name
          * @throws IllegalArgumentException if there is no such member
          */
         public int offset(String member) {

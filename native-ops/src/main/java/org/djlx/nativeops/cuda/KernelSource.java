@@ -17,7 +17,6 @@ import java.util.regex.Pattern;
  * The source of kernels and the files that it includes.
  *
  * @param name the name in the compiler's messages, for example {@code all_reduce.cu}
- * @param text CUDA C++
  * @param headers the text of every file included with {@code #include "..."}, by the name in the
  *     {@code #include}
  */
@@ -29,9 +28,6 @@ public record KernelSource(String name, String text, Map<String, String> headers
     /**
      * Copies the headers, sorted by name.
      *
-     * @param name the name in the compiler's messages
-     * @param text CUDA C++
-     * @param headers the text of every included file by its name
      * @throws NullPointerException if an argument is null
      */
     public KernelSource {

@@ -44,8 +44,6 @@ public final class KernelStruct {
     /**
      * Puts a 64-bit integer or a pointer.
      *
-     * @param offset the member's offset
-     * @return this
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */
     public KernelStruct put(int offset, long value) {
@@ -56,8 +54,6 @@ public final class KernelStruct {
     /**
      * Puts a float.
      *
-     * @param offset the member's offset
-     * @return this
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */
     public KernelStruct put(int offset, float value) {

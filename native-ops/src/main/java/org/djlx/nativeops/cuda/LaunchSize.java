@@ -4,12 +4,6 @@ package org.djlx.nativeops.cuda;
 /**
  * The grid and thread blocks of a kernel launch.
  *
- * @param gridX the blocks along x
- * @param gridY the blocks along y
- * @param gridZ the blocks along z
- * @param blockX the threads of a block along x
- * @param blockY the threads of a block along y
- * @param blockZ the threads of a block along z
  * @param sharedBytes the dynamic shared memory of a block in bytes; more than 48 KiB requires
  *     {@link CudaKernel#allowSharedMemory}
  * @param dependent whether this is a programmatic dependent launch: if the previous kernel allows
@@ -33,15 +27,6 @@ public record LaunchSize(
     /**
      * Checks the values.
      *
-     * @param gridX the blocks along x
-     * @param gridY the blocks along y
-     * @param gridZ the blocks along z
-     * @param blockX the threads of a block along x
-     * @param blockY the threads of a block along y
-     * @param blockZ the threads of a block along z
-     * @param sharedBytes the dynamic shared memory of a block, in bytes
-     * @param dependent whether this is a programmatic dependent launch
-     * @param cooperative whether all blocks start together
      * @throws IllegalArgumentException if a value is out of range
      */
     public LaunchSize {
@@ -57,11 +42,7 @@ public record LaunchSize(
         }
     }
 
-    /**
-     * {@return a one-dimensional size, without dynamic shared memory}
-     *
-     * @param threads the threads of a block
-     */
+    /** {@return a one-dimensional size, without dynamic shared memory} */
     public static LaunchSize of(int blocks, int threads) {
         return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
     }
@@ -92,11 +73,7 @@ public record LaunchSize(
                 gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent, cooperative);
     }
 
-    /**
-     * {@return this size with dynamic shared memory}
-     *
-     * @param byteSize the dynamic shared memory of a block, in bytes
-     */
+    /** {@return this size with dynamic shared memory} */
     public LaunchSize withShared(int byteSize) {
         return new LaunchSize(
                 gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent, cooperative);

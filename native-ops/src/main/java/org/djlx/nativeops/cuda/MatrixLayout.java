@@ -4,8 +4,6 @@ package org.djlx.nativeops.cuda;
 /**
  * The memory layout of a matrix.
  *
- * @param rows the number of rows
- * @param columns the number of columns
  * @param rowStride the distance of adjacent rows, in elements
  * @param columnStride the distance of adjacent columns, in elements
  */

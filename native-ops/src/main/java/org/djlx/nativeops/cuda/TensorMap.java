@@ -38,7 +38,6 @@ public final class TensorMap {
      * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
      * engine's order: the contiguous dimension first.
      *
-     * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16}, {@link ScalarType#BFLOAT16} or {@link
      *     ScalarType#FLOAT8_E4M3FN}, with swizzle; or {@link ScalarType#INT32}: raw words of 4
      *     bytes, without

@@ -50,89 +50,48 @@ public final class AtomicBuffer {
         this.buffer = pointer.getByteBuffer(0, byteSize).order(ByteOrder.nativeOrder());
     }
 
-    /**
-     * Reads an int.
-     *
-     * @param offset the offset in bytes
-     * @return the value
-     */
+    /** Reads an int. */
     public int getIntVolatile(int offset) {
         return (int) INT.getVolatile(buffer, offset);
     }
 
-    /**
-     * Writes an int.
-     *
-     * @param offset the offset in bytes
-     */
+    /** Writes an int. */
     public void putIntVolatile(int offset, int value) {
         INT.setVolatile(buffer, offset, value);
     }
 
-    /**
-     * Reads a long.
-     *
-     * @param offset the offset in bytes
-     * @return the value
-     */
+    /** Reads a long. */
     public long getLongVolatile(int offset) {
         return (long) LONG.getVolatile(buffer, offset);
     }
 
-    /**
-     * Writes a long.
-     *
-     * @param offset the offset in bytes
-     */
+    /** Writes a long. */
     public void putLongVolatile(int offset, long value) {
         LONG.setVolatile(buffer, offset, value);
     }
 
-    /**
-     * Adds to an int.
-     *
-     * @param offset the offset in bytes
-     * @return the value before
-     */
+    /** Adds to an int. */
     public int getAndAddInt(int offset, int delta) {
         return (int) INT.getAndAdd(buffer, offset, delta);
     }
 
-    /**
-     * Reads a long without ordering guarantees, for data that a volatile access publishes.
-     *
-     * @param offset the offset in bytes
-     * @return the value
-     */
+    /** Reads a long without ordering guarantees, for data that a volatile access publishes. */
     public long getLong(int offset) {
         return (long) LONG.get(buffer, offset);
     }
 
-    /**
-     * Writes a long without ordering guarantees, for data that a volatile access publishes.
-     *
-     * @param offset the offset in bytes
-     */
+    /** Writes a long without ordering guarantees, for data that a volatile access publishes. */
     public void putLong(int offset, long value) {
         LONG.set(buffer, offset, value);
     }
 
-    /**
-     * Reads longs without ordering guarantees, by one native call.
-     *
-     * @param offset the offset in bytes
-     * @param values receives the longs
-     */
+    /** Reads longs without ordering guarantees, by one native call. */
     public void getLongs(int offset, long[] values) {
         checkLongs(offset, values.length);
         pointer.read(offset, values, 0, values.length);
     }
 
-    /**
-     * Writes longs without ordering guarantees, by one native call.
-     *
-     * @param offset the offset in bytes
-     */
+    /** Writes longs without ordering guarantees, by one native call. */
     public void putLongs(int offset, long[] values) {
         checkLongs(offset, values.length);
         pointer.write(offset, values, 0, values.length);
@@ -147,11 +106,7 @@ public final class AtomicBuffer {
         }
     }
 
-    /**
-     * Reads bytes without ordering guarantees.
-     *
-     * @param bytes receives the bytes
-     */
+    /** Reads bytes without ordering guarantees. */
     public void getBytes(int offset, byte[] bytes) {
         buffer.get(offset, bytes);
     }
@@ -165,9 +120,7 @@ public final class AtomicBuffer {
      * Sleeps while an int has a value (futex(2)). Returns on {@link #wake}, on timeout, or
      * spuriously, so the caller must check its condition again.
      *
-     * @param offset the offset in bytes
      * @param expected the value; if the int differs, the method returns immediately
-     * @param timeoutNanos the longest sleep, in nanoseconds
      */
     public void sleepWhile(int offset, int expected, long timeoutNanos) {
         check(offset);
@@ -177,11 +130,7 @@ public final class AtomicBuffer {
         LibC.futex(address + offset, LibC.FUTEX_WAIT, expected, Pointer.nativeValue(timespec));
     }
 
-    /**
-     * Wakes all threads, of any process, that sleep on an int.
-     *
-     * @param offset the offset in bytes
-     */
+    /** Wakes all threads, of any process, that sleep on an int. */
     public void wake(int offset) {
         check(offset);
         LibC.futex(address + offset, LibC.FUTEX_WAKE, Integer.MAX_VALUE, 0);

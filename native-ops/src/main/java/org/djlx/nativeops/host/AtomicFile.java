@@ -75,7 +75,6 @@ public final class AtomicFile implements AutoCloseable {
     /**
      * Creates the temporary file, after {@link #sweep} of those of the same name.
      *
-     * @param file the final path
      * @return the file, to be closed
      * @throws IOException if the file cannot be created, or is being written
      */
@@ -106,11 +105,7 @@ public final class AtomicFile implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether a process is writing a file. False if the file system has no locks.
-     *
-     * @param file the final path
-     */
+    /** Returns whether a process is writing a file. False if the file system has no locks. */
     public static boolean isBeingWritten(Path file) {
         String name = Pattern.quote(file.getFileName().toString());
         boolean locked = false;

@@ -7,8 +7,6 @@ public interface CopyQueue {
     /**
      * Queues a copy.
      *
-     * @param destination the address of the destination
-     * @param source the address of the source
      * @param byteSize the number of bytes; 0 does nothing
      */
     void copyAsync(long destination, long source, long byteSize);

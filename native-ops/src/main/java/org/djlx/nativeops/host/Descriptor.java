@@ -13,11 +13,7 @@ public final class Descriptor implements AutoCloseable {
     private final int number;
     private boolean closed;
 
-    /**
-     * Takes ownership of an open descriptor.
-     *
-     * @param number the descriptor's number
-     */
+    /** Takes ownership of an open descriptor. */
     public Descriptor(int number) {
         this.number = number;
     }

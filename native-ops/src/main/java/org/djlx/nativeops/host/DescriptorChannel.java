@@ -51,7 +51,6 @@ public final class DescriptorChannel implements AutoCloseable {
     /**
      * A received descriptor.
      *
-     * @param tag the sender's tag
      * @param descriptor the descriptor; the receiver closes it
      */
     public record Received(int tag, Descriptor descriptor) {}
@@ -94,7 +93,6 @@ public final class DescriptorChannel implements AutoCloseable {
      * @param token the token that the receiver expects; 1 to 4096 bytes
      * @param tag a number that identifies the descriptor for the receiver
      * @param descriptor the descriptor; the caller keeps it and may close it after the call
-     * @param timeout how long to wait
      * @throws EngineException if there is no receiver of this name, it has ended, or its queue
      *     stays full until the timeout
      */

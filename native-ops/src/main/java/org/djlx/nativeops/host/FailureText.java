@@ -22,7 +22,6 @@ public final class FailureText {
     /**
      * Returns the exception's {@code toString()}, or the name of its class if that fails.
      *
-     * @param failure the exception
      * @return the text, never null
      */
     public static String of(Throwable failure) {
@@ -37,7 +36,6 @@ public final class FailureText {
     /**
      * Returns the exception's message, or {@link #of} if it has none.
      *
-     * @param failure the exception
      * @return the text, never null
      */
     public static String message(Throwable failure) {
@@ -52,7 +50,6 @@ public final class FailureText {
     /**
      * Returns an exception that a logger can print.
      *
-     * @param failure the exception
      * @return the exception itself, or if its stack trace cannot be printed, one with its class
      *     name and stack trace
      */

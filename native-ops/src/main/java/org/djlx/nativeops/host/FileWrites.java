@@ -25,8 +25,6 @@ public final class FileWrites {
     /**
      * Runs code that writes to a file.
      *
-     * @param file the file, for the error
-     * @param body the code
      * @throws IOException if the code throws one; it names a file
      */
     public static void naming(Path file, Body body) throws IOException {

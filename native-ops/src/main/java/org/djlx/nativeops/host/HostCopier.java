@@ -30,29 +30,18 @@ public final class HostCopier {
     /**
      * Reads floats.
      *
-     * @param address the address of the first float
      * @param array the destination, filled from index 0
      */
     public void read(long address, float[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
     }
 
-    /**
-     * Writes ints.
-     *
-     * @param address the destination of the first int
-     * @param array the source, read from index 0
-     */
+    /** Writes ints. */
     public void write(long address, int[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
     }
 
-    /**
-     * Writes floats.
-     *
-     * @param address the destination of the first float
-     * @param array the source, read from index 0
-     */
+    /** Writes floats. */
     public void write(long address, float[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
     }

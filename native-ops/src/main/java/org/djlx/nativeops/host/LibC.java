@@ -76,13 +76,7 @@ public final class LibC {
 
     private LibC() {}
 
-    /**
-     * Creates an anonymous file.
-     *
-     * @param name its name, for debugging
-     * @param flags flags {@code MFD_*}
-     * @return the descriptor
-     */
+    /** Creates an anonymous file. */
     public static native int memfd_create(String name, int flags) throws LastErrorException;
 
     static native int ftruncate(int fd, long length) throws LastErrorException;
@@ -102,12 +96,7 @@ public final class LibC {
      * Maps a file or anonymous memory.
      *
      * @param address the preferred address, or 0
-     * @param length the length in bytes
-     * @param prot the protection, {@code PROT_*}
-     * @param flags flags {@code MAP_*}
      * @param fd the descriptor; -1 for anonymous memory
-     * @param offset the offset in the file, in bytes
-     * @return the address
      */
     public static native long mmap(
             long address, long length, int prot, int flags, int fd, long offset)
@@ -117,14 +106,7 @@ public final class LibC {
 
     static native int madvise(long address, long length, int advice);
 
-    /**
-     * Changes the protection of mapped pages.
-     *
-     * @param address the address of the first page
-     * @param length the length in bytes
-     * @param prot the protection, {@code PROT_*}
-     * @return 0
-     */
+    /** Changes the protection of mapped pages. */
     public static native int mprotect(long address, long length, int prot)
             throws LastErrorException;
 

@@ -31,7 +31,6 @@ public final class LongCalls {
     /**
      * Starts a thread.
      *
-     * @param calls makes the calls
      * @return the thread, a daemon
      */
     public static Thread start(String name, Runnable calls) {

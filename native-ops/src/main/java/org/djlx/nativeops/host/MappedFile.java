@@ -98,7 +98,6 @@ public final class MappedFile implements AutoCloseable {
     /**
      * Copies bytes of the file. Thread-safe, but must not be called after {@link #close()}.
      *
-     * @param offset the offset in the file
      * @param bytes the destination, filled completely
      * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
@@ -115,9 +114,6 @@ public final class MappedFile implements AutoCloseable {
      * than copying small pages, and so does unmapping them. Thread-safe. May be called after {@link
      * #close()} while a view of the {@linkplain #memory() memory} is open.
      *
-     * @param offset the offset in the file
-     * @param length the length in bytes
-     * @param address the address of the destination
      * @throws IllegalArgumentException if the range is outside the file
      * @throws IllegalStateException if the file is unmapped
      * @throws UncheckedIOException if the bytes cannot be read, or were truncated after mapping
@@ -162,8 +158,6 @@ public final class MappedFile implements AutoCloseable {
      * Reads all pages of a range into memory at once; does nothing on Linux before 5.14. Reading a
      * page that is not mapped costs a fault, which takes longer than copying the page.
      *
-     * @param offset the offset in the file
-     * @param length the length in bytes
      * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
     public void populate(long offset, long length) {

@@ -42,7 +42,6 @@ public final class ProcessLock implements AutoCloseable {
      * Acquires the lock, or returns after a timeout.
      *
      * @param file the file to lock; created with its folder
-     * @param timeout how long to wait
      * @return the lock; the caller closes it, whether it {@linkplain #isHeld is held} or not
      */
     public static ProcessLock acquire(Path file, Duration timeout) {

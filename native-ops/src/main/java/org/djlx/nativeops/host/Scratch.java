@@ -39,11 +39,7 @@ public final class Scratch {
         return address + (long) index * Long.BYTES;
     }
 
-    /**
-     * Reads a slot.
-     *
-     * @return its value
-     */
+    /** Reads a slot. */
     public long getLong(int index) {
         return memory.getLong((long) index * Long.BYTES);
     }

@@ -68,7 +68,6 @@ public final class SharedMemory implements AutoCloseable {
      * <p>The path need not be trusted. A file is mapped only if it is shared memory created by this
      * class, of this user and of this size; any other file is not changed.
      *
-     * @param path its {@link #path()}
      * @return the memory; the caller closes it
      * @throws EngineException if the path cannot be opened, or is not memory that this class
      *     created
@@ -157,12 +156,7 @@ public final class SharedMemory implements AutoCloseable {
         return memory;
     }
 
-    /**
-     * Copies bytes with memcpy(3). The ranges must not overlap.
-     *
-     * @param destination the destination address
-     * @param source the source address
-     */
+    /** Copies bytes with memcpy(3). The ranges must not overlap. */
     public static void copy(long destination, long source, long byteSize) {
         LibC.memcpy(destination, source, byteSize);
     }

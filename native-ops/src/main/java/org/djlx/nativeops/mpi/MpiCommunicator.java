@@ -43,7 +43,6 @@ public final class MpiCommunicator implements AutoCloseable {
      * Returns the communicator of all processes that mpirun has started. The first call initialises
      * MPI; no other code of the process may do so.
      *
-     * @return the communicator
      * @throws MpiException if MPI cannot be initialised, or does not support calls of several
      *     threads
      */
@@ -129,9 +128,7 @@ public final class MpiCommunicator implements AutoCloseable {
     /**
      * Starts to send bytes. The memory must not change until the request is done.
      *
-     * @param requests gets the request
      * @param bytes their number, at most {@link #MAX_BYTES}
-     * @param destination the receiving rank
      */
     public void send(MpiRequests requests, long address, int bytes, int destination, int tag) {
         started(
@@ -144,8 +141,6 @@ public final class MpiCommunicator implements AutoCloseable {
     /**
      * Starts to receive a message.
      *
-     * @param requests gets the request
-     * @param address the address for the bytes
      * @param bytes the most bytes of the message, at most {@link #MAX_BYTES}
      * @param source the sending rank, or {@link #ANY_SOURCE}
      */

@@ -8,12 +8,7 @@ public class MpiException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /**
-     * Creates an exception.
-     *
-     * @param call the function
-     * @param reason MPI's message
-     */
+    /** Creates an exception. */
     public MpiException(String call, String reason) {
         super(call + " failed: " + reason);
     }

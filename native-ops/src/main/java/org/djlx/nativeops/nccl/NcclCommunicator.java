@@ -81,9 +81,7 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * Creates this rank of a communicator. Blocks until all ranks call this.
      *
-     * @param device the rank's GPU
      * @param uniqueId the {@link #uniqueId()} of one of the ranks
-     * @param config the configuration
      * @return the communicator; the caller closes it
      */
     public static NcclCommunicator create(
@@ -121,7 +119,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param color the color: ranks with the same color form a communicator; negative for none
      * @param key the order of the ranks in the new communicator; equal keys are ordered by rank in
      *     this communicator
-     * @param config the configuration
      * @return the communicator; the caller closes it. Null if the color is negative
      */
     public NcclCommunicator split(int color, int key, NcclConfig config) {
@@ -160,10 +157,7 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * All-reduce.
      *
-     * @param send the address of this rank's input
      * @param recv the address of the output; may be {@code send}
-     * @param count the number of elements
-     * @param type the element type
      * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
      */
     public void allReduce(
@@ -178,12 +172,7 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * Reduces to one rank.
      *
-     * @param send the address of this rank's input
      * @param recv the address of the output, used on the root only
-     * @param count the number of elements
-     * @param type the element type
-     * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
-     * @param root the rank that receives the result
      */
     public void reduce(
             long send,
@@ -204,10 +193,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * Broadcasts from one rank to all.
      *
      * @param send the address of the input, used on the root only
-     * @param recv the address of the output
-     * @param count the number of elements
-     * @param type the element type
-     * @param root the rank that sends
      */
     public void broadcast(
             long send, long recv, long count, ScalarType type, int root, CudaStream stream) {
@@ -221,10 +206,8 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * All-gather.
      *
-     * @param send the address of this rank's input
      * @param recv the address of the output: the inputs of all ranks, in rank order
      * @param count the number of elements of one input
-     * @param type the element type
      */
     public void allGather(long send, long recv, long count, ScalarType type, CudaStream stream) {
         call(
@@ -237,10 +220,7 @@ public final class NcclCommunicator implements AutoCloseable {
      * Reduce-scatter.
      *
      * @param send the address of this rank's input: a part for each rank, in rank order
-     * @param recv the address of the output: this rank's part of the result
      * @param count the number of elements of one part
-     * @param type the element type
-     * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
      */
     public void reduceScatter(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
@@ -251,27 +231,14 @@ public final class NcclCommunicator implements AutoCloseable {
                                 send, recv, count, code(type), op, handle, stream.handle()));
     }
 
-    /**
-     * Sends to one rank, which must call {@link #recv}.
-     *
-     * @param send the address of the input
-     * @param count the number of elements
-     * @param type the element type
-     * @param peer the rank that receives
-     */
+    /** Sends to one rank, which must call {@link #recv}. */
     public void send(long send, long count, ScalarType type, int peer, CudaStream stream) {
         call(
                 "ncclSend",
                 handle -> Nccl.ncclSend(send, count, code(type), peer, handle, stream.handle()));
     }
 
-    /**
-     * Receives from one rank, which must call {@link #send}.
-     *
-     * @param recv the address of the output
-     * @param count the number of elements
-     * @param type the element type
-     */
+    /** Receives from one rank, which must call {@link #send}. */
     public void recv(long recv, long count, ScalarType type, int peer, CudaStream stream) {
         call(
                 "ncclRecv",
@@ -314,8 +281,6 @@ public final class NcclCommunicator implements AutoCloseable {
 
     /**
      * Frees a reduction of {@link #premulSum}. Operations called with it before are not affected.
-     *
-     * @param op the code of the reduction
      */
     public void destroyOp(int op) {
         call("ncclRedOpDestroy", handle -> Nccl.ncclRedOpDestroy(op, handle));

@@ -8,12 +8,7 @@ public class NcclException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /**
-     * Creates an exception.
-     *
-     * @param call the function
-     * @param reason NCCL's message
-     */
+    /** Creates an exception. */
     public NcclException(String call, String reason) {
         super(call + " failed: " + reason);
     }

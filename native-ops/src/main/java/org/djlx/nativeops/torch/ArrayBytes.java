@@ -28,7 +28,6 @@ public final class ArrayBytes {
      * Reads all bytes of an array, in row-major order.
      *
      * @param temporary a manager on the array's device
-     * @param piece receives the bytes, a buffer at a time
      */
     public static void read(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {
@@ -50,7 +49,6 @@ public final class ArrayBytes {
      * Fills an array.
      *
      * @param temporary a manager on the array's device
-     * @param piece fills each buffer that it is given
      */
     public static void write(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {

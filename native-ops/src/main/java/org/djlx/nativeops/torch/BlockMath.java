@@ -22,7 +22,6 @@ public final class BlockMath {
      *
      * @param x rows, of shape (…, size)
      * @param weight the weight, of shape (size)
-     * @param epsilon the number added to the mean
      * @return the norm, of the shape and type of {@code x} and in its manager
      */
     public static NDArray rmsNorm(NDArray x, NDArray weight, float epsilon) {

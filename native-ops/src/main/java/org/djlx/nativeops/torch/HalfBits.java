@@ -6,11 +6,7 @@ public final class HalfBits {
 
     private HalfBits() {}
 
-    /**
-     * Rounds to bfloat16: the upper half of the float32's bits, rounded.
-     *
-     * @return the bits of the nearest bfloat16
-     */
+    /** Rounds to bfloat16: the upper half of the float32's bits, rounded. */
     public static short bfloat16(float value) {
         if (Float.isNaN(value)) {
             return 0x7fc0;
@@ -23,8 +19,6 @@ public final class HalfBits {
     /**
      * Rounds to float16; infinite from 65520 on. Float additions do the rounding, as in
      * Maratyszcza's <a href="https://github.com/Maratyszcza/FP16">FP16</a>, which libtorch uses.
-     *
-     * @return the bits of the nearest float16
      */
     public static short float16(float value) {
         int bits = Float.floatToRawIntBits(value);

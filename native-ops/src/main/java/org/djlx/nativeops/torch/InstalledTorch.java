@@ -53,9 +53,7 @@ public final class InstalledTorch {
     /**
      * An installed libtorch.
      *
-     * @param version PyTorch's version, three numbers
      * @param cuda the version of CUDA that it is built for, such as 13.0; empty for CPUs
-     * @param libraries the directory of {@code libtorch.so}
      * @param dependencies directories of the libraries that it needs, separated by colons
      */
     record Installed(String version, String cuda, Path libraries, String dependencies) {

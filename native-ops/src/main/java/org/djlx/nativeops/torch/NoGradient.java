@@ -22,11 +22,7 @@ public final class NoGradient {
                 });
     }
 
-    /**
-     * Runs code and returns its result.
-     *
-     * @param <T> the type of the result
-     */
+    /** Runs code and returns its result. */
     public static <T> T get(Supplier<T> body) {
         if (!JniUtils.isGradMode()) {
             return body.get();

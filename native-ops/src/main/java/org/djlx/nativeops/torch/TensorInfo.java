@@ -5,7 +5,6 @@ package org.djlx.nativeops.torch;
  * Properties of a tensor, read in one call. Each getter of {@link Torch} costs a native call and
  * argument checks.
  *
- * @param type the element type
  * @param sizes the size of every dimension, not to be changed
  * @param strides the stride of every dimension, in elements, not to be changed
  * @param address the address of the first element, on the tensor's device; 0 if there are no

@@ -23,9 +23,6 @@ public final class TensorTemplate {
     /**
      * Prepares arrays.
      *
-     * @param device the device of the arrays
-     * @param shape their shape
-     * @param type their element type
      * @throws IllegalArgumentException if an argument is invalid, as for {@link Torch#empty}
      */
     public TensorTemplate(Device device, Shape shape, ScalarType type) {
@@ -62,7 +59,6 @@ public final class TensorTemplate {
      * Creates an array.
      *
      * @param manager owns the array; its device does not matter
-     * @return the array, and its address
      * @throws IllegalArgumentException if the manager is null, closed, or of another engine
      */
     public Created create(NDManager manager) {

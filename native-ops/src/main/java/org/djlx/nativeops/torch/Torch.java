@@ -118,7 +118,6 @@ public final class Torch {
      * @param offset the offset of the first element in bytes; {@code memory.address() + offset}
      *     must be a multiple of the element size
      * @param shape the shape, with all sizes known; sizes may be 0
-     * @param type the element type
      * @throws IllegalArgumentException also if the memory is closed or too small, or the offset is
      *     negative or not aligned
      */
@@ -135,7 +134,6 @@ public final class Torch {
      * @param offset the offset of the first element in bytes
      * @param sizes the size of every dimension, at most 64 of them
      * @param strides the stride of every dimension, in elements, not negative; elements may overlap
-     * @param type the element type
      */
     public static NDArray view(
             NDManager manager,
@@ -305,8 +303,6 @@ public final class Torch {
      *
      * <p>This does not extend the life of the array that an array was derived from: slices,
      * transposes and reshapes, and aliases of them, are valid only as long as their original.
-     *
-     * @param manager the manager of the new array
      */
     public static NDArray alias(NDManager manager, NDArray array) {
         PtNDManager owner = TorchChecks.manager(manager);
@@ -414,7 +410,6 @@ public final class Torch {
      * </ul>
      *
      * @param dst the destination, with any strides; must not partly overlap {@code src}
-     * @param src the source
      * @throws IllegalArgumentException if the shapes differ, or an array is not as above
      * @throws IllegalStateException between two GPUs within an operation, if a {@link
      *     CudaStreamGuard} has switched the stream
@@ -676,7 +671,6 @@ public final class Torch {
      * {@return libtorch's current stream of the calling thread, a {@code cudaStream_t}; 0 is the
      * default stream}
      *
-     * @param device the GPU
      * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static long currentCudaStream(Device device) {

@@ -64,29 +64,17 @@ public final class TorchArguments implements AutoCloseable {
         return arrays[index];
     }
 
-    /**
-     * {@return an argument of the schema's type {@code int}}
-     *
-     * @param index the index of the argument, from 0
-     */
+    /** {@return an argument of the schema's type {@code int}} */
     public long integer(int index) {
         return value(index, TorchSchema.Type.INT);
     }
 
-    /**
-     * {@return an argument of the schema's type {@code float}}
-     *
-     * @param index the index of the argument, from 0
-     */
+    /** {@return an argument of the schema's type {@code float}} */
     public double floating(int index) {
         return Double.longBitsToDouble(value(index, TorchSchema.Type.FLOAT));
     }
 
-    /**
-     * {@return an argument of the schema's type {@code bool}}
-     *
-     * @param index the index of the argument, from 0
-     */
+    /** {@return an argument of the schema's type {@code bool}} */
     public boolean bool(int index) {
         return (byte) value(index, TorchSchema.Type.BOOL) != 0; // The other bytes are undefined.
     }

@@ -16,9 +16,6 @@ public final class TorchInPlace {
     /**
      * Adds an array to another: {@code acc += other}, as PyTorch's {@code add_}.
      *
-     * @param acc the array to change. The sum is computed in the wider of the two types and rounded
-     *     to the type of {@code acc}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also if {@code acc} cannot store the result (complex in
      *     real, floating-point in integer, any number in bool), or if a type is a float8
      * @throws EngineException also if libtorch does not support the types: version 2.7 does not add
@@ -37,8 +34,6 @@ public final class TorchInPlace {
     /**
      * Multiplies an array by another, element by element: {@code acc *= other}.
      *
-     * @param acc the array to change; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #add}
      */
     public static void mul(NDArray acc, NDArray other) {
@@ -60,8 +55,6 @@ public final class TorchInPlace {
     /**
      * Computes the minimum of every two elements: {@code acc = min(acc, other)}. NaN is propagated.
      *
-     * @param acc the array to change; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
      */
     public static void min(NDArray acc, NDArray other) {
@@ -71,8 +64,6 @@ public final class TorchInPlace {
     /**
      * Computes the maximum of every two elements: {@code acc = max(acc, other)}. NaN is propagated.
      *
-     * @param acc the array to change; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
      */
     public static void max(NDArray acc, NDArray other) {
@@ -83,7 +74,6 @@ public final class TorchInPlace {
      * Computes the bitwise AND of every two elements: {@code acc &= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #add}, or if a type is floating-point or
      *     complex
      */
@@ -95,7 +85,6 @@ public final class TorchInPlace {
      * Computes the bitwise OR of every two elements: {@code acc |= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitOr(NDArray acc, NDArray other) {
@@ -106,7 +95,6 @@ public final class TorchInPlace {
      * Computes the bitwise XOR of every two elements: {@code acc ^= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @param other an array of the same shape, on the same device
      * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitXor(NDArray acc, NDArray other) {

@@ -34,7 +34,6 @@ final class TorchKernelCode {
      *
      * @param callback the address of {@code const char* (*)(uint64_t*, uint64_t, uint64_t)}
      * @param name the address of the operator's name, a C string
-     * @return the address of the instructions
      * @throws UnsupportedOperationException on processors other than x86-64, and if the operating
      *     system does not allow executable memory
      */

@@ -182,8 +182,6 @@ public final class TorchLibrary {
      * the kernel's exception, with the code's exception as a suppressed exception. Calls may be
      * nested.
      *
-     * @param <T> the type of the result
-     * @return the result
      * @throws Exception if the code throws
      */
     public static <T> T call(Callable<T> code) throws Exception {

@@ -9,8 +9,6 @@ import java.util.regex.Pattern;
 /**
  * The parts of an operator's schema that Java needs: {@code space::name(Tensor a, float b, *, int
  * c=0) -> Tensor}. libtorch checks the rest.
- *
- * @param namespace the namespace, before the colons
  */
 record TorchSchema(String namespace, String name, List<Type> arguments) {
 

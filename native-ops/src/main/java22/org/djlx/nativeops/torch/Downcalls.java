@@ -17,8 +17,6 @@ import java.lang.invoke.MethodHandle;
  *
  * <p>Calls are not {@linkplain Linker.Option#critical critical}. A critical call saves about 1 ns,
  * but the garbage collector must wait until it returns, and it may not call Java.
- *
- * @param library the library of the functions
  */
 record Downcalls(NativeLibrary library) {
 
