@@ -37,8 +37,6 @@ public final class Agreement {
      * Runs code on all ranks and checks that it returned the same value on each.
      *
      * @param group the ranks; null if there is only one
-     * @param operation the operation's name, for errors
-     * @param body the code
      * @throws IOException if the code failed on any rank, or the values differ
      */
     public static void run(ProcessGroup group, String operation, Body body) throws IOException {
@@ -55,8 +53,6 @@ public final class Agreement {
      * Runs code on all ranks and gathers the values that it returned.
      *
      * @param group the ranks; null if there is only one
-     * @param operation the operation's name, for errors
-     * @param body the code
      * @return the values, in rank order
      * @throws IOException if the code failed on any rank
      */
@@ -93,8 +89,6 @@ public final class Agreement {
      *
      * @param group the ranks; null if there is only one
      * @param manager a manager on the group's device
-     * @param own whether the condition holds on this rank
-     * @return whether it holds on any rank
      */
     public static boolean any(ProcessGroup group, NDManager manager, boolean own) {
         if (group == null) {

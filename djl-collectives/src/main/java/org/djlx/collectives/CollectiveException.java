@@ -29,17 +29,12 @@ public class CollectiveException extends EngineException {
      * Creates an exception with a cause.
      *
      * @param message the operation, the group, the ranks, and what to do
-     * @param cause the underlying failure
      */
     public CollectiveException(String message, Throwable cause) {
         super(message, cause);
     }
 
-    /**
-     * Sets the flight record file. For backends, before the work completes.
-     *
-     * @param file the path of the file
-     */
+    /** Sets the flight record file. For backends, before the work completes. */
     public void setFlightRecord(String file) {
         flightRecord = file;
     }

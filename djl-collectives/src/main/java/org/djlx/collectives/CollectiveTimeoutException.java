@@ -25,8 +25,6 @@ public class CollectiveTimeoutException extends CollectiveException {
     /**
      * Creates an exception with a cause.
      *
-     * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive; null if unknown
      * @param cause the exception that the thread running the operation threw
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {

@@ -101,11 +101,7 @@ public final class CudaP2pOptions extends BackendOptions {
         return values.oneShotBytes != null ? values.oneShotBytes : MESH_BYTES;
     }
 
-    /**
-     * {@return the largest size for the one-shot all-reduce in bytes}
-     *
-     * @param worldSize the number of ranks, at least 1
-     */
+    /** {@return the largest size for the one-shot all-reduce in bytes} */
     public long oneShotBytes(int worldSize) {
         if (values.oneShotBytes != null) {
             return values.oneShotBytes;
@@ -116,7 +112,6 @@ public final class CudaP2pOptions extends BackendOptions {
     /**
      * {@return the largest size for the two-shot all-reduce in bytes}
      *
-     * @param worldSize the number of ranks, at least 1
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      */
     public long twoShotBytes(int worldSize, boolean recorded) {
@@ -167,7 +162,6 @@ public final class CudaP2pOptions extends BackendOptions {
      * {@return whether an all-reduce that is too large for two-shot is direct, where that is
      * possible}
      *
-     * @param worldSize the number of ranks, at least 1
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      */
     public boolean isDirect(int worldSize, boolean recorded) {
@@ -316,8 +310,6 @@ public final class CudaP2pOptions extends BackendOptions {
          * the driver are queried unless set. In a hybrid cube mesh, ranks 0 to 3 are fully linked,
          * ranks 4 to 7 are fully linked, and rank i is linked to rank i + 4. Other pairs do not use
          * P2P, even if their GPUs could.
-         *
-         * @param kind the topology
          */
         public Builder optTopology(GpuTopology.Kind kind) {
             this.topology = Required.argument("optTopology: kind", kind);

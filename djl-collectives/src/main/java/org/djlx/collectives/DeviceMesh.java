@@ -45,10 +45,8 @@ public final class DeviceMesh {
      * sub-group along each dimension; the counterpart of PyTorch's {@code init_device_mesh}. All
      * ranks of the group call it.
      *
-     * @param parent the group
      * @param shape the size of each dimension; their product is the group's world size
      * @param names a name for each dimension, all distinct
-     * @return the mesh
      * @throws IllegalArgumentException if the shape does not fit the ranks or the names; before
      *     anything is sent
      * @throws CollectiveException if the ranks pass different arguments, or do not all call in time
@@ -121,7 +119,6 @@ public final class DeviceMesh {
      * Returns this rank's sub-group along a dimension. The caller destroys it; destroying the
      * parent group destroys it, too.
      *
-     * @param name the dimension
      * @return the group, of {@link #size} ranks; this rank is number {@link #localRank} in it
      * @throws IllegalArgumentException if there is no such dimension
      */
@@ -132,7 +129,6 @@ public final class DeviceMesh {
     /**
      * {@return the number of ranks along a dimension}
      *
-     * @param name the dimension
      * @throws IllegalArgumentException if there is no such dimension
      */
     public int size(String name) {
@@ -142,7 +138,6 @@ public final class DeviceMesh {
     /**
      * Returns this rank's coordinate in a dimension, which is its rank in that {@link #group}.
      *
-     * @param name the dimension
      * @return the coordinate, from 0
      * @throws IllegalArgumentException if there is no such dimension
      */

@@ -115,7 +115,6 @@ public final class ObjectCollectives {
      *
      * @param maxBytes the maximum serialised size of an object in bytes, at least 1; the smallest
      *     limit of all ranks applies
-     * @return collectives of the same group and classes
      */
     public ObjectCollectives withMaxBytes(int maxBytes) {
         if (maxBytes < 1) {
@@ -128,7 +127,6 @@ public final class ObjectCollectives {
      * Gathers the objects of all ranks on every rank.
      *
      * @param object this rank's object, or null
-     * @param <T> the type of the objects
      * @return the objects, in rank order; unmodifiable
      * @throws CollectiveException on all ranks, if a rank's object cannot be sent; on this rank, if
      *     this rank cannot read an object; if not all ranks call in time
@@ -148,9 +146,6 @@ public final class ObjectCollectives {
      * Sends an object from one rank to all other ranks.
      *
      * @param object on the root, the object or null; ignored on other ranks
-     * @param root the rank of the group that sends
-     * @param <T> the type of the object
-     * @return the object
      * @throws CollectiveException as {@link #allGatherObject}
      */
     public <T> T broadcastObject(T object, int root) {
@@ -169,8 +164,6 @@ public final class ObjectCollectives {
      * Gathers the objects of all ranks on one rank.
      *
      * @param object this rank's object, or null
-     * @param root the rank of the group that gets the objects
-     * @param <T> the type of the objects
      * @return on the root, the objects in rank order; on other ranks, an empty list; unmodifiable
      * @throws CollectiveException as {@link #allGatherObject}
      */
@@ -191,9 +184,6 @@ public final class ObjectCollectives {
      *
      * @param objects on the root, one object or null per rank, in rank order; ignored on other
      *     ranks. A list of another size fails on all ranks
-     * @param root the rank of the group that sends
-     * @param <T> the type of the objects
-     * @return this rank's object
      * @throws CollectiveException as {@link #allGatherObject}
      */
     public <T> T scatterObjectList(List<? extends T> objects, int root) {
@@ -222,7 +212,6 @@ public final class ObjectCollectives {
     /**
      * The serialised objects that a rank sends.
      *
-     * @param objects the bytes of each object
      * @param failure why serialisation failed, or null
      */
     private record Packed(List<byte[]> objects, Throwable failure) {

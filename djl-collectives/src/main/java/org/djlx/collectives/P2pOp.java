@@ -18,14 +18,7 @@ import org.djlx.collectives.spi.OpType;
  */
 public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
 
-    /**
-     * Checks the type. The group checks the other components when the batch is issued.
-     *
-     * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
-     * @param tensor the tensor to send, or to receive into
-     * @param peer the other rank, in the numbering of the called group; -1 for any source
-     * @param tag the message's tag; not negative
-     */
+    /** Checks the type. The group checks the other components when the batch is issued. */
     public P2pOp {
         if (type == null || !type.isPointToPoint()) {
             throw new IllegalArgumentException(
@@ -33,34 +26,17 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
         }
     }
 
-    /**
-     * {@return a send; see {@link ProcessGroup#send}}
-     *
-     * @param tensor the tensor to send
-     * @param destination the receiving rank of the group that is called
-     * @param tag the message's tag
-     */
+    /** {@return a send; see {@link ProcessGroup#send}} */
     public static P2pOp send(NDArray tensor, int destination, int tag) {
         return new P2pOp(OpType.SEND, tensor, destination, tag);
     }
 
-    /**
-     * {@return a receive; see {@link ProcessGroup#recv}}
-     *
-     * @param tensor the tensor to receive into
-     * @param source the sending rank of the group that is called
-     * @param tag the message's tag
-     */
+    /** {@return a receive; see {@link ProcessGroup#recv}} */
     public static P2pOp recv(NDArray tensor, int source, int tag) {
         return new P2pOp(OpType.RECV, tensor, source, tag);
     }
 
-    /**
-     * {@return a receive from any rank; see {@link ProcessGroup#recvAnySource}}
-     *
-     * @param tensor the tensor to receive into
-     * @param tag the message's tag
-     */
+    /** {@return a receive from any rank; see {@link ProcessGroup#recvAnySource}} */
     public static P2pOp recvAnySource(NDArray tensor, int tag) {
         return new P2pOp(OpType.RECV_ANY_SOURCE, tensor, -1, tag);
     }

@@ -143,8 +143,6 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Translates a rank of this group to a global rank.
      *
-     * @param groupRank the rank in this group, from 0
-     * @return its rank in the initial group
      * @throws IllegalArgumentException if the rank is out of range
      */
     default int globalRank(int groupRank) {
@@ -160,8 +158,6 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Translates a global rank to a rank of this group.
      *
-     * @param globalRank the rank in the initial group
-     * @return its rank in this group
      * @throws IllegalArgumentException if the rank is not a member of this group
      */
     default int groupRank(int globalRank) {
@@ -253,7 +249,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param type the class of the object; at most one object per class
      * @param maker creates the object; must not use the group
-     * @param <T> the class
      * @throws IllegalStateException if the group has been destroyed
      */
     <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker);
@@ -263,8 +258,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param tensor this rank's contribution, overwritten with the result; the same shape on all
      *     ranks
-     * @param op the reduction
-     * @return the work
      * @throws IllegalArgumentException if the tensor is null, closed, on another device, broadcast
      *     ({@code stride 0}), or of an element type for which the backend does not have the
      *     reduction
@@ -286,7 +279,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param tensor this rank's contribution, overwritten with the result; the same shape on all
      *     ranks
-     * @param op the reduction
      * @param asyncOp true if the caller waits for the work itself; ranks may pass different values
      * @return the work; with {@code asyncOp=false} only needed to learn whether the operation
      *     failed later on the GPU
@@ -302,9 +294,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param tensor this rank's contribution; overwritten with the result on the root, unchanged on
      *     other ranks; the same shape on all ranks
-     * @param root the rank of this group that gets the result
-     * @param op the reduction
-     * @return the work
      * @throws IllegalArgumentException if the root is out of range, or as {@link #allReduce}
      */
     Work reduce(NDArray tensor, int root, ReduceOp op);
@@ -313,8 +302,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Copies a tensor from one rank to all other ranks.
      *
      * @param tensor the input on the root, the output on other ranks; the same shape on all ranks
-     * @param root the rank of this group that sends
-     * @return the work
      * @throws IllegalArgumentException if the root is out of range or the tensor is unusable
      */
     default Work broadcast(NDArray tensor, int root) {
@@ -324,11 +311,6 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Copies a tensor from one rank to all other ranks. With {@code asyncOp=false}, the code after
      * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
-     *
-     * @param tensor the input on the root, the output on other ranks; the same shape on all ranks
-     * @param root the rank of this group that sends
-     * @param asyncOp true if the caller waits for the work itself
-     * @return the work
      */
     Work broadcast(NDArray tensor, int root, boolean asyncOp);
 
@@ -337,7 +319,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param outputs one output per rank, in rank order, each of the input's shape
      * @param input this rank's tensor; the same shape on all ranks
-     * @return the work
      */
     Work allGather(List<NDArray> outputs, NDArray input);
 
@@ -348,7 +329,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param output the gathered tensor, with W times as many elements as the input
      * @param input this rank's tensor; the same shape on all ranks
-     * @return the work
      */
     default Work allGatherIntoTensor(NDArray output, NDArray input) {
         return allGatherIntoTensor(output, input, true);
@@ -358,9 +338,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Gathers the tensors of all ranks into one tensor. With {@code asyncOp=false}, the code after
      * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
      *
-     * @param output the gathered tensor, as of {@link #allGatherIntoTensor(NDArray, NDArray)}
-     * @param input this rank's tensor
-     * @param asyncOp true if the caller waits for the work itself
      * @return the work
      */
     Work allGatherIntoTensor(NDArray output, NDArray input, boolean asyncOp);
@@ -369,7 +346,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Checks arguments as {@link #allGatherIntoTensor} does. For library operations with the same
      * contract, which run by {@link #execute}.
      *
-     * @param input this rank's input
      * @return type, shape and address of the input
      * @throws IllegalArgumentException if an argument is invalid
      */
@@ -381,7 +357,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param outputs on the root, one output per rank, in rank order, each of the input's shape;
      *     null or empty on other ranks
      * @param input this rank's tensor; the same shape on all ranks
-     * @param root the rank of this group that gets the tensors
      * @return the work; its result is the list of outputs
      */
     Work gather(List<NDArray> outputs, NDArray input, int root);
@@ -392,8 +367,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param output this rank's tensor; the same shape on all ranks
      * @param inputs on the root, one tensor per rank, in rank order, each of the output's shape;
      *     null or empty on other ranks
-     * @param root the rank of this group that sends
-     * @return the work
      */
     Work scatter(NDArray output, List<NDArray> inputs, int root);
 
@@ -402,8 +375,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param output this rank's result; the same shape on all ranks
      * @param inputs one tensor per rank, in rank order, each of the output's shape
-     * @param op the reduction
-     * @return the work
      */
     Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op);
 
@@ -414,8 +385,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param output this rank's part of the result; the same shape on all ranks
      * @param input this rank's contribution, with W times as many elements as the output
-     * @param op the reduction
-     * @return the work
      */
     default Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
         return reduceScatterTensor(output, input, op, true);
@@ -424,13 +393,6 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Reduces a tensor over all ranks and scatters the result. With {@code asyncOp=false}, the code
      * after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
-     *
-     * @param output this rank's part, as of {@link #reduceScatterTensor(NDArray, NDArray,
-     *     ReduceOp)}
-     * @param input this rank's contribution
-     * @param op the reduction
-     * @param asyncOp true if the caller waits for the work itself
-     * @return the work
      */
     Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp);
 
@@ -438,9 +400,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Checks arguments as {@link #reduceScatterTensor} does. For library operations with the same
      * contract, which run by {@link #execute}.
      *
-     * @param output this rank's part of the result
-     * @param input this rank's contribution
-     * @param op the reduction
      * @return type, shape and address of the output
      * @throws IllegalArgumentException if an argument is invalid
      */
@@ -453,7 +412,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param outputs one output per source rank, in rank order
      * @param inputs one input per destination rank, in rank order; inputs and outputs all have the
      *     same element type
-     * @return the work
      */
     Work allToAll(List<NDArray> outputs, List<NDArray> inputs);
 
@@ -463,7 +421,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param output the parts from all ranks, concatenated along the first dimension in rank order
      * @param input the parts for all ranks, concatenated along the first dimension in rank order
-     * @return the work
      */
     default Work allToAllSingle(NDArray output, NDArray input) {
         return allToAllSingle(output, input, null, null);
@@ -473,11 +430,6 @@ public interface ProcessGroup extends AutoCloseable {
      * Sends an equal part of a tensor from every rank to every rank. With {@code asyncOp=false},
      * the code after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp,
      * boolean)}.
-     *
-     * @param output the parts from all ranks
-     * @param input the parts for all ranks
-     * @param asyncOp true if the caller waits for the work itself
-     * @return the work
      */
     Work allToAllSingle(NDArray output, NDArray input, boolean asyncOp);
 
@@ -491,7 +443,6 @@ public interface ProcessGroup extends AutoCloseable {
      *     equal to the output in element type and in all dimensions but the first
      * @param outputSplits the number of rows that come from each rank; null for equal parts
      * @param inputSplits the number of rows that go to each rank; null for equal parts
-     * @return the work
      * @throws IllegalArgumentException if splits are negative, do not add up to the first
      *     dimension, or if this rank's splits for itself differ
      */
@@ -515,10 +466,8 @@ public interface ProcessGroup extends AutoCloseable {
      * them only with {@link NcclOptions.Builder#optVerify}. A message that times out breaks this
      * direction between the two ranks; the rest of the group stays usable.
      *
-     * @param tensor the tensor to send
      * @param destination the receiving rank of this group; not this rank
      * @param tag distinguishes messages between two ranks; not negative
-     * @return the work
      * @throws IllegalArgumentException if the destination or the tag is out of range
      */
     Work send(NDArray tensor, int destination, int tag);
@@ -530,8 +479,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param tensor receives the message; its element type and number of elements must equal the
      *     sender's
      * @param source the sending rank of this group; not this rank
-     * @param tag the message's tag; not negative
-     * @return the work
      * @see #send
      */
     Work recv(NDArray tensor, int source, int tag);
@@ -539,8 +486,6 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Receives a message from any rank: the first one that arrives with this tag.
      *
-     * @param tensor receives the message
-     * @param tag the message's tag; not negative
      * @return the work; {@link Work#sourceRank()} returns the sender
      * @throws UnsupportedOperationException if the backend is {@code nccl} or {@code cuda_p2p}
      * @see #send
@@ -551,17 +496,12 @@ public interface ProcessGroup extends AutoCloseable {
      * Issues sends and receives that run concurrently; the counterpart of {@code
      * torch.distributed.batch_isend_irecv}. All messages are checked before the first is issued.
      *
-     * @param ops the sends and receives, at least one
      * @return the works, in the order of {@code ops}
      * @throws IllegalArgumentException if {@code ops} is empty, or a message is invalid
      */
     List<Work> batchIsendIrecv(List<P2pOp> ops);
 
-    /**
-     * Synchronises all ranks. The returned work completes once every rank has called barrier().
-     *
-     * @return the work
-     */
+    /** Synchronises all ranks. The returned work completes once every rank has called barrier(). */
     Work barrier();
 
     /**
@@ -586,7 +526,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param tensors this rank's contributions, overwritten with the results; the same types and
      *     shapes in the same order on all ranks; must not overlap in memory
-     * @param op the reduction
      * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #allReduce}, and if there are no tensors or they
      *     overlap
@@ -601,7 +540,6 @@ public interface ProcessGroup extends AutoCloseable {
      *     or another input
      * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks;
      *     an input may be this rank's part of its output
-     * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #allGatherIntoTensor}, and if there are no tensors
      * @see #allGatherIntoTensor
      */
@@ -613,8 +551,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param outputs this rank's parts of the results; the same types and shapes in the same order
      *     on all ranks; must not overlap in memory with another output or another input
      * @param inputs one contribution per output
-     * @param op the reduction
-     * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if there are no tensors
      *     or outputs overlap
      * @see #reduceScatterTensor
@@ -633,20 +569,12 @@ public interface ProcessGroup extends AutoCloseable {
      *       CollectiveMismatchException}, which all ranks get.
      * </ul>
      *
-     * @param type the kind of operation, for messages and traces
-     * @param agreed the arguments on which all ranks must agree
      * @param body the code; runs once, on this thread or another
-     * @return the work
      * @throws UnsupportedOperationException if the backend does not run library operations
      */
     Work execute(OpType type, Agreed agreed, Consumer<Operation> body);
 
-    /**
-     * Creates a sub-group with a generated name; see {@link #newGroup(List, String)}.
-     *
-     * @param ranks ranks of this group, each once
-     * @return the group; a non-member handle on other ranks
-     */
+    /** Creates a sub-group with a generated name; see {@link #newGroup(List, String)}. */
     ProcessGroup newGroup(List<Integer> ranks);
 
     /**
@@ -702,7 +630,6 @@ public interface ProcessGroup extends AutoCloseable {
      * </ul>
      *
      * @param ranksToExclude ranks of this group, at least one; the same on all remaining ranks
-     * @return the group of the remaining ranks
      * @throws IllegalArgumentException if a rank is out of range, or is this rank
      * @throws CollectiveMismatchException if another rank excludes other ranks
      * @throws CollectiveTimeoutException if the remaining ranks do not all call in time
@@ -714,9 +641,6 @@ public interface ProcessGroup extends AutoCloseable {
      * torch.distributed.new_group(backend=…)}. All ranks of this group call it. Destroying this
      * group destroys the sub-group too.
      *
-     * @param backend the backend of the new group
-     * @param options the options of the new group
-     * @return the new group, with the ranks of this group
      * @throws IllegalArgumentException if the backend is unknown or does not take the options
      * @throws CollectiveException if not all ranks call in time
      */
@@ -729,8 +653,6 @@ public interface ProcessGroup extends AutoCloseable {
      * code fails between collectives and the other ranks would wait. Destroy the group afterwards.
      *
      * <p>Any thread may call it. No-op if the group is broken already, or destroyed.
-     *
-     * @param cause why this rank cannot go on
      */
     void abort(Throwable cause);
 

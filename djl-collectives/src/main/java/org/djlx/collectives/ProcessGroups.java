@@ -74,7 +74,6 @@ public final class ProcessGroups {
      *
      * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
      *     third-party backend
-     * @return the group
      * @see #init(String, BackendOptions)
      */
     public static ProcessGroup init(String backend) {
@@ -95,10 +94,7 @@ public final class ProcessGroups {
      * waits up to 5 s for the other ranks to destroy the group. Then all ranks may call this method
      * again.
      *
-     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
-     *     third-party backend
      * @param options the backend's options, such as {@link ShmOptions}
-     * @return the group
      * @throws IllegalArgumentException if a variable is missing or invalid, or the backend is
      *     unknown
      * @throws CollectiveException if not all ranks call it within the timeout
@@ -120,11 +116,6 @@ public final class ProcessGroups {
      * ProcessGroup group = ProcessGroups.init("nccl", environment, options);
      * }</pre>
      *
-     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
-     *     third-party backend
-     * @param environment the rank, the world size and the store's address
-     * @param options the backend's options, such as {@link ShmOptions}
-     * @return the group
      * @throws IllegalArgumentException if a value is missing or invalid, or the backend is unknown
      * @throws CollectiveException if not all ranks call it within the timeout
      */
@@ -202,14 +193,9 @@ public final class ProcessGroups {
      * Creates this rank's handle on a group whose ranks meet in a store. Blocks until all ranks
      * have called it.
      *
-     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
-     *     third-party backend
      * @param store the store; the caller owns it and must keep it open until the group is destroyed
      * @param name the group's name, the same on all ranks; usable once per store
      * @param rank this rank, from 0
-     * @param worldSize the number of ranks
-     * @param options the backend's options, such as {@link ShmOptions}
-     * @return the group
      * @throws IllegalArgumentException if the rank is out of range or the backend is unknown
      * @throws CollectiveException if not all ranks call it within the timeout
      */
@@ -258,7 +244,6 @@ public final class ProcessGroups {
      * Creates a group whose ranks are threads of this JVM, with backend {@code shm} and default
      * options.
      *
-     * @param worldSize the number of ranks
      * @return one handle per rank, in rank order; use each on its own thread
      * @see #run
      */
@@ -269,10 +254,6 @@ public final class ProcessGroups {
     /**
      * Creates a group whose ranks are threads of this JVM.
      *
-     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
-     *     third-party backend
-     * @param worldSize the number of ranks
-     * @param options the backend's options, such as {@link ShmOptions}
      * @return one handle per rank, in rank order; use each on its own thread
      * @throws IllegalArgumentException if the world size is out of range, the backend is unknown,
      *     or it does not accept the options
@@ -329,9 +310,7 @@ public final class ProcessGroups {
      * of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This method
      * waits for all threads in any case.
      *
-     * @param <T> the result of the code
      * @param groups the handles of all ranks, as {@link #local(int)} returns them
-     * @param body the code for one rank
      * @return the results, in rank order
      * @throws CollectiveException if a rank threw: names the rank that failed first, with its
      *     exception as the cause and the exceptions of other ranks as suppressed. A {@link
@@ -369,19 +348,13 @@ public final class ProcessGroups {
                 });
     }
 
-    /**
-     * The code that {@link #run} runs on each rank.
-     *
-     * @param <T> the result
-     */
+    /** The code that {@link #run} runs on each rank. */
     @FunctionalInterface
     public interface RankBody<T> {
 
         /**
          * Runs one rank; called on the rank's thread.
          *
-         * @param group the rank's handle
-         * @return the rank's result
          * @throws Exception if the rank fails
          */
         T run(ProcessGroup group) throws Exception;

@@ -41,11 +41,7 @@ public final class ReduceOp {
         /** See {@link ReduceOp#premulSum}. */
         PREMUL_SUM;
 
-        /**
-         * {@return whether this kind of reduction is defined for an element type}
-         *
-         * @param type the element type
-         */
+        /** {@return whether this kind of reduction is defined for an element type} */
         public boolean isDefinedFor(ScalarType type) {
             switch (this) {
                 case AVG:
@@ -128,8 +124,6 @@ public final class ReduceOp {
     /**
      * {@return whether the reduction is defined for an element type} A backend may support fewer
      * types.
-     *
-     * @param type the element type
      */
     public boolean isDefinedFor(ScalarType type) {
         return kind.isDefinedFor(type);

@@ -160,11 +160,7 @@ public final class P2pEngine extends Engine {
         return pytorch.newBaseManager(device == null ? defaultDevice() : device);
     }
 
-    /**
-     * Opens a {@link GradientScope} on this thread.
-     *
-     * @return the scope
-     */
+    /** Opens a {@link GradientScope} on this thread. */
     @Override
     public GradientCollector newGradientCollector() {
         return GradientScope.open();

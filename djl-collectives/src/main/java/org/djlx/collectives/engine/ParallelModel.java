@@ -23,7 +23,6 @@ public interface ParallelModel extends AutoCloseable {
      *
      * @param key the property's name, such as {@code metric_dimension}: DJL Serving's name for the
      *     model
-     * @param value the property's value
      */
     default void setProperty(String key, String value) {}
 

@@ -13,17 +13,12 @@ import java.util.Map;
  */
 public interface ParallelModelLoader {
 
-    /**
-     * {@return whether this loader accepts a directory} Looks at file names only.
-     *
-     * @param directory the model's directory
-     */
+    /** {@return whether this loader accepts a directory} Looks at file names only. */
     boolean canLoad(Path directory);
 
     /**
      * Loads a model.
      *
-     * @param name the model's name
      * @param directory its directory; the option {@code model_id} names another one than the
      *     model's own
      * @param device the CPU, a GPU, or several GPUs as {@link Device#getDevices()}

@@ -23,7 +23,6 @@ public interface TrainerFactory {
      * Makes a trainer.
      *
      * @param model a model of the engine, which has a block
-     * @param config the configuration
      * @return the trainer, owned by the caller
      */
     Made newTrainer(Model model, TrainingConfig config);

@@ -317,11 +317,7 @@ final class Boundary implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether a gradient has arrived at an open output since {@link #noteGradients}.
-     *
-     * @param notes the manager of the copies
-     */
+    /** Returns whether a gradient has arrived at an open output since {@link #noteGradients}. */
     boolean isReachedAgain(NDManager notes) {
         return NoGradient.get(
                 () -> {

@@ -52,7 +52,6 @@ public final class DifferentiableCollectives {
      * layer.
      *
      * @param x the value, of any shape
-     * @param group the ranks
      * @return the value, in the memory of {@code x}; its gradient is summed over the ranks
      */
     public static NDArray enterParallel(NDArray x, ProcessGroup group) {
@@ -68,7 +67,6 @@ public final class DifferentiableCollectives {
      * Use it on the output of a row-parallel layer.
      *
      * @param x this rank's array, of any shape
-     * @param group the ranks
      * @return the sum, which counts once: its gradient is the gradient of each rank's array
      */
     public static NDArray leaveParallel(NDArray x, ProcessGroup group) {
@@ -83,7 +81,6 @@ public final class DifferentiableCollectives {
      * Sums an array over all ranks. Use it if each rank computes its own loss from the sum.
      *
      * @param x this rank's array, of any shape
-     * @param group the ranks
      * @return the sum; its gradients are summed over the ranks
      */
     public static NDArray allReduce(NDArray x, ProcessGroup group) {
@@ -100,7 +97,6 @@ public final class DifferentiableCollectives {
      * @param x this rank's array, with 1 or more dimensions
      * @param dimension the dimension along which they are concatenated; negative values count from
      *     the last dimension
-     * @param group the ranks
      * @return the concatenation, world size times as large along the dimension
      */
     public static NDArray allGather(NDArray x, int dimension, ProcessGroup group) {
@@ -118,8 +114,6 @@ public final class DifferentiableCollectives {
      * @param x this rank's summand, with 1 or more dimensions
      * @param dimension the dimension along which the sum is divided; its size must be divisible by
      *     the world size; negative values count from the last dimension
-     * @param group the ranks
-     * @return this rank's part of the sum
      */
     public static NDArray reduceScatter(NDArray x, int dimension, ProcessGroup group) {
         String operator = "reduceScatter";

@@ -19,8 +19,6 @@ public interface GradientRule {
      * may be new arrays, passed arrays, or views of either; their memory may be kept as a gradient.
      * Arrays in the manager of the passed arrays are closed afterwards.
      *
-     * @param inputs the operator's recorded inputs
-     * @param kept the arrays that were recorded for the rule
      * @param gradients the gradient of each output, of its shape and element type; zeros if the
      *     target does not depend on the output. A rule must not change them: gradients may share
      *     memory

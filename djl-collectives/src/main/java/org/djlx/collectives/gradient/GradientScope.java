@@ -123,9 +123,6 @@ public final class GradientScope implements GradientCollector {
      * the thread is set aside meanwhile, so that a {@link GradientRule} can compute an operator
      * again.
      *
-     * @param body the code
-     * @param <T> the type of the result
-     * @return the result of the code
      * @throws IllegalStateException if this scope is closed, or open already
      */
     public <T> T within(Supplier<T> body) {
@@ -174,8 +171,6 @@ public final class GradientScope implements GradientCollector {
      * {@return the scope in which a call with this input must be recorded: this thread's open
      * scope, if gradients are on and the input requires a gradient; otherwise empty}
      *
-     * @param operator the operator's name, for errors
-     * @param role the input's name, for errors
      * @throws IllegalArgumentException if the call must be recorded, but no scope is open on this
      *     thread: the gradient would be lost
      */
@@ -200,9 +195,6 @@ public final class GradientScope implements GradientCollector {
      * Sets how operators get the gathered array that their gradients need: kept from the forward
      * pass (the default), or gathered again in the backward pass, which takes less memory and more
      * time. All ranks must set the same value.
-     *
-     * @param regather true to gather again
-     * @return this scope
      */
     public GradientScope optRegather(boolean regather) {
         this.regather = regather;
@@ -220,13 +212,11 @@ public final class GradientScope implements GradientCollector {
      * Records a call of an operator that autograd does not see. Use it to make your own operator
      * differentiable, after running it with gradients off.
      *
-     * @param operator the operator's name, for errors
      * @param inputs its inputs; inputs that require a gradient must not change until {@link
      *     #backward}, which checks them
      * @param kept arrays that the rule reads; they must not change until {@code backward} either
      * @param outputs its outputs: new arrays of floating-point type, which become leaves that
      *     require a gradient
-     * @param rule computes the gradients of the inputs
      * @throws IllegalArgumentException if there is no output, or one is an input
      * @throws IllegalStateException if this scope is not the scope that is open on this thread
      */
@@ -286,20 +276,13 @@ public final class GradientScope implements GradientCollector {
     /**
      * Computes the gradients of the sum of an array's elements and adds them to the gradients of
      * all leaves it depends on, through the operators called within this scope.
-     *
-     * @param target the array, usually a loss
      */
     @Override
     public void backward(NDArray target) {
         backward(target, 1);
     }
 
-    /**
-     * Computes as {@link #backward(NDArray)}, with gradients multiplied by a factor.
-     *
-     * @param target the array, usually a loss
-     * @param scale the factor
-     */
+    /** Computes as {@link #backward(NDArray)}, with gradients multiplied by a factor. */
     public void backward(NDArray target, double scale) {
         try (NDManager manager = target.getManager().newSubManager(target.getDevice())) {
             NDArray seed = manager.ones(target.getShape());
@@ -313,7 +296,6 @@ public final class GradientScope implements GradientCollector {
     /**
      * Continues the backward pass from several arrays whose gradients are given.
      *
-     * @param targets the arrays
      * @param gradients the gradient of each, of its shape and element type
      * @throws IllegalStateException if a gradient reaches an operator's output after an earlier
      *     call has passed it or failed; or if an array that a rule needs was changed in place

@@ -158,11 +158,7 @@ public final class Launch implements Callable<Integer> {
     /** Constructor for picocli. */
     public Launch() {}
 
-    /**
-     * Runs the command, and ends this process with its exit code.
-     *
-     * @param args the options, the main class of the ranks, and its arguments
-     */
+    /** Runs the command, and ends this process with its exit code. */
     public static void main(String[] args) {
         System.exit(run(System.out, System.err, List.of(args)));
     }

@@ -114,12 +114,7 @@ public final class LaunchEnvironment {
         return CURRENT;
     }
 
-    /**
-     * Reads an environment.
-     *
-     * @param environment the variables
-     * @return the values
-     */
+    /** Reads an environment. */
     public static LaunchEnvironment of(Map<String, String> environment) {
         return new LaunchEnvironment(Required.argument("of: environment", environment), Map.of());
     }
@@ -264,8 +259,6 @@ public final class LaunchEnvironment {
     /**
      * Returns a value that a rank needs.
      *
-     * @param name the name of a value of the table above
-     * @return the value
      * @throws IllegalArgumentException if there is none; says what to do
      */
     public String require(String name) {
@@ -287,8 +280,6 @@ public final class LaunchEnvironment {
     /**
      * Returns a number that a rank needs.
      *
-     * @param name the name of a value of the table above
-     * @return the number
      * @throws IllegalArgumentException if there is none, or it is not an integer
      */
     public int requireInt(String name) {
@@ -320,8 +311,6 @@ public final class LaunchEnvironment {
     /**
      * Prints the values and where each comes from. Prints one line, so that the lines of several
      * ranks do not mix.
-     *
-     * @param args none
      */
     public static void main(String[] args) {
         List<String> unknown = NAMES.stream().filter(name -> CURRENT.get(name) == null).toList();
@@ -342,12 +331,7 @@ public final class LaunchEnvironment {
             return this;
         }
 
-        /**
-         * Sets the rank and the world size.
-         *
-         * @param rank this rank, from 0
-         * @param worldSize the number of ranks
-         */
+        /** Sets the rank and the world size. */
         public Builder optRank(int rank, int worldSize) {
             options.put("RANK", Integer.toString(rank));
             options.put("WORLD_SIZE", Integer.toString(worldSize));

@@ -74,8 +74,6 @@ final class Nodes implements AutoCloseable {
      *
      * @param generation attempts before this one, for any reason
      * @param failures attempts before this one that failed
-     * @param node the rank of this node
-     * @param nodes the number of nodes
      */
     record Attempt(int generation, int failures, int node, int nodes) {}
 
@@ -134,7 +132,6 @@ final class Nodes implements AutoCloseable {
     /**
      * Waits until enough launchers have come.
      *
-     * @return this node's part of the next attempt
      * @throws IllegalArgumentException if this launcher is refused
      * @throws CollectiveException if too few launchers come in time
      */
@@ -308,8 +305,6 @@ final class Nodes implements AutoCloseable {
 
     /**
      * Tells the other nodes that this node's ranks have ended well, and waits for the other nodes.
-     *
-     * @return how the attempt ended
      */
     Result awaitOthers() throws InterruptedException {
         try {

@@ -26,9 +26,6 @@ public final class TorchThreads {
     /**
      * {@return the threads of a rank: the cores divided among the ranks of this host, one core left
      * for other threads, 1 or more}
-     *
-     * @param cores the cores of this host
-     * @param ranks the ranks that share them
      */
     public static int share(int cores, int ranks) {
         return Math.max(1, (cores - 1) / ranks);
@@ -66,11 +63,7 @@ public final class TorchThreads {
                 PROPERTY);
     }
 
-    /**
-     * Calls {@link #choose} unless the program has already called it.
-     *
-     * @param ranksHere the ranks that this process runs
-     */
+    /** Calls {@link #choose} unless the program has already called it. */
     public static synchronized void chooseFirst(int ranksHere) {
         if (chosen == 0) {
             choose(ranksHere);

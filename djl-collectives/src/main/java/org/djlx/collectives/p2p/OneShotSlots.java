@@ -37,7 +37,6 @@ public record OneShotSlots(
     /**
      * {@return the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}}
      *
-     * @param timeout how long the kernel waits for other ranks
      * @throws IllegalArgumentException if the timeout is null
      */
     public long[] launch(int rank, Duration timeout) {

@@ -55,8 +55,6 @@ public final class P2pAllocator {
     /**
      * Allocates a contiguous, uninitialised array in this rank's heap.
      *
-     * @param manager the manager to attach the array to
-     * @param type its element type
      * @return the array, on the group's device
      * @throws IllegalStateException if the heap has no free block of this size
      * @throws IllegalArgumentException if the size is 2^63 bytes or more

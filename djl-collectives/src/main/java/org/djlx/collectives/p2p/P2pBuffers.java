@@ -111,10 +111,8 @@ public abstract class P2pBuffers {
     /**
      * Constructor for subclasses.
      *
-     * @param worldSize the number of ranks
      * @param bufferSize the size of each rank's buffer, in bytes
      * @param heapSize the size of each rank's heap, in bytes
-     * @param channels the number of channels
      */
     protected P2pBuffers(int rank, int worldSize, long bufferSize, long heapSize, int channels) {
         this.rank = rank;
@@ -140,11 +138,7 @@ public abstract class P2pBuffers {
         return bufferSize;
     }
 
-    /**
-     * {@return the offset of the half of the buffer that an operation writes, in bytes}
-     *
-     * @param epoch the operation's {@linkplain #epoch epoch}
-     */
+    /** {@return the offset of the half of the buffer that an operation writes, in bytes} */
     public final long half(int epoch) {
         return epoch % 2 == 0 ? 0 : bufferSize / 2;
     }
@@ -172,10 +166,6 @@ public abstract class P2pBuffers {
      * rank's memory keeps it alive. Do not use a view of a peer's memory after the group has been
      * destroyed.
      *
-     * @param manager the manager to attach the array to
-     * @param rank the owner of the memory
-     * @param shape the array's shape; contiguous
-     * @param type the array's element type
      * @param offset the array's offset in bytes from the start of the buffer; a multiple of the
      *     element size
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
@@ -212,7 +202,6 @@ public abstract class P2pBuffers {
      * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
      * thread itself. An operation uses at most one current and one side stream at a time.
      *
-     * @param operation the running operation
      * @return the stream; the caller closes it
      */
     public P2pStream currentStream(Operation operation) {
@@ -225,7 +214,6 @@ public abstract class P2pBuffers {
      * thread. Before the operation ends, the current stream must wait for an event recorded after
      * all work on this stream.
      *
-     * @param operation the running operation
      * @return the stream; the caller closes it
      */
     public P2pStream sideStream(Operation operation) {
@@ -236,8 +224,6 @@ public abstract class P2pBuffers {
     /**
      * Checks a range in a rank's P2P memory.
      *
-     * @param offset the start of the range, in bytes
-     * @param byteSize the size of the range, in bytes
      * @throws IllegalArgumentException if the rank or the range is out of bounds
      */
     protected final void checkRange(int rank, long offset, long byteSize) {
@@ -251,16 +237,7 @@ public abstract class P2pBuffers {
         }
     }
 
-    /**
-     * Implements {@link #p2pBuffer}; the arguments have been checked.
-     *
-     * @param manager the manager to attach the array to
-     * @param rank the owner of the memory
-     * @param shape the array's shape
-     * @param type the array's element type
-     * @param offset the array's offset in bytes
-     * @return the array
-     */
+    /** Implements {@link #p2pBuffer}; the arguments have been checked. */
     protected abstract NDArray view(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset);
 
@@ -300,7 +277,6 @@ public abstract class P2pBuffers {
      * <p>After that, a later operation may use the same half of the buffer: on GPUs the next one,
      * because it first waits for all ranks; on CPUs the one after the next.
      *
-     * @param operation the running operation
      * @return the epoch, the same on all ranks. On CPUs it grows with each operation that calls
      *     this. On GPUs it is always 1: the device counts operations and adds the count to signal
      *     values, so that graphs can be replayed
@@ -314,9 +290,6 @@ public abstract class P2pBuffers {
      * signals on channel 0.
      *
      * @param operation the running operation; it calls neither this method again nor {@link #epoch}
-     * @param offset the offset in the buffer to write to
-     * @param part the address of the part
-     * @param byteSize the size of the part, in bytes
      * @return false if there is no such kernel, as on CPUs; nothing was done
      */
     public boolean exchange(Operation operation, long offset, long part, long byteSize) {
@@ -366,7 +339,6 @@ public abstract class P2pBuffers {
      * occupied. In a CUDA graph, each launch of the graph takes the turn. The default returns
      * {@link Integer#MAX_VALUE}.
      *
-     * @param operation the running operation; its timeout bounds the wait
      * @return the maximum number of thread blocks of the kernel, a limit besides {@link
      *     KernelSignals#blocks}. A kernel that needs more must make progress while only this many
      *     are resident
@@ -382,7 +354,6 @@ public abstract class P2pBuffers {
     /**
      * Signals a rank.
      *
-     * @param rank the rank that waits for the signal
      * @param epoch the value: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
      *     value other than the epoch, because larger values belong to later operations
@@ -394,8 +365,6 @@ public abstract class P2pBuffers {
      * Waits for a signal from a rank.
      *
      * @param operation the running operation; its timeout bounds the wait
-     * @param rank the rank that sends the signal
-     * @param epoch the value to wait for: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException as {@link #putSignal}
      * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs
      *     the operation's work fails instead
@@ -407,7 +376,6 @@ public abstract class P2pBuffers {
      * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has
      * already compared them.
      *
-     * @param operation the running operation
      * @throws CollectiveException if the calls do not match; lists each rank's call
      */
     public abstract void awaitAgreement(Operation operation);
@@ -416,7 +384,6 @@ public abstract class P2pBuffers {
      * Barrier: waits until all ranks have called it and finished all work before it. On GPUs the
      * current stream waits. Includes an {@link #awaitAgreement}.
      *
-     * @param operation the running operation
      * @throws CollectiveException as {@link #awaitAgreement}
      */
     public abstract void intraNodeBarrier(Operation operation);
@@ -465,7 +432,6 @@ public abstract class P2pBuffers {
     /**
      * Implements {@link #intraNodeBarrier(Operation, int...)}; the arguments have been checked.
      *
-     * @param operation the running operation
      * @param ranks the ranks, ascending
      */
     protected void barrier(Operation operation, int[] ranks) {

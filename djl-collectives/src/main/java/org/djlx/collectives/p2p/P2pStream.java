@@ -29,10 +29,7 @@ public interface P2pStream extends AutoCloseable {
      * ranks have reached the operation. A rank reaches it with its first put, signal, wait, epoch
      * or barrier.
      *
-     * @param rank the owner of the destination
      * @param offset the destination, in bytes from the start of the buffer
-     * @param source the address of the source
-     * @param byteSize the number of bytes
      * @throws IllegalArgumentException if the destination is out of range
      */
     void put(int rank, long offset, long source, long byteSize);
@@ -40,33 +37,17 @@ public interface P2pStream extends AutoCloseable {
     /**
      * Copies bytes within the rank's device.
      *
-     * @param destination the address of the destination
      * @param source the address of the source; must not overlap the destination
-     * @param byteSize the number of bytes
      */
     void copy(long destination, long source, long byteSize);
 
-    /**
-     * Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}.
-     *
-     * @param rank the rank that waits for the signal
-     * @param epoch the value
-     */
+    /** Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}. */
     void signal(int rank, int channel, int epoch);
 
-    /**
-     * Makes later work of this stream wait for a signal from a rank.
-     *
-     * @param rank the rank that sends the signal
-     * @param epoch the value to wait for
-     */
+    /** Makes later work of this stream wait for a signal from a rank. */
     void waitSignal(int rank, int channel, int epoch);
 
-    /**
-     * Makes later work of this stream wait for the signals of all other ranks.
-     *
-     * @param epoch the value to wait for
-     */
+    /** Makes later work of this stream wait for the signals of all other ranks. */
     void waitSignals(int channel, int epoch);
 
     /**
@@ -85,8 +66,6 @@ public interface P2pStream extends AutoCloseable {
     /**
      * Keeps arrays alive as long as the recorded work can be replayed. A no-op if nothing is
      * recorded.
-     *
-     * @param arrays the arrays that the work uses
      */
     void keepAlive(NDArray... arrays);
 

@@ -27,8 +27,6 @@ public enum SplitError {
      * {@return the text of an error message}
      *
      * @param index the index of the split or offset; 0 for errors that concern all splits
-     * @param value the refused value
-     * @param limit the largest allowed value
      */
     public String message(long index, long value, long limit) {
         return String.format(format, index, value, limit);

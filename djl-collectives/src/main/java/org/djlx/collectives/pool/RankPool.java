@@ -62,9 +62,6 @@ import org.slf4j.LoggerFactory;
  * </ul>
  *
  * <p>Thread-safe.
- *
- * @param <R> the type of a request
- * @param <T> the type of a result
  */
 public final class RankPool<R, T> implements AutoCloseable {
 
@@ -109,13 +106,9 @@ public final class RankPool<R, T> implements AutoCloseable {
      * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, whose current
      * GPU is the rank's, creates the workers on them, and returns when all workers exist.
      *
-     * @param name the pool's name, for threads and messages
      * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the
      *     pool owns and destroys them
      * @param maker creates a rank's worker, on the rank's thread; the pool closes the worker there
-     * @param <R> the type of a request
-     * @param <T> the type of a result
-     * @return the pool
      * @throws CollectiveException if a worker cannot be created; names the rank. All workers are
      *     closed and the groups destroyed
      * @throws IllegalArgumentException if an argument is null, or {@code groups} does not have each
@@ -154,16 +147,11 @@ public final class RankPool<R, T> implements AutoCloseable {
      * whatever the group's backend. The other ranks serve them until rank 0 closes its pool. They
      * sleep while they wait for a request, without a timeout.
      *
-     * @param name the pool's name, for threads and messages
      * @param group this process's handle on the group of all ranks; the pool owns it and destroys
      *     it, also if this method throws. Its timeout bounds how long rank 0 waits for the others
      *     to accept a request; creating workers has no timeout
-     * @param codec encodes requests for the other processes
      * @param maker creates this rank's worker, on the rank's thread; the pool closes the worker
      *     there
-     * @param <R> the type of a request
-     * @param <T> the type of a result
-     * @return the pool
      * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be
      *     created; all workers are closed
      * @throws IllegalArgumentException if an argument is null
@@ -420,7 +408,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      * timeout.
      *
      * @param own the rank of this JVM that found the failure
-     * @param rank the rank that failed
      * @param reason the reason, or null for that of the cause
      * @return false if the pool has already failed
      */
@@ -497,7 +484,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      * request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if
      * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
      *
-     * @return the result of rank 0
      * @throws IllegalStateException if the pool is closed, or this process is not rank 0
      * @throws IllegalArgumentException if the request is null
      */

@@ -4,9 +4,6 @@ package org.djlx.collectives.pool;
 /**
  * One rank's part of a {@link RankPool}, for example its shard of a model. All methods are called
  * on the rank's own thread.
- *
- * @param <R> the type of a request
- * @param <T> the type of a result
  */
 public interface RankWorker<R, T> extends AutoCloseable {
 

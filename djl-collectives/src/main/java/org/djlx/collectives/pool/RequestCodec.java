@@ -4,8 +4,6 @@ package org.djlx.collectives.pool;
 /**
  * Encodes the requests of a {@link RankPool} for ranks in other processes. Implementations must be
  * thread-safe.
- *
- * @param <R> the type of a request
  */
 public interface RequestCodec<R> {
 
@@ -19,7 +17,6 @@ public interface RequestCodec<R> {
     /**
      * Decodes a request. Called on the ranks other than 0.
      *
-     * @param bytes the result of {@link #encode} on rank 0
      * @return the request, with everything that those ranks need
      */
     R decode(byte[] bytes);

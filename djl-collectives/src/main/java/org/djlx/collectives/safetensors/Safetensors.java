@@ -295,8 +295,6 @@ public final class Safetensors implements AutoCloseable {
     /**
      * Reads a part of a tensor.
      *
-     * @param dimension the dimension along which it is cut
-     * @param from the first index along it
      * @param to the last index + 1
      * @param destination an array of the shape of the part; see {@link #read(String, NDArray)}
      * @throws IllegalArgumentException also if the tensor does not have this dimension or range
@@ -309,10 +307,6 @@ public final class Safetensors implements AutoCloseable {
      * Returns a part of a tensor without a copy. It must not be written, and stays valid after
      * {@link #close}.
      *
-     * @param dimension the dimension along which it is cut
-     * @param from the first index along it
-     * @param to the last index + 1
-     * @param manager the manager of the array
      * @return the part, on the CPU; empty if the file's elements are not at multiples of their size
      * @throws IllegalArgumentException as {@link #read(String, int, long, long, NDArray)}
      */

@@ -27,7 +27,6 @@ import org.djlx.nativeops.host.Required;
  * </pre>
  *
  * @param stored the tensors by name, in the order of the file's data
- * @param metadata further texts by name
  */
 public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> metadata) {
 
@@ -45,7 +44,6 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     /**
      * A tensor and its position in the file.
      *
-     * @param spec name, type and shape
      * @param offset the position of its first byte in the file
      */
     public record Stored(TensorSpec spec, long offset) {
@@ -53,8 +51,6 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         /**
          * Checks the arguments.
          *
-         * @param spec name, type and shape
-         * @param offset the position of its first byte in the file
          * @throws IllegalArgumentException if spec is null
          */
         public Stored {
@@ -68,8 +64,6 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     /**
      * Checks the arguments.
      *
-     * @param stored the tensors by name, in the order of the file's data
-     * @param metadata further texts by name
      * @throws IllegalArgumentException if an argument is null
      */
     public SafetensorsHeader {
@@ -117,7 +111,6 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      *
      * @param json the header, without its size
      * @param dataBytes the number of bytes after it
-     * @return the header
      * @throws IOException if the header is invalid; the message does not name the file
      * @throws IllegalArgumentException if the header is null
      */

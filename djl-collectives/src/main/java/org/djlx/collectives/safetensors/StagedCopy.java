@@ -58,7 +58,6 @@ final class StagedCopy implements AutoCloseable {
      * A part of a copy: several rows, or a part of one row.
      *
      * @param source the position of its first byte
-     * @param rowBytes the size of a row in bytes
      * @param offset its offset in the destination, in bytes
      */
     record Part(long source, long rows, long rowBytes, long offset) {}
@@ -82,11 +81,7 @@ final class StagedCopy implements AutoCloseable {
         return parts;
     }
 
-    /**
-     * Runs a body on each of several threads, and waits for all of them, also if one fails.
-     *
-     * @param body takes the number of the thread
-     */
+    /** Runs a body on each of several threads, and waits for all of them, also if one fails. */
     static void runAll(int threads, IntConsumer body) {
         AtomicReference<Throwable> failure = new AtomicReference<>();
         IntStream.range(0, threads)
@@ -114,7 +109,6 @@ final class StagedCopy implements AutoCloseable {
      * @param offset the position of the first row in the file, in bytes
      * @param rowBytes the size of a row in bytes, at least 1
      * @param stride the distance between rows in bytes
-     * @param destination the address on the GPU
      */
     synchronized void copy(
             MappedFile file, long offset, long rows, long rowBytes, long stride, long destination) {

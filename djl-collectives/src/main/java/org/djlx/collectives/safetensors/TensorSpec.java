@@ -42,7 +42,6 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Checks the arguments.
      *
-     * @param dtype the format's name of the element type
      * @throws IllegalArgumentException if an argument is null, the name is {@code __metadata__}, or
      *     a size is negative
      */
@@ -63,8 +62,6 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Describes a tensor to be written.
      *
-     * @param type the element type
-     * @return the description
      * @throws IllegalArgumentException if an argument is null, a size is negative, or the format
      *     does not have the element type
      */

@@ -47,9 +47,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * Checks that the backend supports an operation on a tensor.
      *
-     * @param type the kind of operation
-     * @param tensor a tensor of this operation
-     * @param element its element type
      * @param op the reduction, or null if the operation does not reduce
      * @throws UnsupportedOperationException if the backend does not have the operation
      * @throws IllegalArgumentException if the tensor's device, element type or reduction is not
@@ -84,7 +81,6 @@ public abstract class Backend implements AutoCloseable {
     /**
      * Checks that the backend has an operation.
      *
-     * @param type the kind of operation
      * @throws UnsupportedOperationException if it does not
      */
     public final void checkSupported(OpType type) {
@@ -101,36 +97,17 @@ public abstract class Backend implements AutoCloseable {
      */
     public void checkInOrder(Operation operation) {}
 
-    /**
-     * See {@code ProcessGroup.allReduce}.
-     *
-     * @param tensor input and output
-     * @param op how to reduce
-     * @return the work
-     */
+    /** See {@code ProcessGroup.allReduce}. */
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.reduce}.
-     *
-     * @param tensor this rank's contribution; on the root, also the output
-     * @param root the rank that gets the result
-     * @param op how to reduce
-     * @return the work
-     */
+    /** See {@code ProcessGroup.reduce}. */
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.broadcast}.
-     *
-     * @param tensor input on the root, output elsewhere
-     * @param root the rank that sends
-     * @return the work
-     */
+    /** See {@code ProcessGroup.broadcast}. */
     public Work broadcast(Operation operation, NDArray tensor, int root) {
         throw unsupported(operation.type());
     }
@@ -139,8 +116,6 @@ public abstract class Backend implements AutoCloseable {
      * See {@code ProcessGroup.allGather} and {@code ProcessGroup.allGatherIntoTensor}.
      *
      * @param outputs one tensor per rank, or one for all
-     * @param input this rank's input
-     * @return the work
      */
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
         throw unsupported(operation.type());
@@ -150,9 +125,6 @@ public abstract class Backend implements AutoCloseable {
      * See {@code ProcessGroup.gather}.
      *
      * @param outputs on the root, one tensor per rank; empty on other ranks
-     * @param input this rank's input
-     * @param root the rank that gets the tensors
-     * @return the work
      */
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
         throw unsupported(operation.type());
@@ -161,10 +133,7 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.scatter}.
      *
-     * @param output this rank's tensor
      * @param inputs on the root, one tensor per rank; empty on other ranks
-     * @param root the rank that sends
-     * @return the work
      */
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
         throw unsupported(operation.type());
@@ -173,10 +142,7 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.reduceScatter} and {@code ProcessGroup.reduceScatterTensor}.
      *
-     * @param output this rank's part of the result
      * @param inputs one tensor per rank, or one for all
-     * @param op how to reduce
-     * @return the work
      */
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
@@ -187,11 +153,8 @@ public abstract class Backend implements AutoCloseable {
      * See {@code ProcessGroup.allReduceCoalesced}. Coalesced operations are called only if {@link
      * #batchesCollectives()} is false.
      *
-     * @param operation the operation, for all tensors
      * @param tensors inputs and outputs, of one element type
      * @param infos their types, shapes and addresses
-     * @param op how to reduce
-     * @return the work
      */
     public Work allReduceCoalesced(
             Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
@@ -201,11 +164,8 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allGatherCoalesced}.
      *
-     * @param operation the operation, for all tensors
-     * @param outputs one gathered tensor per input
      * @param inputs this rank's inputs, of one element type
      * @param infos types, shapes and addresses of the inputs
-     * @return the work
      */
     public Work allGatherCoalesced(
             Operation operation,
@@ -218,12 +178,8 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.reduceScatterCoalesced}.
      *
-     * @param operation the operation, for all tensors
      * @param outputs this rank's parts of the results, of one element type
-     * @param inputs one contribution per output
      * @param infos types, shapes and addresses of the outputs
-     * @param op how to reduce
-     * @return the work
      */
     public Work reduceScatterCoalesced(
             Operation operation,
@@ -234,13 +190,7 @@ public abstract class Backend implements AutoCloseable {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.allToAll}.
-     *
-     * @param outputs one output per source rank
-     * @param inputs one input per destination rank
-     * @return the work
-     */
+    /** See {@code ProcessGroup.allToAll}. */
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
         throw unsupported(operation.type());
     }
@@ -248,11 +198,8 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.allToAllSingle}.
      *
-     * @param output the parts from all ranks, concatenated
-     * @param input the parts for all ranks, concatenated
      * @param outputCounts the number of elements from each rank
      * @param inputCounts the number of elements for each rank
-     * @return the work
      */
     public Work allToAllSingle(
             Operation operation,
@@ -266,10 +213,7 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other.
      *
-     * @param tensor the tensor to send
-     * @param destination the receiving rank; not this rank
      * @param tag distinguishes messages between two ranks; negative tags are group-internal
-     * @return the work
      */
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
         throw unsupported(operation.type());
@@ -278,9 +222,7 @@ public abstract class Backend implements AutoCloseable {
     /**
      * See {@code ProcessGroup.recv} and {@code ProcessGroup.recvAnySource}.
      *
-     * @param tensor receives the message
      * @param source the sending rank, not this rank; -1 for any
-     * @param tag the message's tag
      * @return the work, which implements {@link Work#sourceRank()}
      */
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
@@ -320,21 +262,12 @@ public abstract class Backend implements AutoCloseable {
         return Optional.empty();
     }
 
-    /**
-     * See {@code ProcessGroup.barrier}.
-     *
-     * @return the work
-     */
+    /** See {@code ProcessGroup.barrier}. */
     public Work barrier(Operation operation) {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.execute}.
-     *
-     * @param body the code to run, in the order of the calls
-     * @return the work
-     */
+    /** See {@code ProcessGroup.execute}. */
     public Work execute(Operation operation, Consumer<Operation> body) {
         throw unsupported(operation.type());
     }
@@ -356,8 +289,6 @@ public abstract class Backend implements AutoCloseable {
      * Breaks the group: running operations and later calls fail with the reason, and as soon as
      * possible those of the other ranks. Any thread may call it. No-op for backends that cannot
      * announce a failure.
-     *
-     * @param reason why this rank cannot make a call that other ranks may make
      */
     public void abort(CollectiveException reason) {}
 

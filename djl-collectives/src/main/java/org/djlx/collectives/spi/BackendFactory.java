@@ -24,7 +24,6 @@ public interface BackendFactory {
      * reads this process's rank. A backend whose launcher does not set torchrun's variables, such
      * as mpirun, adds them.
      *
-     * @param environment the environment of this process
      * @return the environment to use; the same unless the backend overrides it
      */
     default Map<String, String> environment(Map<String, String> environment) {
@@ -35,8 +34,6 @@ public interface BackendFactory {
      * Creates the backend of one rank. All ranks of the group call it; it returns when the group is
      * usable.
      *
-     * @param context the group and the rank
-     * @return the backend
      * @throws IllegalArgumentException if the backend does not accept this class of options
      * @throws CollectiveException if not all ranks call it within the timeout
      */

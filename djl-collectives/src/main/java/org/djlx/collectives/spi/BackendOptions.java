@@ -40,7 +40,6 @@ public class BackendOptions {
     /**
      * Creates options.
      *
-     * @param timeout how long an operation waits for the other ranks
      * @param warnAfter after how long the log warns of a wait; see {@link #warnAfter}
      */
     public BackendOptions(Duration timeout, Duration warnAfter) {
@@ -62,7 +61,6 @@ public class BackendOptions {
     /**
      * Checks a timeout.
      *
-     * @return the timeout, capped at 73 years
      * @throws IllegalArgumentException if it is null or not positive
      */
     public static Duration checked(Duration timeout) {
@@ -97,8 +95,6 @@ public class BackendOptions {
     /**
      * Builds options. Options keep a {@link #copy} of their builder instead of its values, so that
      * options made from other options have all of their values.
-     *
-     * @param <B> the builder's class
      */
     public abstract static class Builder<B extends Builder<B>> implements Cloneable {
 
@@ -129,11 +125,7 @@ public class BackendOptions {
             return self();
         }
 
-        /**
-         * Sets the options that all backends have to those of other options.
-         *
-         * @param options the other options
-         */
+        /** Sets the options that all backends have to those of other options. */
         public B optCommon(BackendOptions options) {
             Required.argument("optCommon: options", options);
             return optTimeout(options.timeout).optWarnAfter(options.warnAfter);

@@ -21,7 +21,6 @@ public final class Backends {
      * Registers a backend for this JVM. It replaces a backend of the same name.
      *
      * @param name the name that {@code ProcessGroups.init} takes
-     * @param factory the backend's factory
      */
     public static void register(String name, BackendFactory factory) {
         if (name == null || factory == null) {
@@ -34,7 +33,6 @@ public final class Backends {
     /**
      * {@return a backend's factory}
      *
-     * @param name the backend's name
      * @throws IllegalArgumentException if there is no such backend
      */
     public static BackendFactory get(String name) {

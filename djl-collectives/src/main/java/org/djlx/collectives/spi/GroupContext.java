@@ -35,8 +35,6 @@ public final class GroupContext {
      * Creates the context of a rank.
      *
      * @param name the group's name, the same on all ranks
-     * @param rank this rank within the group
-     * @param worldSize the number of ranks
      * @param store the store in which the ranks meet; no other group uses its keys
      * @param options the options, the same on all ranks
      * @param device for a sub-group, this rank's device in the parent; null for an initial group,
@@ -86,13 +84,9 @@ public final class GroupContext {
      * Creates the context of this rank in a sub-group. Error messages name the sub-group's ranks by
      * their rank in this group.
      *
-     * @param partName the sub-group's name
      * @param members the sub-group's ranks, by rank in this group; includes this rank
-     * @param partStore the store in which the members meet
-     * @param partOptions the sub-group's options
      * @param partDevice the device of this rank; null if the backend chooses
      * @param obstacle returns why waiting for other members cannot succeed, or empty
-     * @return the context
      */
     public GroupContext part(
             String partName,
@@ -117,7 +111,6 @@ public final class GroupContext {
     /**
      * Checks a rank and a world size.
      *
-     * @param worldSize the number of ranks
      * @throws IllegalArgumentException if the world size is not positive or the rank is out of
      *     range
      */
@@ -171,7 +164,6 @@ public final class GroupContext {
      * if it succeeds on all ranks.
      *
      * @param key the name of the exchange; usable once per group
-     * @param value this rank's value
      * @return the values in rank order
      * @throws CollectiveMismatchException if the store contains a value of another group, or the
      *     ranks have different world sizes
@@ -203,7 +195,6 @@ public final class GroupContext {
      * Lets exchanges fail on all ranks, because this rank cannot go on: the other ranks do not wait
      * for the timeout.
      *
-     * @param reason the text of their errors
      * @param keys the names of exchanges that this rank may not have ended
      */
     public void failExchanges(String reason, List<String> keys) {

@@ -85,11 +85,7 @@ public final class Operation {
     /**
      * Creates an operation.
      *
-     * @param type its kind
      * @param sequence its sequence number within the group, from 1
-     * @param group the group's name
-     * @param timeout how long the operation may wait for the other ranks
-     * @param agreed the arguments on which all ranks must agree
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
         this.type = Required.argument("Operation: type", type);
@@ -104,12 +100,8 @@ public final class Operation {
     /**
      * Creates a point-to-point operation.
      *
-     * @param type its kind
      * @param sequence its sequence number among the messages of the group, from 1
-     * @param group the group's name
-     * @param timeout how long it may wait for the other rank
      * @param agreed the arguments; {@link Agreed#index} is the peer, or -1 for any source
-     * @param tag the message's tag
      */
     public Operation(
             OpType type, long sequence, String group, Duration timeout, Agreed agreed, int tag) {
@@ -131,10 +123,7 @@ public final class Operation {
         /**
          * Checks that the shape is not null.
          *
-         * @param elementType the element type, or null
          * @param shape the shape; empty if there is no tensor
-         * @param op the reduce op, or null
-         * @param index the root rank, or the dimension, or 0
          */
         public Agreed {
             Required.argument("Agreed: shape", shape);
@@ -224,11 +213,7 @@ public final class Operation {
         return tensor;
     }
 
-    /**
-     * Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}.
-     *
-     * @param info the information
-     */
+    /** Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}. */
     public void setTensor(TensorInfo info) {
         tensor = info;
     }
@@ -252,8 +237,6 @@ public final class Operation {
     /**
      * Sets whether copy engines should move the data. For {@link
      * org.djlx.collectives.ProcessGroup}.
-     *
-     * @param copied true if so
      */
     public void setForCopyEngines(boolean copied) {
         forCopyEngines = copied;
@@ -264,11 +247,7 @@ public final class Operation {
         return forCopyEngines;
     }
 
-    /**
-     * Sets the result of {@link #place}. For {@link org.djlx.collectives.ProcessGroup}.
-     *
-     * @param offset the offset, or -1
-     */
+    /** Sets the result of {@link #place}. For {@link org.djlx.collectives.ProcessGroup}. */
     public void setPlace(long offset) {
         place = offset;
     }
@@ -296,12 +275,7 @@ public final class Operation {
         return algorithm;
     }
 
-    /**
-     * Makes this operation follow the other operations of the same coalesced call.
-     *
-     * @param works the works of the operations before this one, possibly empty
-     * @return this operation
-     */
+    /** Makes this operation follow the other operations of the same coalesced call. */
     public Operation after(List<Work> works) {
         before =
                 Required.argument("after: works", works).isEmpty()
@@ -342,7 +316,6 @@ public final class Operation {
      * Sets the wait time after which the log warns.
      *
      * @param wait the time, see {@link BackendOptions#warnAfter}
-     * @return this operation
      */
     public Operation warningAfter(Duration wait) {
         warnAfter = wait;
@@ -353,7 +326,6 @@ public final class Operation {
      * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
      * backend polls this method while it waits for other ranks, and logs the missing ranks on true.
      *
-     * @param waitedNanos how long the operation has waited, in ns
      * @return true if the backend must log the wait now
      */
     public synchronized boolean takeWarning(long waitedNanos) {
@@ -364,11 +336,7 @@ public final class Operation {
         return true;
     }
 
-    /**
-     * Sets the receiver of events. For {@link org.djlx.collectives.ProcessGroup}.
-     *
-     * @param to the receiver
-     */
+    /** Sets the receiver of events. For {@link org.djlx.collectives.ProcessGroup}. */
     public void setTrace(OperationTrace to) {
         trace = to;
     }
@@ -436,7 +404,6 @@ public final class Operation {
     /**
      * Formats a signature.
      *
-     * @param signature a signature, of this rank or another
      * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
      */
     public static String describe(long[] signature) {

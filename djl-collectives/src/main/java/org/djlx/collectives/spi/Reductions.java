@@ -24,7 +24,6 @@ public final class Reductions {
      * @param result receives the result; may be the first part, and shares no memory with the other
      *     parts
      * @param parts the contributions in rank order, all of the result's shape and type
-     * @param op the reduction
      */
     public static void reduce(NDArray result, List<NDArray> parts, ReduceOp op) {
         Required.argument("reduce: parts", parts);
@@ -58,7 +57,6 @@ public final class Reductions {
      * @param sum the accumulator, overwritten with the result
      * @param part the contribution, of the same shape; for {@link ReduceOp.Kind#PREMUL_SUM} already
      *     multiplied by the factor
-     * @param op the reduction
      */
     public static void combine(NDArray sum, NDArray part, ReduceOp op) {
         switch (Required.argument("combine: op", op).kind()) {

@@ -41,7 +41,6 @@ public final class Support {
     /**
      * {@return whether an operation is supported with an element type}
      *
-     * @param type the element type
      * @param op the reduction; null if the operation does not reduce
      */
     public boolean supports(OpType operation, ScalarType type, ReduceOp op) {
@@ -80,11 +79,7 @@ public final class Support {
             return addMoves(Set.of(), operations);
         }
 
-        /**
-         * Adds operations that move tensors.
-         *
-         * @param types the element types
-         */
+        /** Adds operations that move tensors. */
         public Builder addMoves(Set<ScalarType> types, OpType... operations) {
             Required.argument("addMoves: types", types);
             for (OpType operation : Required.argument("addMoves: operations", operations)) {
@@ -96,9 +91,6 @@ public final class Support {
         /**
          * Adds operations that reduce tensors. Each reduction is added with the types for which it
          * is {@linkplain ReduceOp#isDefinedFor defined}.
-         *
-         * @param types the element types
-         * @param ops the kinds of reduction
          */
         public Builder addReductions(
                 Set<ScalarType> types, Set<ReduceOp.Kind> ops, OpType... operations) {

@@ -68,8 +68,6 @@ public final class FileStore extends MapStore {
     /**
      * Opens a handle.
      *
-     * @param path the file, created if it does not exist; its directory must exist
-     * @param worldSize the number of handles that the job opens
      * @param timeout how long methods without a timeout parameter wait
      */
     public FileStore(Path path, int worldSize, Duration timeout) {

@@ -23,11 +23,7 @@ public interface Store extends AutoCloseable {
     /** Sets a key, replacing an earlier value. */
     void set(String key, byte[] value);
 
-    /**
-     * {@return the value of a key, waiting until the key is set}
-     *
-     * @param timeout how long to wait
-     */
+    /** {@return the value of a key, waiting until the key is set} */
     byte[] get(String key, Duration timeout);
 
     /** {@return the value of a key, waiting at most {@link #timeout()} until the key is set} */
@@ -39,7 +35,6 @@ public interface Store extends AutoCloseable {
      * Adds to a counter atomically. An unset key counts as 0. As in PyTorch, the value is stored as
      * a decimal string.
      *
-     * @param amount the amount to add
      * @return the counter's new value
      * @throws IllegalArgumentException if the value of the key is not a counter
      */
@@ -49,45 +44,26 @@ public interface Store extends AutoCloseable {
      * Replaces the value of a key atomically if it equals an expected value. If the key is unset
      * and {@code expected} is empty, the key is set.
      *
-     * @param expected the value to compare with
-     * @param desired the value to set
      * @return the key's value afterwards; if the key is unset and {@code expected} is not empty,
      *     {@code expected}
      */
     byte[] compareSet(String key, byte[] expected, byte[] desired);
 
-    /**
-     * Appends to a value; sets an unset key.
-     *
-     * @param value the bytes to append
-     */
+    /** Appends to a value; sets an unset key. */
     void append(String key, byte[] value);
 
-    /**
-     * Returns whether all given keys are set, without waiting.
-     *
-     * @return true if every key is set
-     */
+    /** Returns whether all given keys are set, without waiting. */
     boolean check(List<String> keys);
 
-    /**
-     * Waits until all given keys are set.
-     *
-     * @param timeout how long to wait
-     */
+    /** Waits until all given keys are set. */
     void waitFor(List<String> keys, Duration timeout);
 
-    /**
-     * Sets several keys.
-     *
-     * @param values one value per key
-     */
+    /** Sets several keys. */
     void multiSet(List<String> keys, List<byte[]> values);
 
     /**
      * Returns the values of several keys, waiting until all are set.
      *
-     * @param timeout how long to wait
      * @return the values in the order of the keys
      */
     List<byte[]> multiGet(List<String> keys, Duration timeout);

@@ -219,11 +219,7 @@ public final class TcpStore implements Store {
         }
     }
 
-    /**
-     * Closes this handle. If it runs the server, first waits for the other handles to close.
-     *
-     * @param timeout how long to wait for the other handles
-     */
+    /** Closes this handle. If it runs the server, first waits for the other handles to close. */
     public void closeAfterOthers(Duration timeout) {
         Required.argument("closeAfterOthers: timeout", timeout);
         client.close();
@@ -277,11 +273,7 @@ public final class TcpStore implements Store {
 
         private Builder() {}
 
-        /**
-         * Sets the host on which the server runs.
-         *
-         * @param host the name or address of the host
-         */
+        /** Sets the host on which the server runs. */
         public Builder setHost(String host) {
             this.host = host;
             return this;

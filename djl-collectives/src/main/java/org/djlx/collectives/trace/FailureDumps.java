@@ -26,12 +26,7 @@ final class FailureDumps {
     /** The minimum time between two writes. */
     static final Duration INTERVAL = Duration.ofSeconds(5);
 
-    /**
-     * An operation that failed.
-     *
-     * @param message its description
-     * @param isMessage whether the operation was a send or a receive
-     */
+    /** An operation that failed. */
     record Failure(Throwable cause, String message, boolean isMessage) {}
 
     private final Consumer<Failure> write;
@@ -46,12 +41,7 @@ final class FailureDumps {
         this(write, task -> DumpWriter.executeAfter(INTERVAL, task));
     }
 
-    /**
-     * Creates an instance with a given clock, for tests.
-     *
-     * @param write writes the record, with the failure as the reason
-     * @param afterInterval runs a task after the interval
-     */
+    /** Creates an instance with a given clock, for tests. */
     FailureDumps(Consumer<Failure> write, Executor afterInterval) {
         this.write = write;
         this.afterInterval = afterInterval;

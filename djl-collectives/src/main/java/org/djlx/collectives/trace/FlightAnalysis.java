@@ -49,7 +49,6 @@ public final class FlightAnalysis {
      * one rank only the latest.
      *
      * @param dumps one dump per rank; some may be missing
-     * @return an analysis for each group, by name
      * @throws IllegalArgumentException if there are dumps of one group with different world sizes
      */
     public static List<FlightAnalysis> of(Collection<FlightDump> dumps) {

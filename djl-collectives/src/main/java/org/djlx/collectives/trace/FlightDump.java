@@ -27,14 +27,8 @@ import org.djlx.nativeops.host.Required;
  *
  * @param version the version of the format, {@value #VERSION}
  * @param job the id of the job, shared by all groups that were created from one group
- * @param group the group's name
- * @param rank the rank within the group
- * @param worldSize the number of ranks
- * @param backend the group's backend
  * @param host the name of the host, or null if it is not known
- * @param pid the process
  * @param timeDumpedNs the time of the dump, in nanoseconds since 1970
- * @param reason why the dump was taken
  * @param missingRanks the ranks that this rank timed out waiting for; empty if it did not time out
  * @param entries the last operations, in the order of their calls
  */
@@ -118,8 +112,6 @@ public record FlightDump(
     /**
      * Parses a dump.
      *
-     * @param json the text
-     * @return the dump
      * @throws IllegalArgumentException if the text is not a dump; the message says why
      */
     public static FlightDump parse(String json) {
@@ -167,7 +159,6 @@ public record FlightDump(
     /**
      * Reads a dump from a file.
      *
-     * @return the dump
      * @throws IOException if the file cannot be read or is not a dump
      */
     public static FlightDump read(Path file) throws IOException {

@@ -8,7 +8,6 @@ import java.util.List;
  *
  * @param ranks the ranks concerned, ascending
  * @param sequence the number of the operation, or 0 if the finding concerns no operation
- * @param message a sentence that describes the finding
  */
 public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, String message) {
 

@@ -42,14 +42,7 @@ public final class GroupTrace {
         this.unregister = unregister;
     }
 
-    /**
-     * Starts recording a group, and registers its recorder with JMX until this is closed.
-     *
-     * @param context the group
-     * @param backend the name of its backend
-     * @param job the id of the job, shared by all groups that were created from one group
-     * @return the trace
-     */
+    /** Starts recording a group, and registers its recorder with JMX until this is closed. */
     public static GroupTrace open(GroupContext context, String backend, String job) {
         FlightRecorder recorder = new FlightRecorder(context, backend, job, size());
         Path file = FlightRecorder.file(recorder.group(), recorder.rank());
@@ -89,11 +82,7 @@ public final class GroupTrace {
         return recorder.job();
     }
 
-    /**
-     * Records an operation before it is handed to the backend. Not thread-safe.
-     *
-     * @return the trace that the operation reports its progress to
-     */
+    /** Records an operation before it is handed to the backend. Not thread-safe. */
     public OperationTrace scheduled(Operation operation) {
         FlightRecord record = new FlightRecord(this, operation, ++recorded);
         recorder.put(recorded, record);

@@ -168,8 +168,6 @@ final class AllReduceKernels implements AutoCloseable {
      * Enqueues an all-reduce in place: several launches if the tensor is larger than a slot.
      *
      * @param address the address of the tensor, aligned to its elements
-     * @param divisor divides the sum
-     * @param timeout how long the kernel waits for other ranks
      */
     synchronized void enqueue(
             CudaStream stream,
@@ -221,7 +219,6 @@ final class AllReduceKernels implements AutoCloseable {
      * Returns the launch size of a kernel whose threads wait for packs.
      *
      * @param packs how many packs each rank sends to a peer
-     * @param maxThreads the most threads of a block
      * @param limit the most blocks; may differ between ranks
      */
     synchronized LaunchSize size(long packs, int maxThreads, int limit) {

@@ -113,7 +113,6 @@ final class CopyExchange implements Exchange {
      * Sends one part to each peer, in rounds. All parts have the same size.
      *
      * @param parts the address of the part for each rank; 0 to send nothing
-     * @param byteSize the size of a part
      */
     private void exchange(Run run, long[] parts, long byteSize, Round round) {
         long piece = (byteSize + PIECES - 1) / PIECES;

@@ -12,7 +12,6 @@ interface Exchange {
     /**
      * How a collective runs.
      *
-     * @param timeout how long kernels wait for other ranks
      * @param few whether kernels leave SMs to computation beside them
      */
     record Run(CudaStream stream, Duration timeout, boolean few) {}
@@ -20,7 +19,6 @@ interface Exchange {
     /**
      * Enqueues an all-gather.
      *
-     * @param input this rank's part
      * @param outputs the address of each rank's part, of the same size
      * @param place the offset of the gathered parts in the P2P buffers of all ranks; -1 if they lie
      *     elsewhere

@@ -78,9 +78,6 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     /** The kernels of a move: for parts of whole packs, and for parts of any size. */
     private record Move(CudaKernel packs, CudaKernel bytes) {}
 
-    /**
-     * @param launchSizes limits the blocks of a launch
-     */
     ExchangeKernels(
             P2pRegion region,
             CudaDevice device,
@@ -192,12 +189,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         return Math.max(0, Math.min(part, whole - index * part));
     }
 
-    /**
-     * Enqueues an all-to-all. The sizes may differ between ranks.
-     *
-     * @param inputs the address of the part for each rank
-     * @param outputs the address of the part from each rank
-     */
+    /** Enqueues an all-to-all. The sizes may differ between ranks. */
     synchronized void exchange(
             Run run, long[] inputs, long[] inputSizes, long[] outputs, long[] outputSizes) {
         for (int peer = 0; peer < ranks; peer++) {
@@ -231,11 +223,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
         return op == ReduceOp.AVG ? ranks : 1;
     }
 
-    /**
-     * Enqueues the sum of parts in this GPU's memory, in rank order. Waits for no rank.
-     *
-     * @param sources the address of each rank's part
-     */
+    /** Enqueues the sum of parts in this GPU's memory, in rank order. Waits for no rank. */
     synchronized void sum(
             CudaStream stream,
             long[] sources,

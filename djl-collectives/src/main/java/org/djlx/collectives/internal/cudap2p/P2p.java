@@ -122,8 +122,6 @@ final class P2p {
     /**
      * Maps the memory of all ranks, if their GPUs can access it.
      *
-     * @param topology finds the links of GPUs from their PCI bus ids
-     * @param group has the group's stream and watchdog
      * @return the P2P part; empty on all ranks if one of them cannot have it
      */
     static Optional<P2p> create(
@@ -476,7 +474,6 @@ final class P2p {
     /**
      * Reduces a tensor on the caller's current stream.
      *
-     * @param info the tensor's type, shape and address
      * @param inPlace whether the kernel can use the tensor's memory, and needs no copy
      * @param reduction creates the kernel launch, given the address of contiguous elements
      */

@@ -101,8 +101,6 @@ final class P2pCollectives {
     /**
      * Runs a collective on the caller's current stream or on the group's stream.
      *
-     * @param in the tensors that it reads
-     * @param out the tensors that it writes
      * @param arrays the arrays of {@code in}, then of {@code out}
      */
     private Work run(

@@ -88,8 +88,6 @@ final class P2pQueue implements GroupExtension {
      *
      * @param verify whether the ranks agree on a call before it is enqueued
      * @param currentStreams the callers' streams, closed with the queue
-     * @param waits ends the waits of kernels
-     * @param group has the group's stream and watchdog
      * @param place left when the queue is broken
      */
     P2pQueue(

@@ -25,9 +25,7 @@ final class P2pRegion implements AutoCloseable {
     /**
      * Wraps mapped memory.
      *
-     * @param links the pairs of ranks that share memory
      * @param direct whether this rank's kernels can access the tensors of all ranks
-     * @param own frees this rank's memory
      * @param memory the memory of each rank, null if not linked; {@link #closePeers} closes that of
      *     the peers
      */

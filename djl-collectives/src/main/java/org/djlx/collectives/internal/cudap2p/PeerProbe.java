@@ -54,7 +54,6 @@ final class PeerProbe implements AutoCloseable {
     /**
      * Checks a probe.
      *
-     * @param failure the beginning of the error message
      * @throws EngineException if the memory does not hold the probe
      */
     void check(long address, int seed, String failure) {

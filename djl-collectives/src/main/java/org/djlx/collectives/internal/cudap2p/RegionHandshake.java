@@ -136,14 +136,7 @@ final class RegionHandshake {
         }
     }
 
-    /**
-     * Maps the memory of all ranks and probes every pair that is linked.
-     *
-     * @param context the group and the rank
-     * @param options the options, which determine the layout
-     * @param device the rank's GPU
-     * @param topology finds the links of GPUs from their PCI bus ids
-     */
+    /** Maps the memory of all ranks and probes every pair that is linked. */
     static Outcome run(
             GroupContext context,
             CudaP2pOptions options,
@@ -301,8 +294,6 @@ final class RegionHandshake {
      * would block the peer's kernel. If each group has one rank on the GPU, that needs threads that
      * call the groups in different orders, so the log warns, once.
      *
-     * @param shared whether a group has several ranks on the GPU
-     * @param ranks the number of ranks on the GPU
      * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set
      */
     static void checkStreams(boolean shared, int ranks, String queues) {
@@ -604,8 +595,6 @@ final class RegionHandshake {
     /**
      * Runs a step on all ranks.
      *
-     * @param context the group and the rank
-     * @param step the step, which throws if it fails
      * @return the problem of the first rank on which it failed, the same on all ranks; null if none
      */
     static String agree(GroupContext context, String name, Runnable step) {
@@ -626,8 +615,6 @@ final class RegionHandshake {
     /**
      * Returns the names that all ranks have in common.
      *
-     * @param context the group and the rank
-     * @param name the name of the step
      * @param own the names of this rank, without commas
      * @return the names that every rank has, the same on all ranks
      */

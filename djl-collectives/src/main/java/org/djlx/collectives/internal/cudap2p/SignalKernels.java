@@ -138,7 +138,6 @@ final class SignalKernels implements AutoCloseable {
      * Lets a stream wait for signals.
      *
      * @param ranks bit mask of the ranks to wait for
-     * @param timeout how long to wait
      */
     void await(CudaStream stream, int channel, int ranks, Duration timeout) {
         await(stream, channel, ranks, count(RegionLayout.ENTERED), timeout);

@@ -35,7 +35,6 @@ public final class Batch {
     /**
      * Runs calls as a batch.
      *
-     * @param calls issue operations
      * @see org.djlx.collectives.NcclBatch#run
      */
     public static void run(Runnable calls) {
@@ -58,7 +57,6 @@ public final class Batch {
     /**
      * Requires that this thread has no open batch.
      *
-     * @param operation the operation that the caller waits for immediately
      * @throws IllegalStateException if there is an open batch
      */
     public static void requireNone(Operation operation) {

@@ -26,7 +26,6 @@ public final class BoundedCall {
     /**
      * Runs a call on a new thread, and waits for it.
      *
-     * @param <T> the type of the result
      * @param name the call in progress, such as "splitting group 'g'"
      * @param timeout how long to wait; after it, the thread is interrupted and abandoned
      * @param obstacle returns the reason why the call cannot succeed, if one is known

@@ -95,7 +95,6 @@ public final class GpuGroup {
      *
      * @param backend the name of the backend that connects the ranks, such as "NCCL"
      * @param resources the GPU; closed with the group
-     * @param connection connects the collectives of all ranks
      * @param deadPeer returns the name of a peer whose process has ended; empty if there is none
      */
     public GpuGroup(
@@ -122,8 +121,6 @@ public final class GpuGroup {
      * Adds a queue of messages between this rank and a peer.
      *
      * @param key orders the queues, in the same way on all ranks
-     * @param queue the queue's name, in threads and messages
-     * @param connection connects this rank and the peer
      */
     public StreamQueue addMessages(String key, String queue, Connection connection) {
         StreamQueue added = new StreamQueue(queue, this, connection);
@@ -160,7 +157,6 @@ public final class GpuGroup {
      * Runs a kernel as a collective on the group's stream.
      *
      * @param operation the operation; its tensor is set
-     * @param tensor the tensor that the kernel changes
      * @param inPlace whether the kernel may use the tensor's memory, and needs no copy
      * @param current the caller's current stream, which is not being captured
      * @param kernel creates the kernel launch, given the address of the tensor's contiguous
@@ -189,7 +185,6 @@ public final class GpuGroup {
     /**
      * Issues an operation, ordered after the work on the caller's current stream.
      *
-     * @param call the operation's part on the GPU
      * @param peer the peer rank of a message; -1 for a collective
      */
     public Work issue(

@@ -33,8 +33,6 @@ public final class GpuResources implements AutoCloseable {
      * Opens the device.
      *
      * @param highPriority whether {@link #createStream} creates streams of the highest priority
-     * @param blocking whether waiting for a work blocks the host
-     * @param name the name of the memory manager
      */
     public GpuResources(Device device, boolean highPriority, boolean blocking, String name) {
         this.device = device;

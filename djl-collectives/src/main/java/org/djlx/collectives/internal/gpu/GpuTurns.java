@@ -90,8 +90,6 @@ public final class GpuTurns {
      * Adds a rank of this process.
      *
      * @param key identifies the group, the same for its ranks and for no other group
-     * @param name the group's name, for messages
-     * @param gpus the GPU of each rank of the group
      * @return the member; it leaves when its group is broken or destroyed
      */
     public synchronized Member join(String key, String name, int rank, List<String> gpus) {
@@ -181,7 +179,6 @@ public final class GpuTurns {
          * Waits for the turn of a call. The stream of the launch must then wait for the launches
          * that are returned.
          *
-         * @param operation describes the call and names the group, in messages
          * @throws CollectiveTimeoutException if the turn does not come in time; names the group and
          *     the rank that has not made its call
          * @throws CollectiveException if the member stops

@@ -43,12 +43,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched, GpuTurns.Launch
     private boolean ended;
     private volatile CollectiveException failure; // set before the future is completed
 
-    /**
-     * Creates the work.
-     *
-     * @param currentStreams finds the callers' current streams
-     * @param blockingWait whether {@link #await()} blocks the host
-     */
+    /** Creates the work. */
     protected GpuWork(
             Operation operation,
             List<NDArray> result,

@@ -34,7 +34,6 @@ public interface GroupExtension extends Watchdog.Queue {
     /**
      * Announces a collective to the other ranks, before it is launched.
      *
-     * @param captured whether the caller's stream is being captured into a graph
      * @return the reason why the operation must not be launched, or null
      * @throws CollectiveException if the group is broken
      */

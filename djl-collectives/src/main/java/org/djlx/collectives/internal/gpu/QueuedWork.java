@@ -24,7 +24,6 @@ public final class QueuedWork extends GpuWork {
     /**
      * Creates the work. It runs after all work enqueued on the caller's current stream.
      *
-     * @param call the operation's GPU part
      * @param peer the other rank of a message; -1 for a collective
      */
     QueuedWork(

@@ -51,11 +51,7 @@ public final class StreamQueue implements Watchdog.Queue {
     private Thread owner; // the thread that launches on this queue or is in callAlone(), or null
     private long launches; // changes with every launch
 
-    /**
-     * Creates a queue with its own stream.
-     *
-     * @param name the name in thread names and error messages
-     */
+    /** Creates a queue with its own stream. */
     StreamQueue(String name, GpuGroup group, Connection connection) {
         this.name = name;
         this.group = group;
@@ -298,10 +294,8 @@ public final class StreamQueue implements Watchdog.Queue {
      * operations issued before; operations issued during the call wait for it. All ranks must make
      * the same call.
      *
-     * @param <T> the type of the result
      * @param call the call, such as "a split"
      * @param name the call in progress, such as "splitting"
-     * @param timeout how long to wait for the other ranks
      * @param obstacle returns why waiting for the other ranks cannot succeed, or empty
      * @throws CollectiveException if the call fails, which breaks the group
      */

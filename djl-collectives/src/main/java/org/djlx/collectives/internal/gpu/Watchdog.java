@@ -114,7 +114,6 @@ public final class Watchdog implements AutoCloseable {
          * called a different operation, or will not call the running operation.
          *
          * @param first each queue's first work that has not ended
-         * @return the problem, or empty
          */
         Optional<CollectiveException> problem(Collection<? extends Watched> first);
     }

@@ -11,11 +11,7 @@ public final class HostWait {
 
     private HostWait() {}
 
-    /**
-     * Blocks until the operation has ended; its own timeout bounds the wait.
-     *
-     * @param work the operation
-     */
+    /** Blocks until the operation has ended; its own timeout bounds the wait. */
     public static void await(Work work) {
         work.await(ENDLESS);
     }

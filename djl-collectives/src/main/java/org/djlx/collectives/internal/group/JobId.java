@@ -23,9 +23,6 @@ public final class JobId {
     /**
      * Returns the identifier, without waiting for other ranks: the first rank sets it in the store,
      * the last rank deletes the keys.
-     *
-     * @param context the group
-     * @return the identifier
      */
     public static String agreeOn(GroupContext context) {
         String own = UUID.randomUUID().toString();

@@ -27,7 +27,6 @@ final class Lifeline {
     /**
      * Creates the lifeline of a group.
      *
-     * @param state the group to destroy
      * @param parent the lifeline of the parent group, which must outlive this one; or null
      */
     Lifeline(GroupState state, Lifeline parent) {

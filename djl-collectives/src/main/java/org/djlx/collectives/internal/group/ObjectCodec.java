@@ -55,11 +55,7 @@ public final class ObjectCodec {
     private final Set<String> names = new HashSet<>(COMMON);
     private final Map<String, Class<?>> given = new HashMap<>();
 
-    /**
-     * Creates a codec.
-     *
-     * @param allowed the classes that objects may contain in addition to common JDK classes
-     */
+    /** Creates a codec. */
     public ObjectCodec(List<Class<?>> allowed) {
         for (Class<?> type : allowed) {
             for (Class<?> part = type; part != null; part = part.getSuperclass()) {
@@ -136,7 +132,6 @@ public final class ObjectCodec {
      *
      * @param object the object, or null
      * @param maxBytes the maximum size in bytes; writing stops there
-     * @return the serialised object
      * @throws IOException if the object is larger, not serialisable, or not allowed
      * @throws ClassNotFoundException if reading it does not find a class
      */
@@ -160,7 +155,6 @@ public final class ObjectCodec {
      * Reads an object.
      *
      * @param bytes the serialised object; trailing bytes are ignored
-     * @return the object
      * @throws IOException if the bytes are not a serialised object, contain a class that is not
      *     allowed, or take too much work to read
      * @throws ClassNotFoundException if a class is missing

@@ -45,9 +45,7 @@ public final class RankGroup implements ProcessGroup {
     /**
      * Creates this rank's handle on an initial group.
      *
-     * @param context the group and this rank
      * @param backend the group's backend; the handle closes it
-     * @param job the identifier of the job
      * @param ranks the global ranks
      * @param onDestroy runs after the group has been destroyed
      */
@@ -299,11 +297,7 @@ public final class RankGroup implements ProcessGroup {
         state.checkUsable();
     }
 
-    /**
-     * Checks that the group is usable and a root is one of its ranks.
-     *
-     * @param type the operation that gets the root
-     */
+    /** Checks that the group is usable and a root is one of its ranks. */
     public void checkRoot(OpType type, int root) {
         state.checkUsable();
         checks.root(type, root);
@@ -312,11 +306,7 @@ public final class RankGroup implements ProcessGroup {
     /**
      * All-gathers for an operation with its own name.
      *
-     * @param type the operation
      * @param index a number that all ranks must pass alike
-     * @param output the gathered tensor
-     * @param input this rank's tensor
-     * @return the work
      */
     public Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
         return allGatherIntoTensor(type, index, output, input, true);

@@ -15,8 +15,6 @@ import org.djlx.nativeops.host.FailureText;
 /**
  * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks
  * have a grace period in which to fail by themselves; then their threads are interrupted.
- *
- * @param <T> the result of a rank
  */
 public final class RankThreads<T> {
 
@@ -41,36 +39,24 @@ public final class RankThreads<T> {
         order = new int[worldSize];
     }
 
-    /**
-     * The code of a rank.
-     *
-     * @param <T> its result
-     */
+    /** The code of a rank. */
     public interface Body<T> {
 
         /**
          * Runs one rank.
          *
-         * @return its result
          * @throws Throwable if the rank fails
          */
         T run(int rank) throws Throwable;
 
-        /**
-         * Called on the thread of a rank that has failed, after the failure has been recorded.
-         *
-         * @param failure why it failed
-         */
+        /** Called on the thread of a rank that has failed, after the failure has been recorded. */
         default void failed(int rank, Throwable failure) {}
     }
 
     /**
      * Runs code for each rank.
      *
-     * @param <T> the result of a rank
-     * @param worldSize the number of ranks
      * @param grace how long the other ranks may run after one has failed, before the interrupt
-     * @param body the code
      * @return the results, in rank order
      * @throws CollectiveException if a rank failed: the first failure, with the others suppressed
      */

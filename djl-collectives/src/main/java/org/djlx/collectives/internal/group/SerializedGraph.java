@@ -54,7 +54,6 @@ final class SerializedGraph implements ObjectStreamConstants {
     /**
      * Checks a serialised object.
      *
-     * @param bytes the object; trailing bytes are ignored
      * @throws InvalidObjectException if reading it takes too much work, or it is nested too deep
      * @throws StreamCorruptedException if it cannot be parsed
      */
@@ -270,7 +269,6 @@ final class SerializedGraph implements ObjectStreamConstants {
      *
      * @param owner the class; null for the annotations of a class description
      * @param tag the first field of the class
-     * @param size the size of the object
      */
     private void annotations(String owner, int tag, Size size, int depth)
             throws InvalidObjectException, StreamCorruptedException {

@@ -77,8 +77,6 @@ final class CallLog {
     /**
      * Publishes this rank's next call. {@link #hasRoomFor} must hold for all ranks.
      *
-     * @param signature the operation's signature
-     * @param captured whether it is captured into a graph
      * @return the number of the first call that does not match another rank's; 0 if there is none
      */
     int publish(long[] signature, boolean captured) {

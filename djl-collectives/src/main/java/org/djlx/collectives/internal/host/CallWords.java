@@ -19,8 +19,6 @@ public final class CallWords {
      * Encodes a call.
      *
      * @param words the output, at least {@value #COUNT} words
-     * @param signature the operation's signature
-     * @param captured whether the call is captured into a graph
      */
     public static void put(long[] words, long[] signature, boolean captured) {
         words[0] = captured ? 1 : 0;

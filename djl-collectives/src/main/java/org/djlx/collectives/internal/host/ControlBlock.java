@@ -111,7 +111,6 @@ public final class ControlBlock {
      * Sets a signal. Release: a rank that reads the signal sees earlier writes of this rank.
      *
      * @param rank the destination rank
-     * @param epoch the value
      */
     public void setSignal(int rank, int channel, int source, long epoch) {
         words.putLongVolatile(signalOffset(rank, channel, source), epoch);
@@ -173,7 +172,6 @@ public final class ControlBlock {
      * #prepareSleep}.
      *
      * @param doorbell the result of {@link #prepareSleep}
-     * @param nanos the maximum time in ns
      */
     public void sleep(int rank, int doorbell, long nanos) {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
@@ -192,7 +190,6 @@ public final class ControlBlock {
     /**
      * Marks this rank as ACTIVE.
      *
-     * @param pid its process id
      * @param startTime the start time of its process, see {@link Liveness}
      */
     public void setActive(int rank, long pid, long startTime) {

@@ -47,9 +47,7 @@ public final class FailureNote {
     /**
      * Creates the note of one rank.
      *
-     * @param store the group's store
      * @param key the same on all ranks, and new in the store
-     * @param worldSize the number of ranks
      */
     public FailureNote(Store store, String key, int worldSize) {
         this.store = store;

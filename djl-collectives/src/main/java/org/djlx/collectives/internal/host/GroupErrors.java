@@ -92,7 +92,6 @@ public final class GroupErrors {
      * A call cannot run because an earlier operation has broken the group or a part of it.
      *
      * @param part the broken part, such as {@code the group}
-     * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, String part, CollectiveException reason) {
         return new CollectiveException(
@@ -118,12 +117,7 @@ public final class GroupErrors {
         return died("rank " + rank, pid);
     }
 
-    /**
-     * Describes that a rank's process has ended.
-     *
-     * @param rank the description of the rank
-     * @param pid the process id
-     */
+    /** Describes that a rank's process has ended. */
     public static String died(String rank, long pid) {
         return "the process of " + rank + " (pid " + pid + ") has ended";
     }
@@ -158,7 +152,6 @@ public final class GroupErrors {
     /**
      * The calling thread was interrupted while it waited. Restores its interrupt flag.
      *
-     * @param call the awaited call
      * @param cause the InterruptedException, or null
      */
     public static CollectiveException interrupted(Object call, InterruptedException cause) {
@@ -328,8 +321,6 @@ public final class GroupErrors {
      * Describes that two ranks called barriers of different ranks.
      *
      * @param one the description of a rank, such as {@code rank 1}
-     * @param named the ranks that it named
-     * @param other the description of the other rank
      */
     public static String otherRanks(String one, List<Integer> named, String other) {
         return one

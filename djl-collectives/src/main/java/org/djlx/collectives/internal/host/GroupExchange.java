@@ -60,11 +60,9 @@ public final class GroupExchange {
     /**
      * Creates the exchange of one rank.
      *
-     * @param group the group's name
      * @param store the store; no other group uses its keys
      * @param known by rank, its process; null if unknown
      * @param obstacle returns a failure that makes waiting for other ranks hopeless, or empty
-     * @param names formats a rank for messages
      */
     public GroupExchange(
             String group,
@@ -99,7 +97,6 @@ public final class GroupExchange {
      * All-gathers a value. It leaves no keys in the store if it succeeds on all ranks.
      *
      * @param key the name of the exchange; usable once per group
-     * @param value this rank's value
      * @param options the timeout, and when to log a warning
      * @return the values in rank order
      * @throws CollectiveMismatchException if the store contains a value of another group
@@ -138,7 +135,6 @@ public final class GroupExchange {
     /**
      * Lets exchanges fail on all ranks, because this rank cannot go on.
      *
-     * @param reason the text of their errors
      * @param keys the names of exchanges that this rank may not have ended
      */
     public void fail(String reason, List<String> keys) {

@@ -48,8 +48,6 @@ public final class Heartbeat implements AutoCloseable {
     /**
      * Begins to beat.
      *
-     * @param name the name of the thread
-     * @param own the key of this member
      * @param also called with this after each beat, perhaps before the constructor returns; throws
      *     CollectiveException if the store is lost
      */

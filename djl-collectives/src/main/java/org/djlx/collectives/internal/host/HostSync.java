@@ -73,7 +73,6 @@ public final class HostSync implements AutoCloseable {
      * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
      * Waits only if a rank is {@value CallLog#SLOTS} calls behind.
      *
-     * @param captured whether the call is captured into a CUDA graph
      * @throws CollectiveMismatchException if this or an earlier call does not match a call of
      *     another rank
      * @throws CollectiveException if a rank that is {@value CallLog#SLOTS} calls behind has left,

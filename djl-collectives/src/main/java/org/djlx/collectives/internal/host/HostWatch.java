@@ -39,7 +39,6 @@ final class HostWatch implements AutoCloseable {
     /**
      * Begins to watch.
      *
-     * @param name the group's name
      * @param next the name of the host that this rank watches
      * @param ranks the ranks on that host; empty to watch none
      */

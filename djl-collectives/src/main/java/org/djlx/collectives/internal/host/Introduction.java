@@ -12,12 +12,9 @@ import java.util.List;
  * The header of each value that a rank exchanges: JSON, then a zero byte, which JSON does not
  * contain, then the value.
  *
- * @param group the group's name
- * @param worldSize the number of ranks
  * @param nonce a random number for this rank of this group
  * @param generation the combination of all ranks' nonces, or 0 until known: the same on all ranks
  *     if none has read a stale value
- * @param process the rank's process
  * @param failure why the rank cannot go on, and has no value; null if it can
  */
 record Introduction(

@@ -89,7 +89,6 @@ public final class Liveness {
     /**
      * Returns whether a process is alive. If it cannot be determined, returns true.
      *
-     * @param pid the process id
      * @param startTime its start time, from {@link #startTime}
      */
     public static boolean isAlive(long pid, long startTime) {

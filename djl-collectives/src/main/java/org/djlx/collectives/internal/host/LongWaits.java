@@ -18,9 +18,6 @@ public final class LongWaits {
     /**
      * Logs a wait, once for each operation and only if it {@linkplain Operation#takeWarning is
      * long}.
-     *
-     * @param rank the waiting rank
-     * @param missing the missing ranks
      */
     public static void warnOnce(
             Operation operation, int rank, List<Integer> missing, long waitedNanos) {
@@ -33,9 +30,7 @@ public final class LongWaits {
     /**
      * Logs a wait.
      *
-     * @param call the waiting operation or call
      * @param peers the missing ranks, such as {@code rank 1}
-     * @param timeout when it times out
      */
     public static void warn(Object call, String peers, long waitedNanos, Duration timeout) {
         warn(call, peers, waitedNanos, timeout, "");
@@ -44,9 +39,6 @@ public final class LongWaits {
     /**
      * Logs a wait.
      *
-     * @param call the waiting operation or call
-     * @param peers the missing ranks, such as {@code rank 1}
-     * @param timeout when it times out
      * @param hint a remedy to append, or an empty text
      */
     public static void warn(

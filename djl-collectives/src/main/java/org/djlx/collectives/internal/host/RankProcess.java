@@ -7,7 +7,6 @@ import java.nio.charset.StandardCharsets;
  * The process of a rank.
  *
  * @param host the host, see {@link Liveness#HOST}
- * @param pid the process id
  * @param startTime its start time, see {@link Liveness#startTime}
  * @param hostName the host's name, for messages
  */

@@ -235,7 +235,6 @@ public final class Rendezvous extends PeerStates {
     /**
      * Waits for a signal from a rank.
      *
-     * @param peer the source rank
      * @param value the minimum value
      * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
      */
@@ -243,12 +242,7 @@ public final class Rendezvous extends PeerStates {
         await(operation, p -> p != peer || isSignalled(peer, channel, value));
     }
 
-    /**
-     * Returns whether a rank has sent a signal of at least a value.
-     *
-     * @param peer the source rank
-     * @param value the minimum value
-     */
+    /** Returns whether a rank has sent a signal of at least a value. */
     public boolean isSignalled(int peer, int channel, long value) {
         return control.signal(rank, channel, peer) >= value;
     }
@@ -355,7 +349,6 @@ public final class Rendezvous extends PeerStates {
     /**
      * Waits until a condition holds for every rank.
      *
-     * @param operation the waiting operation; its timeout bounds the wait
      * @param arrived the condition for a rank. That rank must ring the doorbell after it changes
      *     the condition
      * @throws CollectiveException if a rank that does not meet the condition has left, failed or

@@ -46,7 +46,6 @@ final class MessageQueues {
     /**
      * Stores the arguments; creates no queue yet.
      *
-     * @param group holds the queues
      * @param met called with a peer's rank and its process, before the two ranks connect
      */
     MessageQueues(

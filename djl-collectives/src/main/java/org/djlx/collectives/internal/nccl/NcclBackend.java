@@ -210,11 +210,7 @@ public final class NcclBackend extends Backend {
         return backend;
     }
 
-    /**
-     * Checks that this machine has the libraries of a backend that builds on NCCL.
-     *
-     * @param backend the backend's name, for the error
-     */
+    /** Checks that this machine has the libraries of a backend that builds on NCCL. */
     public static void requireLibraries(String backend) {
         for (NativeLibrary library :
                 List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {

@@ -96,8 +96,6 @@ final class Hello {
          * Parses and checks an answer.
          *
          * @param token the client's token, or null
-         * @param nonce the client's nonce
-         * @param answer the server's answer
          * @throws StrangerException if the tokens differ, or only one side has one
          */
         static Reply to(StoreToken token, byte[] nonce, byte[] answer) throws StrangerException {

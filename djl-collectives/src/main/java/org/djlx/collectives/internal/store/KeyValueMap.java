@@ -98,7 +98,6 @@ public class KeyValueMap {
     /**
      * Reads a counter.
      *
-     * @param key the key, for the error message
      * @throws IllegalArgumentException if the value is not a decimal 64-bit number
      */
     static long parseCounter(String key, byte[] value) {

@@ -5,9 +5,6 @@ package org.djlx.collectives.internal.store;
  * The limits of a server. They keep clients from exhausting its memory. PyTorch's libuv server has
  * the same limits on the size of keys and values and on the number of keys in a command.
  *
- * @param maxConnections the maximum number of connections
- * @param maxKeys the maximum number of keys
- * @param maxValueBytes the maximum length of a value
  * @param maxBytes the memory limit for all clients together: keys, values, awaited keys, and data
  *     in transit
  */

@@ -42,7 +42,6 @@ final class ServerState {
     /**
      * Creates an empty state.
      *
-     * @param limits the server's limits
      * @param worldSize the number of workers that join, or 0 if unknown
      * @param token the secret that clients must have, or null
      */

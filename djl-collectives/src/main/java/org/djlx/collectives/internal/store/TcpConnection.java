@@ -37,9 +37,7 @@ final class TcpConnection implements Closeable {
     /**
      * Connects, and checks that the peer is a TCPStore server.
      *
-     * @param server the server's address
      * @param interruptible whether an interrupt of a thread that uses the connection closes it
-     * @param deadline until when to try
      * @throws ProtocolException if the peer is not a TCPStore server or has another token
      * @throws IOException if there is no answer
      */

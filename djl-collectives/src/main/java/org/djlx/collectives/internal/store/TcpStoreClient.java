@@ -62,7 +62,6 @@ public final class TcpStoreClient implements AutoCloseable {
     /**
      * Connects to a server, which may start later.
      *
-     * @param server the server's address
      * @param timeout how long to try to connect, and how long to wait for an answer (at least 30 s)
      * @param mark a key that identifies the server; the client retries until it finds a server with
      *     this key; null accepts any server

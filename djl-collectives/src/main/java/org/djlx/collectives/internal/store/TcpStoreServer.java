@@ -79,7 +79,6 @@ public final class TcpStoreServer implements AutoCloseable {
      * Starts a server.
      *
      * @param bind the address to listen on; port 0 lets the system choose a port
-     * @param limits the server's limits
      * @param worldSize the number of workers that join, or 0 if unknown
      * @param token the secret that clients must have, or null to accept all
      * @return the server; the caller closes it

@@ -28,7 +28,6 @@ final class WaitConnections implements AutoCloseable {
     /**
      * Takes a connection for one wait.
      *
-     * @param deadline until when to try to open one
      * @param check called after a new connection was opened; if it throws, the connection is closed
      * @throws IOException if none can be opened, or this object is closed
      */

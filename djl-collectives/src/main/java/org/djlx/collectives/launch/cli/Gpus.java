@@ -15,7 +15,6 @@ public final class Gpus {
     /**
      * Checks that this process can use GPUs and their libraries.
      *
-     * @param libraries the libraries besides CUDA
      * @throws IllegalStateException if there are too few GPUs, or a library is missing
      */
     public static void require(int count, NativeLibrary... libraries) {

@@ -3,13 +3,7 @@ package org.djlx.collectives.launch.cli;
 
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
-/**
- * The sizes of a fused operator over all ranks: A (M, K) times B (K, N).
- *
- * @param m the rows of A
- * @param n the columns of B
- * @param k the columns of A and rows of B
- */
+/** The sizes of a fused operator over all ranks: A (M, K) times B (K, N). */
 public record MatmulShape(long m, long n, long k) {
 
     /** Parses M,N,K, the value of {@code --shape}. */

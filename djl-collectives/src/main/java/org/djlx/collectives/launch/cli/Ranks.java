@@ -37,9 +37,7 @@ public final class Ranks {
     /**
      * Checks the number of ranks that a user asks for.
      *
-     * @param option the name of the option
      * @param requested the value of the option; null if the option is not given
-     * @param processes whether the command starts a process for each rank
      * @throws UsageException if the number is out of range, or this process is a rank and {@code
      *     processes} is true
      */
@@ -91,7 +89,6 @@ public final class Ranks {
      * TorchThreads}).
      *
      * @param requested the number of ranks that the user asked for; null for none
-     * @param otherwise the number of ranks if the user asked for none
      * @throws UsageException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {

@@ -110,13 +110,7 @@ public abstract class CpuBackend extends Backend {
     private MessageQueue messages;
     private boolean closed;
 
-    /**
-     * Creates the backend of one rank, without its transport.
-     *
-     * @param name the backend's name
-     * @param context the group and the rank
-     * @param peers the state of the group
-     */
+    /** Creates the backend of one rank, without its transport. */
     protected CpuBackend(String name, GroupContext context, PeerStates peers) {
         this(name, context, peers, new JavaSums());
     }
@@ -124,9 +118,6 @@ public abstract class CpuBackend extends Backend {
     /**
      * Creates the backend of one rank, without its transport.
      *
-     * @param name the backend's name
-     * @param context the group and the rank
-     * @param peers the state of the group
      * @param sums sums for some types and sizes that are faster than libtorch's
      */
     protected CpuBackend(String name, GroupContext context, PeerStates peers, Reducer.Sums sums) {
@@ -148,8 +139,6 @@ public abstract class CpuBackend extends Backend {
      * Sets the transport, and returns when all ranks have set theirs. Called once, at the end of
      * the subclass's constructor or after it. On failure it closes this backend.
      *
-     * @param context the group and the rank
-     * @param transport the collectives
      * @param channels returns the channel to a rank; called once for each other rank
      */
     protected final void start(

@@ -19,19 +19,13 @@ import org.djlx.collectives.spi.Operation;
  */
 public interface HostCollectives {
 
-    /**
-     * Memory from one rank or for one rank.
-     *
-     * @param size its size in bytes
-     */
+    /** Memory from one rank or for one rank. */
     record Extent(long address, long size) {
 
         /**
          * Returns the number of bytes from an offset on.
          *
-         * @param offset the offset in bytes
          * @param limit the largest result
-         * @return the number, from 0
          */
         public long within(long offset, long limit) {
             return Math.max(0, Math.min(limit, size - offset));
@@ -41,36 +35,23 @@ public interface HostCollectives {
     /** Waits for all ranks. */
     void barrier(Operation operation);
 
-    /**
-     * Copies the root's tensor to all ranks.
-     *
-     * @param tensor input on the root, output elsewhere
-     * @param root the rank that sends
-     */
+    /** Copies the root's tensor to all ranks. */
     void broadcast(Operation operation, HostTensor tensor, int root);
 
     /**
      * Reduces tensors on all ranks, in place.
      *
      * @param tensors tensors of one element type
-     * @param op how to reduce
      */
     void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op);
 
-    /**
-     * Reduces a tensor on the root, in place. Leaves the tensors of other ranks as they are.
-     *
-     * @param tensor this rank's contribution
-     * @param root the rank that gets the result
-     * @param op how to reduce
-     */
+    /** Reduces a tensor on the root, in place. Leaves the tensors of other ranks as they are. */
     void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op);
 
     /**
      * Gathers tensors of all ranks on all ranks.
      *
      * @param outputs {@code outputs.get(i)[r]} is the address for rank r's input i
-     * @param inputs this rank's tensors
      */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs);
 
@@ -78,17 +59,13 @@ public interface HostCollectives {
      * Gathers tensors of all ranks on the root.
      *
      * @param outputs on the root, an address for each rank's input; null elsewhere
-     * @param input this rank's tensor
-     * @param root the rank that receives
      */
     void gather(Operation operation, long[] outputs, HostTensor input, int root);
 
     /**
      * Sends a tensor from the root to each rank.
      *
-     * @param output this rank's tensor
      * @param inputs on the root, the address of each rank's tensor; null elsewhere
-     * @param root the rank that sends
      */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root);
 
@@ -98,7 +75,6 @@ public interface HostCollectives {
      * @param outputs tensors of one element type
      * @param inputs {@code inputs.get(i)[r]} is the address of the contribution to rank r's output
      *     i
-     * @param op how to reduce
      */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op);
@@ -127,9 +103,7 @@ public interface HostCollectives {
      * Returns the exception for calls that differ. If all ranks throw it before data has moved, the
      * group stays usable.
      *
-     * @param operation this rank's operation
      * @param signatures the {@link Operation#signature} of each rank's call, in rank order
-     * @return an exception that names what each rank called
      */
     static CollectiveMismatchException mismatch(Operation operation, List<long[]> signatures) {
         List<long[]> calls = new ArrayList<>();
@@ -144,7 +118,6 @@ public interface HostCollectives {
     /**
      * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
      *
-     * @param worldSize the number of ranks
      * @param sent the bytes from one rank to another
      * @param expected the bytes that the second rank expects from the first
      * @throws CollectiveMismatchException that names all pairs that differ

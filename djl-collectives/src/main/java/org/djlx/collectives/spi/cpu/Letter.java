@@ -4,12 +4,9 @@ package org.djlx.collectives.spi.cpu;
 /**
  * What two ranks write each other to negotiate a message. A {@link MessageChannel} carries it.
  *
- * @param kind what the letter says
  * @param message the message's number, counted by its sender
- * @param tag the message's tag
  * @param type the code of the element type
  * @param size the size in bytes
- * @param signature the signature of the operation
  */
 public record Letter(Kind kind, long message, int tag, int type, long size, long[] signature) {
 

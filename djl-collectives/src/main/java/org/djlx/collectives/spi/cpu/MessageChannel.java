@@ -42,7 +42,6 @@ public interface MessageChannel {
     /**
      * Stops the receive that awaits the data of a message.
      *
-     * @param message the message's number
      * @return the receive; null if there is none
      */
     Transfer stopReceiving(long message);

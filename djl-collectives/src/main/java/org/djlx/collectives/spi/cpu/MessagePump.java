@@ -44,8 +44,6 @@ final class MessagePump {
     /**
      * Creates a pump.
      *
-     * @param matcher matches offers with receives
-     * @param failures creates the exceptions of failed messages
      * @param onEnd called for each message that has ended, with the failure or null
      */
     MessagePump(

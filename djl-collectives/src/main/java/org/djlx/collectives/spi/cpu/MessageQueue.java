@@ -39,7 +39,6 @@ final class MessageQueue implements MessageDriver.Engine {
     /**
      * Creates the queue of one rank.
      *
-     * @param name the name of its thread
      * @param channels returns the channel to a peer; called once for each
      */
     MessageQueue(String name, PeerStates peers, IntFunction<MessageChannel> channels) {

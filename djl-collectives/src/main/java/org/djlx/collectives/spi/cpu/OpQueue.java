@@ -46,7 +46,6 @@ final class OpQueue {
      * Creates a queue, and its thread.
      *
      * @param peers returns the exception if operations can no longer run
-     * @param ranksPerCore the number of ranks that share a core
      */
     OpQueue(String name, PeerStates peers, int ranksPerCore) {
         this.peers = peers;

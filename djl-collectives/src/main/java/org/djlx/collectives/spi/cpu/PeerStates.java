@@ -38,7 +38,6 @@ public abstract class PeerStates {
     /**
      * Creates the state of a usable group.
      *
-     * @param worldSize the number of ranks
      * @param ranksPerCore how many ranks of this host share a core, at least 1: a rank that waits
      *     leaves the core to the others for longer
      */
@@ -49,22 +48,13 @@ public abstract class PeerStates {
         this.ranksPerCore = ranksPerCore;
     }
 
-    /**
-     * Returns how many ranks share a core.
-     *
-     * @param ranks the number of ranks on this host
-     * @return the number, at least 1
-     */
+    /** Returns how many ranks share a core. */
     public static int ranksPerCore(int ranks) {
         int cores = Runtime.getRuntime().availableProcessors();
         return Math.max(1, (ranks + cores - 1) / cores);
     }
 
-    /**
-     * Describes that a rank has destroyed the group, as {@link #announcedEndOf} does.
-     *
-     * @return the text
-     */
+    /** Describes that a rank has destroyed the group, as {@link #announcedEndOf} does. */
     public static String left(int rank) {
         return GroupErrors.left(rank);
     }
@@ -87,7 +77,6 @@ public abstract class PeerStates {
      * Returns the exception with which a call must fail because the group is broken or being
      * destroyed.
      *
-     * @param call the call, for the message
      * @return the exception; null if the call can run
      */
     public final CollectiveException obstacle(Object call) {
@@ -113,8 +102,6 @@ public abstract class PeerStates {
     /**
      * Breaks the group: current and later waits of this rank fail, and the other ranks are told.
      * Only the first call has an effect.
-     *
-     * @param reason why the group is broken
      */
     public final synchronized void fail(CollectiveException reason) {
         if (broken == null) {
@@ -126,8 +113,6 @@ public abstract class PeerStates {
     /**
      * Tells the other ranks that this rank has failed, unless it has left. Called once, with this
      * object's monitor held. Must not throw for a lack of memory or a failed transport.
-     *
-     * @param reason why
      */
     protected abstract void announceFailure(CollectiveException reason);
 
@@ -150,7 +135,6 @@ public abstract class PeerStates {
     /**
      * Returns why a rank no longer takes part, as it has announced: {@link #left}, or its failure.
      *
-     * @param peer the rank
      * @return the description; null if it has announced no end
      */
     public abstract String announcedEndOf(int peer);
@@ -158,7 +142,6 @@ public abstract class PeerStates {
     /**
      * Returns the end of a rank's process. Called at most every {@link #CHECK_NANOS}.
      *
-     * @param peer the rank
      * @return the description; null if the process is alive, or if {@link #lost} reports its end
      */
     public String deathOf(int peer) {
@@ -167,9 +150,6 @@ public abstract class PeerStates {
 
     /**
      * Adds the likely cause to the description of a rank's end, such as the death of a third rank.
-     *
-     * @param end the description
-     * @return the description with its cause
      */
     public String causeOf(String end) {
         return end;
@@ -192,7 +172,6 @@ public abstract class PeerStates {
      * Sleeps while the value is unchanged.
      *
      * @param value the value of {@link #prepareSleep}
-     * @param nanos the longest time in ns
      */
     public abstract void sleep(int value, long nanos);
 
@@ -202,8 +181,6 @@ public abstract class PeerStates {
     /**
      * Checks a wait of this rank; logs it if it is long.
      *
-     * @param operation the waiting operation
-     * @param isMissing whether this rank still waits for a rank
      * @param omission what the missing ranks did not do, such as {@code did not arrive}
      * @param ordered whether a rank that has left can no longer meet the condition; otherwise its
      *     data may still arrive

@@ -103,7 +103,6 @@ abstract class PendingWork implements Work {
     /**
      * Waits without taking part in the operation.
      *
-     * @param nanos the maximum time in ns
      * @return whether the operation has ended, also with a failure; false at the timeout
      */
     final boolean awaitFuture(long nanos) {

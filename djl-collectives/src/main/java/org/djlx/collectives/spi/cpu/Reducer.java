@@ -26,13 +26,7 @@ public final class Reducer {
     /** Sums contributions in rank order, to the same bits as libtorch and faster. */
     public interface Sums {
 
-        /**
-         * Returns whether {@link #add} supports a sum.
-         *
-         * @param count the number of elements
-         * @param type their type
-         * @return whether it does; otherwise libtorch sums
-         */
+        /** Returns whether {@link #add} supports a sum. */
         boolean canAdd(long count, ScalarType type);
 
         /**
@@ -40,8 +34,6 @@ public final class Reducer {
          *
          * @param result the address of the result; may be the address of a part
          * @param parts the addresses of the contributions, in rank order
-         * @param count the number of elements of each
-         * @param type their type
          */
         void add(long result, long[] parts, long count, ScalarType type);
     }
@@ -70,9 +62,6 @@ public final class Reducer {
      * @param result the address of the result. It may be the address of a part; then the first part
      *     may be overwritten as well
      * @param parts the addresses of the contributions, in rank order
-     * @param count the number of elements of each
-     * @param type their type
-     * @param op the reduction
      */
     public void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         if (count == 0) {

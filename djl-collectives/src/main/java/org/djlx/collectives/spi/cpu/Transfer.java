@@ -118,11 +118,7 @@ public final class Transfer extends PendingWork {
         tensor.leak();
     }
 
-    /**
-     * Counts bytes that have moved.
-     *
-     * @param size their number
-     */
+    /** Counts bytes that have moved. */
     public void advance(long size) {
         moved += size;
     }
