@@ -123,9 +123,6 @@ final class MpiCollectives implements HostCollectives {
     /**
      * Waits for other ranks.
      *
-     * @param over whether the wait is over
-     * @param missing whether a rank is still missing
-     * @param omission what the missing ranks did not do
      * @param ordered whether a rank that has left cannot meet the condition any more; otherwise its
      *     data may still arrive
      */
@@ -363,9 +360,7 @@ final class MpiCollectives implements HostCollectives {
     /**
      * One block of a reduction: this rank reduces its part of what all ranks have.
      *
-     * @param parts the parts of all ranks
      * @param inputs {@code inputs[r]} is this rank's contribution to the part of rank r
-     * @param result the address for the reduced part
      */
     private record Reduction(Extent[] parts, long[] inputs, long result) {}
 
