@@ -11,7 +11,6 @@ public interface ChunkProducer {
      * Writes a chunk; on a GPU, enqueues the computation on the current stream.
      *
      * @param chunk the array to write all elements of, contiguous; valid only during this call
-     * @param rank the rank that gets the chunk
      */
     void produce(NDArray chunk, int rank);
 }

@@ -146,9 +146,6 @@ public final class FusedOps {
     /**
      * Gathers A along a dimension and multiplies it with one or several matrices.
      *
-     * @param aShard this rank's part of A
-     * @param bs the matrices
-     * @param gatherDim the dimension along which the parts are concatenated
      * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products, and the gathered A if {@code returnGathered} is true
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
@@ -370,7 +367,6 @@ public final class FusedOps {
      * @param aScale the scale of {@code aShard}, or of each of its rows
      * @param bScales the scale of each B, or of each of its columns
      * @param gatherDim the first dimension of A: 0, or its negative index
-     * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products in bfloat16, of shape (…, N), and the gathered A if {@code
      *     returnGathered} is true
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
@@ -508,10 +504,6 @@ public final class FusedOps {
      * @param outputs the arrays for the results: contiguous, of the partial's shape and type. The
      *     new residual may be the array of the partial. Otherwise the arrays share no memory with
      *     each other or with an input
-     * @param partial this rank's part of the sum
-     * @param residual of the same shape and type
-     * @param weight of shape (hidden) and the same type
-     * @param epsilon the number added to the mean of squares, finite and at least 0
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void allReduceRmsNorm(
@@ -528,7 +520,6 @@ public final class FusedOps {
      * {@return whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}
      * runs as one kernel; the same on all ranks}
      *
-     * @param type the element type
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
@@ -549,8 +540,6 @@ public final class FusedOps {
     /**
      * Makes all calls in this JVM fall back to {@link Path#NCCL} until the scope is closed: for
      * tests and debugging. Open it on all ranks of a group or on none.
-     *
-     * @return the scope
      */
     public static Scope forceFallback() {
         return once(Fallbacks.force(Path.NCCL));
@@ -560,7 +549,6 @@ public final class FusedOps {
      * As {@link #forceFallback()}, for one operator.
      *
      * @param operator the operator's name, see {@link UsageCounter#calls(String, Path)}
-     * @return the scope
      * @throws IllegalArgumentException if there is no such operator; the message names all
      *     operators
      */
@@ -576,8 +564,6 @@ public final class FusedOps {
     /**
      * As {@link #forceFallback()}, for any path. A call takes another path where this one is not
      * possible; {@link UsageCounter} tells.
-     *
-     * @return the scope
      */
     public static Scope force(Path path) {
         new OperandChecks("force").checkNotNull("the path", path);
@@ -610,7 +596,6 @@ public final class FusedOps {
      *   <li>Float8, calls recorded into a graph, and groups on the CPU are not measured.
      * </ul>
      *
-     * @return the scope
      * @throws IllegalArgumentException if the group is null
      */
     public static Scope measurePaths(ProcessGroup group) {

@@ -48,7 +48,6 @@ public final class LowContention {
      * @param output receives the arrays; has world size times as many elements as the input
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
      *     this rank's part of the output. Otherwise input and output share no memory
-     * @return the work
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#allGatherIntoTensor(NDArray, NDArray)
      */
@@ -74,7 +73,6 @@ public final class LowContention {
      *     times as many elements as the output
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; sums 16-bit
      *     types in float32 and rounds once
-     * @return the work
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#reduceScatterTensor(NDArray, NDArray, ReduceOp)
      */

@@ -16,7 +16,6 @@ public final class NormedResidual {
      * Names the arrays that results are written to.
      *
      * @param residual the residual for the next layer
-     * @param norm the normalised residual
      */
     public NormedResidual(NDArray residual, NDArray norm) {
         this.residual = residual;

@@ -11,7 +11,6 @@ public interface ShardConsumer {
      * Computes with a shard; on a GPU, enqueues the computation on the current stream.
      *
      * @param shard the shard; valid only during this call. Copy what is needed later
-     * @param rank the rank that passed the shard
      */
     void consume(NDArray shard, int rank);
 }

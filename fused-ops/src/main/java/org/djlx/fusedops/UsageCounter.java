@@ -29,7 +29,6 @@ public final class UsageCounter implements AutoCloseable {
     /**
      * The key by which calls are counted.
      *
-     * @param operator the operator's name
      * @param reason why the call fell back; null if it did not
      * @param choice the choice of the cost model; null for operators without one
      */
@@ -107,7 +106,6 @@ public final class UsageCounter implements AutoCloseable {
     /**
      * {@return the number of calls of one operator that fell back for a reason}
      *
-     * @param operator the operator's name, see {@link #calls(String, Path)}
      * @throws IllegalArgumentException if an argument is null
      */
     public long fallbacks(String operator, FallbackReason reason) {

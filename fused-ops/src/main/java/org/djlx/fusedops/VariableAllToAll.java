@@ -68,7 +68,6 @@ public final class VariableAllToAll {
      * @param inSplits of shape (W): the number of rows that go to each rank
      * @param outSplitsOffsets of shape (2, W): receives the number of rows that came from each rank
      *     and where they begin in the output
-     * @return the work
      * @throws IllegalArgumentException if an argument is invalid; no row has been sent then
      */
     public static Work allToAllVdev(
@@ -92,7 +91,6 @@ public final class VariableAllToAll {
      * @param majorAlign pads the rows of each expert in the output to a multiple of this number; as
      *     in PyTorch, an expert without rows gets one multiple. 0: no padding. PyTorch's default is
      *     1, which pads an expert without rows to one row
-     * @return the work
      * @throws IllegalArgumentException if an argument is invalid; no row has been sent then
      */
     public static Work allToAllVdev2d(
@@ -123,7 +121,6 @@ public final class VariableAllToAll {
      *     an empty chunk is not used
      * @param outSplitsOffsets of shape (2, E): receives the number of rows of each expert, and
      *     where they begin in the output
-     * @return the work
      * @throws IllegalArgumentException if an argument is invalid; no row has been sent then
      */
     public static Work allToAllVdev2dOffset(

@@ -11,7 +11,6 @@ public record Choice(Path path, String why) {
     /**
      * Creates a choice.
      *
-     * @param why the predicted times, or why there is no choice
      * @throws IllegalArgumentException if an argument is null
      */
     public Choice {

@@ -57,7 +57,6 @@ public final class CostModel {
     /**
      * Creates a model.
      *
-     * @param machine the GPUs
      * @param network the network between hosts, used if there are more ranks than a host has GPUs
      * @throws IllegalArgumentException if an argument is null
      */
@@ -90,18 +89,13 @@ public final class CostModel {
     /**
      * Creates a model of GPUs of one host.
      *
-     * @param machine the GPUs
      * @throws IllegalArgumentException if the machine is null
      */
     public CostModel(Machine machine) {
         this(machine, Network.NDR);
     }
 
-    /**
-     * {@return the time of the matmul alone, by a library, in microseconds}
-     *
-     * @param work the operator
-     */
+    /** {@return the time of the matmul alone, by a library, in microseconds} */
     public double matmul(Workload work) {
         requireNotNull("the operator", work);
         return matmul(work, work.ranks() * work.rows());
@@ -124,8 +118,6 @@ public final class CostModel {
     /**
      * {@return a lower bound of the time of an operator in microseconds: the matmul alone or the
      * transfer into each GPU at the best rate, whichever takes longer}
-     *
-     * @param work the operator
      */
     public double limit(Workload work) {
         return Math.max(matmul(work), work.bytesIn() / bestRate(work.ranks()) / 1e3);
@@ -140,8 +132,6 @@ public final class CostModel {
     /**
      * {@return the time in microseconds of NCCL's all-gather or reduce-scatter alone} For ranks on
      * several hosts this is an extrapolation: NCCL is limited by the network.
-     *
-     * @param work the operator
      */
     public double collective(Workload work) {
         requireNotNull("the operator", work);
@@ -157,9 +147,7 @@ public final class CostModel {
     /**
      * Predicts the time of a path.
      *
-     * @param work the operator
      * @param path the path; need not be possible
-     * @return the prediction
      */
     public Prediction predict(Workload work, Path path) {
         requireNotNull("the operator", work);
@@ -217,9 +205,6 @@ public final class CostModel {
     /**
      * Replaces the size that may differ between ranks by a typical size. All ranks then choose a
      * path from the same sizes.
-     *
-     * @param work the operator, as a rank has it
-     * @return the operator with a typical number of columns, or a typical inner dimension
      */
     public static Workload agreed(Workload work) {
         requireNotNull("the operator", work);
@@ -242,8 +227,6 @@ public final class CostModel {
     /**
      * {@return the paths that are possible for an operator along the first dimension, on Hopper
      * GPUs with large enough P2P buffers; only NCCL for more ranks than a host has GPUs}
-     *
-     * @param work the operator
      */
     public Set<Path> possible(Workload work) {
         requireNotNull("the operator", work);
@@ -264,8 +247,6 @@ public final class CostModel {
     /**
      * {@return the size of P2P buffers with which the path PIPELINED needs no rounds and the path
      * FUSED is possible, in bytes: two halves, each with a slot for every rank}
-     *
-     * @param work the operator
      */
     public static long bufferSize(Workload work) {
         requireNotNull("the operator", work);
@@ -282,10 +263,8 @@ public final class CostModel {
      * all-gather + matmul is FUSED or PIPELINED, each rank chooses again between these two with its
      * own columns: both push the same data and signals.
      *
-     * @param work the operator, as a rank has it
      * @param possible returns the paths that are possible for given sizes
      * @param recorded whether the call is recorded into a graph
-     * @return the choice, with the predictions
      * @throws IllegalArgumentException if no path is possible
      */
     public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {

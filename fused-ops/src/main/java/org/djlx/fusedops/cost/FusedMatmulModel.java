@@ -54,8 +54,6 @@ public final class FusedMatmulModel {
     /**
      * Creates a model of one operator.
      *
-     * @param machine the GPUs
-     * @param work the operator
      * @throws IllegalArgumentException if an argument is null
      */
     public FusedMatmulModel(Machine machine, Workload work) {
@@ -73,7 +71,6 @@ public final class FusedMatmulModel {
      * @param tile the index into {@link #TILE_COLUMNS}
      * @param pushers the number of thread blocks that push the shard before they multiply; 0 for
      *     matmul + reduce-scatter
-     * @param micros the predicted time, in microseconds
      */
     public record Tiling(int tile, int pushers, double micros) {}
 
@@ -87,7 +84,6 @@ public final class FusedMatmulModel {
      * </ul>
      *
      * @param flags the number of signal flags of each rank
-     * @return true if the kernel can compute it
      */
     public boolean isPossible(int flags) {
         boolean sizes = work.type().isReducedFloatingPoint() || isScaled();

@@ -16,13 +16,6 @@ import org.djlx.nativeops.torch.ScalarType;
  * measurements of the GPU.
  *
  * @param name the name, in lower case
- * @param multiprocessors the number of SMs
- * @param library matmuls of a library
- * @param fused operators on the path FUSED
- * @param copies copies from GPU to GPU by copy engines
- * @param exchange all-gather and reduce-scatter by kernels
- * @param nccl NCCL's all-gather and reduce-scatter
- * @param host host time of calls
  */
 public record Machine(
         String name,
@@ -229,7 +222,6 @@ public record Machine(
      * {@return this machine with another number of SMs, and the same memory, links and host} Used
      * for GPUs that were not measured, and for ranks that share a GPU.
      *
-     * @param count the number of SMs
      * @throws IllegalArgumentException if it is less than 1
      */
     public Machine withMultiprocessors(int count) {
@@ -276,7 +268,6 @@ public record Machine(
      * Returns the machine of a GPU: {@link #H200} for an H200; for others the measured rates of
      * matmuls and memory, and the links, NCCL and host of an H200.
      *
-     * @param rates the rates of the GPU
      * @return the machine, named after the GPU
      * @throws IllegalArgumentException if the rates are null
      */

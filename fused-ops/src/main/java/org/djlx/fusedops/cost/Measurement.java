@@ -14,7 +14,6 @@ import java.util.OptionalDouble;
  * sources.
  *
  * @param machine the GPUs, by the name of their {@link Machine}
- * @param type the element type
  * @param operator the method of a fused operator, or the name of another measurement
  * @param m the rows of the unsharded A; 0 if there is none
  * @param n the columns of the unsharded B; 0 if there is none

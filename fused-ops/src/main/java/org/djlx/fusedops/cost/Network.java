@@ -16,8 +16,6 @@ public record Network(double rate, double latency) {
     /**
      * Creates a network.
      *
-     * @param rate the rate into and out of each GPU, in GB/s
-     * @param latency the latency of a message, in microseconds
      * @throws IllegalArgumentException unless the rate is positive and the latency is not negative
      */
     public Network {

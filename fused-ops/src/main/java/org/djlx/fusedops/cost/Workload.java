@@ -14,8 +14,6 @@ import org.djlx.nativeops.torch.ScalarType;
  *       matmul + reduce-scatter.
  * </ul>
  *
- * @param type the element type of A and B
- * @param ranks the number of ranks
  * @param rows the rows of a rank's shard of A, or of its part of the product
  * @param columns the columns of each of this rank's Bs; matmul + reduce-scatter has one B
  * @param inner the columns of this rank's A
@@ -31,11 +29,6 @@ public record Workload(
     /**
      * Creates a workload.
      *
-     * @param type the element type of A and B
-     * @param ranks the number of ranks
-     * @param rows the rows of a rank's shard or part
-     * @param columns the columns of each of this rank's Bs
-     * @param inner the columns of this rank's A
      * @throws IllegalArgumentException if an argument is null, a size is negative, or there is no
      *     rank or no B
      */
@@ -62,12 +55,6 @@ public record Workload(
      *
      * @param operator all-gather + matmul of (M / ranks, K) and (K, N / ranks), or matmul +
      *     reduce-scatter of (M, K / ranks) and (K / ranks, N)
-     * @param type the element type
-     * @param ranks the number of ranks
-     * @param m the rows of the unsharded A
-     * @param n the columns of the unsharded B
-     * @param k the columns of the unsharded A
-     * @return the operator on one rank
      * @throws IllegalArgumentException if a size is not divisible by the number of ranks
      */
     public static Workload unsharded(
@@ -121,11 +108,7 @@ public record Workload(
                 : rows * allColumns() * typeOfProduct(type).itemSize();
     }
 
-    /**
-     * {@return the element type of a product: bfloat16 for float8, otherwise that of A and B}
-     *
-     * @param type the element type of A and B
-     */
+    /** {@return the element type of a product: bfloat16 for float8, otherwise that of A and B} */
     public static ScalarType typeOfProduct(ScalarType type) {
         return type == ScalarType.FLOAT8_E4M3FN ? ScalarType.BFLOAT16 : type;
     }

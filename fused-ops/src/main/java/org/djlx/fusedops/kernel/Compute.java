@@ -98,7 +98,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Returns a launcher of kernels that plans share. The first call creates it.
      *
-     * @param type its class
      * @return the launcher, which is closed with this object; empty on the CPU
      */
     public synchronized <T extends KernelLauncher> Optional<T> launcher(
@@ -139,8 +138,6 @@ public final class Compute implements AutoCloseable {
      * Prepares a product. The product of float8 matrices is in bfloat16.
      *
      * @param out the layout of the product, row-major
-     * @param a the layout of the left operand
-     * @param b the layout of the right operand
      * @return the product; close it before this object
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
@@ -194,7 +191,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Matmuls of float8 matrices.
      *
-     * @param fast whether products may be added in fewer bits than float32
      * @param tensorCores whether the layouts are right for float8 tensor cores
      * @param half multiplies operands that are converted to float16, into float32; null to convert
      *     them to float32
@@ -296,8 +292,6 @@ public final class Compute implements AutoCloseable {
         /**
          * Reduces on the current stream; on the CPU, on the calling thread.
          *
-         * @param out the address of the result
-         * @param first the address of the first part
          * @param distance from one part to the next, in bytes
          */
         void run(long out, long first, long distance);

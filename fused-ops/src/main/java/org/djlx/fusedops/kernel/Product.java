@@ -11,8 +11,6 @@ public interface Product extends AutoCloseable {
      * Multiplies.
      *
      * @param out the address of the product, which must not overlap an operand
-     * @param a the address of the left operand
-     * @param b the address of the right operand
      * @param scales the scales of float8 operands; null for other types
      */
     void run(long out, long a, long b, Scales scales);

@@ -48,10 +48,7 @@ public final class RankOrderReducer implements AutoCloseable {
      * Enqueues a reduction.
      *
      * @param type the element type, {@linkplain #isSupported supported} by the GPU
-     * @param out the address of the result
-     * @param first the address of the first part
      * @param distance from one part to the next, in bytes
-     * @param count the elements of a part
      * @param op SUM, or AVG to divide the sum by the number of parts
      */
     void reduce(

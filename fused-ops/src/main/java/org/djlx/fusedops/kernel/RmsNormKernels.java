@@ -83,9 +83,6 @@ public final class RmsNormKernels implements KernelLauncher {
      * one row.
      *
      * @param newResidual the new residual; may be the partial
-     * @param partial this rank's partial sum
-     * @param rows the number of rows, at least 1
-     * @param hidden the elements of a row, at least 1
      */
     public record Rows(
             long newResidual,
@@ -122,8 +119,6 @@ public final class RmsNormKernels implements KernelLauncher {
      * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
      * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
-     * @param epsilon the number added to the mean of squares
-     * @param used all arrays, kept for graph replays
      */
     public void exchange(
             Operation operation, P2pBuffers buffers, Rows of, float epsilon, NDArray... used) {
@@ -143,12 +138,7 @@ public final class RmsNormKernels implements KernelLauncher {
         }
     }
 
-    /**
-     * Enqueues residual and RMSNorm on the current stream. The partial is the all-reduced sum.
-     *
-     * @param epsilon the number added to the mean of squares
-     * @param used all arrays, kept for graph replays
-     */
+    /** Enqueues residual and RMSNorm on the current stream. The partial is the all-reduced sum. */
     public void add(Rows of, float epsilon, NDArray... used) {
         CudaStream stream = streams.get();
         int blocks = (int) Math.min(Integer.MAX_VALUE, of.rows());

@@ -25,7 +25,6 @@ public final class RequestJson {
     /**
      * Parses a text that holds one JSON value.
      *
-     * @param deepest the allowed nesting of arrays and objects
      * @throws IllegalArgumentException if the text is not one valid JSON value; its message may be
      *     shown to the client
      */

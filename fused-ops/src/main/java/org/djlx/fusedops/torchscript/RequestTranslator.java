@@ -97,7 +97,6 @@ final class RequestTranslator implements Translator<Input, Output> {
      *
      * @param accept the header {@code Accept} of the request. If it is empty, or prefers several
      *     forms equally, the response has the form of the request
-     * @param type the media type of the request
      * @throws TorchScriptService.Refusal if the client accepts none of the forms, with status 406
      */
     static String responseForm(String accept, String type) {

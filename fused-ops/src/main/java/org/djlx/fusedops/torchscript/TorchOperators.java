@@ -190,9 +190,6 @@ public final class TorchOperators {
      * Runs code that calls a rank's model, on the calling thread. If an operator fails, throws the
      * operator's exception and adds the code's exception as suppressed. May be nested.
      *
-     * @param group the group of the operators
-     * @param <T> the type of its result
-     * @return the result of the code
      * @throws IllegalArgumentException if an operator has refused its arguments, before anything
      *     was sent
      * @throws org.djlx.collectives.CollectiveException if the group fails

@@ -63,7 +63,6 @@ final class TorchScriptService implements ParallelModel {
      * A request to all ranks.
      *
      * @param inputs the arrays, on any device; the caller closes them
-     * @param verdict whether the ranks serve it
      */
     private record Request(NDList inputs, Verdict verdict) {}
 

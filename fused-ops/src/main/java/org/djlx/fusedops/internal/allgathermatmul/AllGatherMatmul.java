@@ -36,10 +36,7 @@ import org.djlx.nativeops.torch.TensorInfo;
  * gathered A is the ranks' shards one after the other. Each product has the same order, because the
  * rows of a shard's product depend on no other shard.
  *
- * @param shard the shape of this rank's part of A
  * @param gatherDim the gather dimension, counted from the front
- * @param columns the columns of each B
- * @param output what the operator returns
  */
 public record AllGatherMatmul(
         ScalarType type,

@@ -37,9 +37,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     /**
      * The arrays of a call.
      *
-     * @param shard the address of this rank's shard of A
-     * @param bs the addresses of the Bs
-     * @param outs the addresses of the products
      * @param gathered the address of the gathered A; 0 if A is not gathered into an array
      * @param gatheredA the gathered A; the shard if A is not gathered into an array
      * @param scales the scales of A and of each B; null without scales
@@ -60,12 +57,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
     }
 
-    /**
-     * The operands that the path reads without a copy. Other operands are copied row by row.
-     *
-     * @param bs for each B, whether the path reads it without a copy
-     * @param layouts the layout of each B, or of its copy
-     */
+    /** The operands that the path reads without a copy. Other operands are copied row by row. */
     record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
 
         InPlace(AllGatherMatmul operator, boolean shard, boolean[] bs, MatrixLayout[] layouts) {

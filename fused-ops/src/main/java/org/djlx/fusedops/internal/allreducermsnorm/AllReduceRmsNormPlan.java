@@ -56,13 +56,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     private final NormPath path;
     private final TensorTemplate output; // of each result
 
-    /**
-     * A call.
-     *
-     * @param checks checks the arguments of the call
-     * @param inputs partial, residual and weight
-     * @param epsilon the number added to the mean of squares
-     */
+    /** A call. */
     private record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
 
         NDArray partial() {
@@ -70,12 +64,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /**
-     * The destinations of a call's results.
-     *
-     * @param residual the address of the new residual
-     * @param norm the address of the norm
-     */
+    /** The destinations of a call's results. */
     private record Outputs(NormedResidual arrays, long residual, long norm) {}
 
     /** One way to run the operator. */

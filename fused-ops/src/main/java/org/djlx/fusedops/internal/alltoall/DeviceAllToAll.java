@@ -149,7 +149,6 @@ public final class DeviceAllToAll {
     /**
      * Checks and runs a call.
      *
-     * @param type which of the three operators
      * @param inSplits the splits; with the offsets of the chunks for {@link #VDEV_2D_OFFSET}
      * @param majorAlign pads the rows of each expert; 0 for no padding
      */

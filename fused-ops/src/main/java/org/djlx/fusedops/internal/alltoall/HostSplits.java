@@ -24,7 +24,6 @@ final class HostSplits {
      * A chunk of this rank's input or output.
      *
      * @param rank the rank to which it goes or from which it comes
-     * @param begin its first row
      */
     record Chunk(int rank, long begin, long rows) {}
 

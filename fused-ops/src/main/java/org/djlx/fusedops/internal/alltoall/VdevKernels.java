@@ -83,8 +83,6 @@ final class VdevKernels implements KernelLauncher {
      *
      * @param inOffsets where the chunks begin in the input, in rows; 0 if they follow each other
      * @param outSplits receives the splits of the output, then its offsets
-     * @param rowBytes the size of a row of input and output
-     * @param experts the number of experts of each rank
      * @param combine whether the chunks go back to the ranks that they came from
      * @param majorAlign pads the rows of each expert in the output to a multiple; 0 for none
      */
@@ -179,7 +177,6 @@ final class VdevKernels implements KernelLauncher {
      * Enqueues an all-to-all on the current stream, within the operation.
      *
      * @param buffers the group's buffers, with kernel signals; the splits {@linkplain #fit fit}
-     * @param used all arrays, kept for graph replays
      */
     public void run(Operation operation, P2pBuffers buffers, Rows rows, NDArray... used) {
         KernelSignals signals = buffers.kernelSignals().orElseThrow();

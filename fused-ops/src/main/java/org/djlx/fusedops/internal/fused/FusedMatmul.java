@@ -233,10 +233,6 @@ public final class FusedMatmul implements KernelLauncher {
     /**
      * The Bs that the kernel can load without a copy. Other Bs must be copied to the {@link
      * #layoutOfB}.
-     *
-     * @param type the element type
-     * @param addresses their addresses
-     * @return for each B, true if the kernel can load it
      */
     public static boolean[] usable(ScalarType type, MatrixLayout[] bs, long[] addresses) {
         boolean[] usable = new boolean[bs.length];
@@ -287,8 +283,6 @@ public final class FusedMatmul implements KernelLauncher {
      * Copies A into a copy with padded rows.
      *
      * @param copy the destination, of the {@link #copyShape}
-     * @param a the matrix
-     * @param type the element type of both
      */
     public static void copy(NDArray copy, NDArray a, ScalarType type) {
         long rows = a.getShape().get(0);
@@ -324,12 +318,7 @@ public final class FusedMatmul implements KernelLauncher {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
 
-    /**
-     * Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
-     *
-     * @param work the operator
-     * @param op the reduction
-     */
+    /** Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks. */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // An average over a number of ranks that is not a power of two would be rounded twice.
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
@@ -355,9 +344,7 @@ public final class FusedMatmul implements KernelLauncher {
      * Prepares an all-gather + matmul that {@link #gathers} allows.
      *
      * @param slots slots of a shard's size
-     * @param work the operator
      * @param bs the layouts of the Bs, all {@linkplain #usable usable}
-     * @return the launch
      */
     public Gather gather(Slots slots, Workload work, MatrixLayout... bs) {
         return gather(slots, work, Kind.GATHER, bs);
@@ -366,10 +353,6 @@ public final class FusedMatmul implements KernelLauncher {
     /**
      * Prepares an all-gather + matmul that multiplies values by the activation of their {@link
      * #gates}. The product has half as many columns as B.
-     *
-     * @param slots slots of a shard's size
-     * @param work the operator
-     * @return the launch
      */
     public Gather gatherGated(Slots slots, Workload work, MatrixLayout b) {
         return gather(slots, work, Kind.GATHER_GATED, b);
@@ -391,12 +374,10 @@ public final class FusedMatmul implements KernelLauncher {
      * Prepares a matmul + reduce-scatter that {@link #scatters} allows.
      *
      * @param slots slots of a part's size
-     * @param work the operator
      * @param a the layout of A, {@linkplain #isUsable usable}; its width may differ between ranks
      *     and may be 0
      * @param b the layout of B, {@linkplain #usable usable}
      * @param op SUM, or AVG to divide the sum by the number of ranks
-     * @return the launch
      */
     @SuppressWarnings("try") // the scope is not named in the body
     public Scatter scatter(
@@ -625,11 +606,8 @@ public final class FusedMatmul implements KernelLauncher {
          *
          * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
-         * @param bs the addresses of the Bs
-         * @param outs the addresses of the products
          * @param gathered the address of the gathered A; 0 for none
          * @param scales the scales of A and each B; null for types without scales
-         * @param used all arrays, kept for graph replays
          */
         public void run(
                 Operation operation,
@@ -713,10 +691,7 @@ public final class FusedMatmul implements KernelLauncher {
          * Enqueues the operator on the current stream, within the operation.
          *
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
-         * @param b the address of B
-         * @param result the address of this rank's part of the sum
          * @param scales the scales of A and B; null for types without scales
-         * @param used all arrays, kept for graph replays
          */
         public void run(
                 Operation operation,

@@ -93,8 +93,6 @@ public final class ProductSums implements AutoCloseable {
      *
      * @param sum the float32 matrix to add the product to, which must not overlap an operand; null
      *     for a new matrix in the manager of {@code a}
-     * @param a the left operand
-     * @param b the right operand
      * @return the sum; empty if the matrices are not supported and nothing was computed
      */
     public Optional<NDArray> multiply(NDArray sum, NDArray a, NDArray b) {

@@ -31,8 +31,6 @@ import org.djlx.nativeops.torch.Torch;
  * <p>The number of pieces depends only on values that all ranks know: sizes, type and device type.
  * Several pieces count as {@link Path#PIPELINED}. One piece counts as {@link Path#NCCL}, even if
  * the group reduces with kernels of its own.
- *
- * @param product the shape of A B
  */
 public record MatmulAllReduce(ScalarType type, Shape product) {
 

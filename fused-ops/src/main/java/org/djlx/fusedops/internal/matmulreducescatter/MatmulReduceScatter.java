@@ -34,8 +34,6 @@ import org.djlx.nativeops.torch.TensorInfo;
  * Otherwise the scatter dimension is moved to the front, and the part is a block of A's rows times
  * B.
  *
- * @param left the shape of A
- * @param product the shape of A B
  * @param op SUM or AVG
  * @param scatterDim the scatter dimension, counted from the front
  */

@@ -27,13 +27,8 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
     /**
      * The arrays of a call.
      *
-     * @param a the address of A
-     * @param b the address of B
-     * @param result the address of this rank's part of the sum
      * @param staging the addresses of the staging arrays, which hold products until they are sent
-     * @param part this rank's part of the sum
      * @param scales the scales of A and B; null without scales
-     * @param used all arrays, kept for graph replays
      */
     record Call(
             long a,

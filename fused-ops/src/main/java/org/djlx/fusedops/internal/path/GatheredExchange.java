@@ -77,8 +77,6 @@ public final class GatheredExchange implements KernelLauncher {
      * Returns whether the kernels can exchange an array, without compiling them; the same on all
      * ranks, because GPUs with one-shot slots have the same architecture. Elements arrive bit for
      * bit, except that a NaN of all ones arrives as another NaN.
-     *
-     * @param byteSize the size of a shard or a part
      */
     public static boolean isPossible(
             Compute compute, P2pBuffers buffers, ScalarType type, long byteSize) {
@@ -102,7 +100,6 @@ public final class GatheredExchange implements KernelLauncher {
      * @param shard the address of this rank's shard, {@linkplain #isUsable aligned}
      * @param byteSize its size, {@linkplain #isPossible possible} for the kernels
      * @param gathered the address of the output: all shards, contiguous in rank order
-     * @param used the arrays of the operation, kept for graph replays
      */
     public void gather(
             Operation operation,
@@ -129,9 +126,7 @@ public final class GatheredExchange implements KernelLauncher {
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, {@linkplain #isPossible possible} for the kernels
-     * @param sum the address of the reduced part of this rank
      * @param op SUM, or AVG to divide the sum by the number of ranks
-     * @param used the arrays of the operation, kept for graph replays
      */
     public void scatter(
             Operation operation,

@@ -8,8 +8,6 @@ import org.djlx.collectives.Work;
 /**
  * One path of a matmul that is fused with a collective, prepared for the calls of one plan. Does
  * not refer to the group: a plan must not keep its group alive.
- *
- * @param <R> the result of the operator
  */
 @FunctionalInterface
 public interface MatmulPath<R> extends AutoCloseable {
@@ -17,7 +15,6 @@ public interface MatmulPath<R> extends AutoCloseable {
     /**
      * The outcome of a call.
      *
-     * @param <R> the result of the operator
      * @param result the result; its elements are written when the work has ended
      * @param work the work that the caller waits for; empty if the path has already waited
      */

@@ -20,11 +20,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/**
- * The plan of a matmul that is fused with a collective: the path that its calls take.
- *
- * @param <R> the result of the operator
- */
+/** The plan of a matmul that is fused with a collective: the path that its calls take. */
 public final class MatmulPlan<R> implements FusedPlan {
 
     private final MatmulPath<R> path;
@@ -95,8 +91,6 @@ public final class MatmulPlan<R> implements FusedPlan {
     /**
      * Measures the paths of an operator, unless its sizes are measured or there is no choice. All
      * ranks call it in the same order. The caller does not hold the lock of the group's plans.
-     *
-     * @param closeResult frees the result of a call
      */
     private static <R> void measure(
             Operator<R> operator, ProcessGroup group, Operands operands, Consumer<R> closeResult) {
@@ -157,7 +151,6 @@ public final class MatmulPlan<R> implements FusedPlan {
      * Runs a call. The first call with a key makes its plan.
      *
      * @param operator checks the sizes of the call; used to make and to measure a plan
-     * @param closeResult frees the result of a call
      */
     public static <R> R run(
             PlanKey key,

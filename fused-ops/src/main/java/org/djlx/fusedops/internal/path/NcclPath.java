@@ -18,8 +18,6 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * The path NCCL, which is the fallback: the group's own collective, and one matmul by libtorch
  * after or before it. On the CPU the group's backend runs the collective.
- *
- * @param <R> the result of the operator
  */
 public abstract class NcclPath<R> implements MatmulPath<R> {
 

@@ -12,7 +12,6 @@ import org.djlx.nativeops.torch.Torch;
  * The arrays of a call of a fused operator.
  *
  * @param arrays the arrays, A first
- * @param infos the type, shape, strides and address of each array
  * @param scales the scale of each float8 array, A first; empty for other types
  */
 public record Operands(List<NDArray> arrays, TensorInfo[] infos, List<NDArray> scales) {

@@ -13,7 +13,6 @@ import org.djlx.fusedops.cost.Choice;
 /**
  * A path over P2P buffers.
  *
- * @param <R> the result of the operator
  * @param <C> the arrays of a call and their addresses
  */
 public abstract class P2pPath<R, C> implements MatmulPath<R> {

@@ -42,7 +42,6 @@ public final class PathChooser {
      * Prepares a choice.
      *
      * @param group the group, which has P2P buffers
-     * @param compute computes on the group's device
      * @param possible returns the paths other than NCCL that are possible for given sizes
      */
     PathChooser(
@@ -125,7 +124,6 @@ public final class PathChooser {
     /**
      * Returns the machine of each rank.
      *
-     * @param rates the rates of the GPUs, if known
      * @param processors the SMs of each rank, which may be a part of a GPU's; 0 if GPUs differ
      */
     static Machine machine(Optional<GpuRates> rates, int processors) {

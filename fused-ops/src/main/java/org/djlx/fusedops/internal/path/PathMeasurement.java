@@ -102,7 +102,6 @@ public final class PathMeasurement {
      * @param candidates the paths that all ranks measure; a rank on which FUSED is not possible
      *     measures PIPELINED in its place, which matches
      * @param own the paths that are possible on this rank
-     * @param closeResult frees the result of a call
      * @return whether the paths were measured
      */
     @SuppressWarnings("try") // the guard is not named in the body

@@ -86,12 +86,7 @@ public final class Pipeline {
     @FunctionalInterface
     public interface ShardConsumer {
 
-        /**
-         * Enqueues work on the current stream.
-         *
-         * @param rank the rank that sent the shard
-         * @param shard the shard's address
-         */
+        /** Enqueues work on the current stream. */
         void consume(P2pStream stream, int rank, long shard);
     }
 
@@ -99,12 +94,10 @@ public final class Pipeline {
      * Pipelined all-gather: calls the consumer with the shard of each rank, after the shard has
      * arrived.
      *
-     * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
      * @param gathered the address of memory for the shards of all ranks, contiguous in rank order;
      *     used only if the slots {@linkplain Slots#hasRounds have rounds}
      * @param consumer called once for each rank, this rank first
-     * @param used the consumer's arrays, kept for graph replays
      */
     public void gatherAndConsume(
             Operation operation,
@@ -254,11 +247,6 @@ public final class Pipeline {
     /**
      * All-gather into the slots, then one computation. The slots must be {@linkplain #isWithoutGaps
      * without gaps}.
-     *
-     * @param shard the address of this rank's shard
-     * @param byteSize its size, the same on all ranks
-     * @param consumer called once, after all shards have arrived
-     * @param used the arrays of the consumer, kept for graph replays
      */
     public void gatherThenConsume(
             Operation operation,
@@ -309,10 +297,7 @@ public final class Pipeline {
      * parts that it received.
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
-     * @param byteSize the size of a part, the same on all ranks
      * @param received as for {@link #produceAndScatter}
-     * @param reducer called after all parts for this rank have arrived
-     * @param used the arrays of the operation, kept for graph replays
      */
     public void scatterAndReduce(
             Operation operation,
@@ -386,12 +371,7 @@ public final class Pipeline {
     @FunctionalInterface
     public interface PartProducer {
 
-        /**
-         * Enqueues work on the current stream.
-         *
-         * @param rank the rank that gets the part
-         * @param part the address to write the part to
-         */
+        /** Enqueues work on the current stream. */
         void produce(int rank, long part);
     }
 
@@ -408,13 +388,10 @@ public final class Pipeline {
      * reduces the parts that it received.
      *
      * @param staging the addresses of {@link #stagingBuffers} buffers for a part each
-     * @param byteSize the size of a part, the same on all ranks
      * @param received the address of memory for the parts of all ranks, {@link Slots#distance}
      *     bytes apart in rank order; used only if the slots {@linkplain Slots#hasRounds have
      *     rounds}
      * @param producer called once for each rank, this rank last
-     * @param reducer called after all parts for this rank have arrived
-     * @param used the arrays of the operation, kept for graph replays
      */
     public void produceAndScatter(
             Operation operation,

@@ -19,12 +19,7 @@ public final class Usage {
     @FunctionalInterface
     public interface Listener {
 
-        /**
-         * Takes note of a call.
-         *
-         * @param reason why the call fell back; null if it did not
-         * @param choice the choice of the cost model; null for operators without one
-         */
+        /** Takes note of a call. */
         void called(String operator, Path path, FallbackReason reason, Choice choice);
     }
 
