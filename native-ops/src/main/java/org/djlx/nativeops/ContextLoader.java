@@ -22,19 +22,13 @@ public final class ContextLoader {
     @FunctionalInterface
     public interface Call<T, E extends Exception> {
 
-        /**
-         * Calls.
-         *
-         * @throws E as the call says
-         */
+        /** Calls. */
         T run() throws E;
     }
 
     /**
      * Calls with a context class loader that sees a class: the thread's own if it does, otherwise
      * the class's loader. Threads that the call creates inherit it.
-     *
-     * @throws E what it throws
      */
     public static <T, E extends Exception> T of(Class<?> type, Call<T, E> call) throws E {
         Thread thread = Thread.currentThread();

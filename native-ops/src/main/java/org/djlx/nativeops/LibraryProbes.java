@@ -80,11 +80,7 @@ public final class LibraryProbes {
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
     }
 
-    /**
-     * Opens NVRTC.
-     *
-     * @throws UnsatisfiedLinkError if it is not found
-     */
+    /** Opens NVRTC. */
     public static com.sun.jna.NativeLibrary openNvrtc() {
         return open(
                 "NVRTC",
@@ -95,11 +91,7 @@ public final class LibraryProbes {
                 "libnvrtc.so");
     }
 
-    /**
-     * Opens NVML.
-     *
-     * @throws UnsatisfiedLinkError if it is not found
-     */
+    /** Opens NVML. */
     public static com.sun.jna.NativeLibrary openNvml() {
         return open("NVML", "install NVIDIA's driver, which contains it", "libnvidia-ml.so.1");
     }
@@ -107,8 +99,6 @@ public final class LibraryProbes {
     /**
      * Opens the MPI that started this process. Where several are installed, the environment tells
      * which: Open MPI's mpirun and MPICH's mpiexec set different variables.
-     *
-     * @throws UnsatisfiedLinkError if it is not found
      */
     public static com.sun.jna.NativeLibrary openMpi() {
         // The JVM needs its own handler of SIGSEGV. UCX reads its variable when it is loaded.

@@ -200,8 +200,6 @@ public final class CudaDevice implements AutoCloseable {
      * Makes a GPU current for the calling thread, as {@code cudaSetDevice}: later calls for it,
      * also those of libtorch, need no switch of the context. Does nothing for a CPU, and without
      * {@link NativeLibrary#CUDA_PRESETS}.
-     *
-     * @throws IllegalArgumentException if the GPU does not exist
      */
     public static void makeCurrent(Device device) {
         if (device.isGpu() && NativeLibrary.CUDA_PRESETS.isAvailable()) {
@@ -248,7 +246,6 @@ public final class CudaDevice implements AutoCloseable {
         return other.ordinal == ordinal;
     }
 
-    /** Checks that an object belongs to this GPU. */
     void requireSame(CudaDevice other, String what) {
         if (!isSame(other)) {
             throw new IllegalArgumentException(

@@ -20,7 +20,6 @@ public final class CudaDriver {
 
     private CudaDriver() {}
 
-    /** Checks the result of a function of the driver. */
     static void check(int result, String function) {
         if (result != cudart.CUDA_SUCCESS) {
             throw new CudaException(function, errorName(result), result, errorDescription(result));
@@ -60,7 +59,6 @@ public final class CudaDriver {
         return true;
     }
 
-    /** Restores the thread's context. */
     static void leave(CallingThread thread, boolean pushed) {
         if (pushed) {
             pop(thread);

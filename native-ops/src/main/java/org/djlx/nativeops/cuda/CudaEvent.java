@@ -33,11 +33,7 @@ public final class CudaEvent extends CudaResource {
         return new CudaEvent(device, ORDER_ONLY);
     }
 
-    /**
-     * Creates an event with timing.
-     *
-     * @return the event; the caller closes it
-     */
+    /** Creates an event with timing; the caller closes it. */
     public static CudaEvent createTiming(CudaDevice device) {
         return new CudaEvent(device, TIMING);
     }
@@ -46,7 +42,6 @@ public final class CudaEvent extends CudaResource {
      * Records the event on a stream, after all work queued so far.
      *
      * @param stream a stream of the same GPU
-     * @throws IllegalArgumentException if the stream belongs to another GPU
      */
     public void record(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");

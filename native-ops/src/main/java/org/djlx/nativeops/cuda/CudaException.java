@@ -8,13 +8,11 @@ public class CudaException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /** The function that failed. */
     private final String call;
 
     /** The library's name for the error. */
     private final String errorName;
 
-    /** The library's error code. */
     private final int code;
 
     /** Creates an exception. */

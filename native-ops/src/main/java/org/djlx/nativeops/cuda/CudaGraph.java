@@ -131,7 +131,6 @@ public final class CudaGraph extends CudaResource {
         }
     }
 
-    /** Returns whether the calling thread is in {@link #capture}. */
     static boolean isCapturing() {
         return CAPTURE.get() != null;
     }

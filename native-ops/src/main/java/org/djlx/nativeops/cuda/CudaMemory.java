@@ -101,11 +101,7 @@ public final class CudaMemory {
         }
     }
 
-    /**
-     * Checks a size.
-     *
-     * @throws IllegalArgumentException if it is not positive
-     */
+    /** Checks a size. */
     public static void requirePositive(long byteSize) {
         if (byteSize <= 0) {
             throw new IllegalArgumentException("the size must be positive: " + byteSize + " bytes");

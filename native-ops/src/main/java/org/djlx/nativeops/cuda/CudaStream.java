@@ -37,7 +37,6 @@ public final class CudaStream extends CudaResource implements CopyQueue {
 
     private record Kind(Device device, int priority) {}
 
-    /** Creates a stream. */
     private CudaStream(CudaDevice device, int priority) {
         super(device);
         idle = IDLE.computeIfAbsent(new Kind(device.device(), priority), kind -> idle(device));
@@ -59,7 +58,6 @@ public final class CudaStream extends CudaResource implements CopyQueue {
         return new ConcurrentLinkedDeque<>();
     }
 
-    /** Wraps a stream. */
     private CudaStream(CudaDevice device, CUstream_st stream) {
         super(device);
         this.stream = stream;

@@ -67,7 +67,6 @@ public final class CudaVirtualMemory implements AutoCloseable {
      *     duplicates
      * @param byteSize the size in bytes, at least 1
      * @return the memory, aligned to the granularity; the caller closes it
-     * @throws IllegalArgumentException if an argument is null or the size is not positive
      * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or a peer
      *     has no access
      * @throws CudaException with {@code CUDA_ERROR_OUT_OF_MEMORY} if memory runs out
@@ -91,7 +90,6 @@ public final class CudaVirtualMemory implements AutoCloseable {
      * @param descriptor the descriptor; the caller keeps it and may close it after the call
      * @param byteSize the size with which it was allocated
      * @return the memory; the caller closes it
-     * @throws IllegalArgumentException if an argument is null or the size is not positive
      * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or has no
      *     access to the owner
      * @throws CudaException if the descriptor is not of GPU memory, or the memory is smaller than
@@ -154,8 +152,6 @@ public final class CudaVirtualMemory implements AutoCloseable {
     /**
      * {@return a descriptor with which other processes can map the memory; the caller closes it}
      * The descriptor keeps the physical memory, but not this mapping.
-     *
-     * @throws IllegalStateException if this is closed
      */
     public Descriptor export() {
         memory.retain();

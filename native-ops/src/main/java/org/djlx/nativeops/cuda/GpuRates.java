@@ -72,7 +72,6 @@ public record GpuRates(
                 gpu, multiprocessors, Double.parseDouble(rates[0]), Double.parseDouble(rates[1]));
     }
 
-    /** Returns the rates of a matmul and of memory. */
     private static double[] measure(CudaDevice device) {
         ScalarType type = device.hasBfloat16() ? ScalarType.BFLOAT16 : ScalarType.FLOAT16;
         MatrixLayout a = MatrixLayout.contiguous(ROWS, SIZE);

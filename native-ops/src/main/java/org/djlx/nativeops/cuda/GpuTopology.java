@@ -141,7 +141,6 @@ public final class GpuTopology {
      * Queries the topology of GPUs.
      *
      * @param devices the GPUs, in the order of the matrix; a GPU may occur repeatedly
-     * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology query(List<CudaDevice> devices) {
         return queryBus(devices.stream().map(CudaDevice::pciBusId).toList());
@@ -156,7 +155,6 @@ public final class GpuTopology {
      *
      * @param busIds the PCI bus ids of the GPUs, see {@link CudaDevice#pciBusId}, in the order of
      *     the matrix; a GPU may occur repeatedly
-     * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology queryBus(List<String> busIds) {
         return LinkQuery.ofHost().topology(busIds);
@@ -196,11 +194,7 @@ public final class GpuTopology {
         return links[a][b];
     }
 
-    /**
-     * Returns the GPUs to which a GPU is linked by NVLink.
-     *
-     * @return their indices, ascending
-     */
+    /** Returns the GPUs to which a GPU is linked by NVLink, ascending. */
     public int[] neighbours(int gpu) {
         return IntStream.range(0, links.length)
                 .filter(other -> links[gpu][other].isNvLink())

@@ -196,7 +196,6 @@ public final class KernelArguments {
         put(start, other | (value & 0xffffffffL) << shift);
     }
 
-    /** Ends the members of the last struct. */
     private void endStruct() {
         if (struct != null && members.cardinality() < struct.members().size()) {
             List<String> missing =
@@ -233,7 +232,6 @@ public final class KernelArguments {
                         .formatted(MAX_COUNT, MAX_BYTES));
     }
 
-    /** Appends an argument of a size. Returns its offset. */
     private int next(int size) {
         endStruct();
         int offset = end;
@@ -248,7 +246,6 @@ public final class KernelArguments {
         return offset;
     }
 
-    /** Returns the address of the array of argument addresses. */
     long address() {
         return address;
     }

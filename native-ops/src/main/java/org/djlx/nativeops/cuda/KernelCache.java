@@ -100,7 +100,6 @@ public final class KernelCache {
         return User.CACHE;
     }
 
-    /** Returns the folder of {@link #user()}. */
     static Path userDirectory(String property, String variable, String home) {
         if (property != null && !property.isEmpty()) {
             return Path.of(property);
@@ -242,11 +241,7 @@ public final class KernelCache {
     public record Key(
             KernelSource source, List<String> options, String architecture, String compiler) {
 
-        /**
-         * Copies the options.
-         *
-         * @throws NullPointerException if an argument is null
-         */
+        /** Copies the options. */
         public Key {
             options = List.copyOf(options);
         }

@@ -191,11 +191,7 @@ public final class KernelConstants {
                                     new Member(of.type, begin + of.offset, of.byteSize)));
         }
 
-        /**
-         * {@return the offset of a member in bytes}
-         *
-         * @throws IllegalArgumentException if there is no such member
-         */
+        /** {@return the offset of a member in bytes} */
         public int offset(String member) {
             Integer offset = offsets.get(member);
             if (offset == null) {

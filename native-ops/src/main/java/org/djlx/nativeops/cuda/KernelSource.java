@@ -25,11 +25,7 @@ public record KernelSource(String name, String text, Map<String, String> headers
     private static final Pattern INCLUDE =
             Pattern.compile("^\\s*#\\s*include\\s*\"([^\"]+)\"", Pattern.MULTILINE);
 
-    /**
-     * Copies the headers, sorted by name.
-     *
-     * @throws NullPointerException if an argument is null
-     */
+    /** Copies the headers, sorted by name. */
     public KernelSource {
         Objects.requireNonNull(name, "the name is null");
         Objects.requireNonNull(text, "the text is null");

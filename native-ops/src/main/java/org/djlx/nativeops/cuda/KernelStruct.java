@@ -41,27 +41,18 @@ public final class KernelStruct {
         return byteSize;
     }
 
-    /**
-     * Puts a 64-bit integer or a pointer.
-     *
-     * @throws IndexOutOfBoundsException if the member lies outside the struct
-     */
+    /** Puts a 64-bit integer or a pointer. */
     public KernelStruct put(int offset, long value) {
         memory.setLong(checked(offset, Long.BYTES), value);
         return this;
     }
 
-    /**
-     * Puts a float.
-     *
-     * @throws IndexOutOfBoundsException if the member lies outside the struct
-     */
+    /** Puts a float. */
     public KernelStruct put(int offset, float value) {
         memory.setFloat(checked(offset, Float.BYTES), value);
         return this;
     }
 
-    /** Returns the address of a member of the given size. */
     long address(int offset, int size) {
         return address + checked(offset, size);
     }

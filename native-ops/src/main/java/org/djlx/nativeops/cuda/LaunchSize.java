@@ -24,11 +24,7 @@ public record LaunchSize(
         boolean dependent,
         boolean cooperative) {
 
-    /**
-     * Checks the values.
-     *
-     * @throws IllegalArgumentException if a value is out of range
-     */
+    /** Checks the values. */
     public LaunchSize {
         if (Math.min(Math.min(gridX, gridY), gridZ) < 1
                 || Math.min(Math.min(blockX, blockY), blockZ) < 1

@@ -40,7 +40,6 @@ final class LinkQuery {
         this.driver = driver;
     }
 
-    /** Returns a query of this host's NVML and driver. */
     static LinkQuery ofHost() {
         return new LinkQuery(
                 NativeLibrary.NVML.isAvailable() ? Nvml.load() : null,
@@ -70,7 +69,6 @@ final class LinkQuery {
         return String.format("%04x", domain) + busId.substring(end).toLowerCase(Locale.ROOT);
     }
 
-    /** Returns the links of different GPUs. */
     private GpuLink[][] links(List<String> busIds) {
         if (nvml == null) {
             unanswered.add("NVML is not available");

@@ -28,7 +28,6 @@ interface Nvml extends Library {
     /** The index of NVLink for {@link #nvmlDeviceGetP2PStatus}, whose status 0 is "OK". */
     int P2P_NVLINK = 2;
 
-    /** Loads the library. */
     static Nvml load() {
         return Native.load("libnvidia-ml.so.1", Nvml.class);
     }

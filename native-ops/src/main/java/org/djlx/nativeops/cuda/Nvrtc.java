@@ -29,7 +29,6 @@ final class Nvrtc {
 
     private Nvrtc() {}
 
-    /** Returns the compiler's name and version. */
     static String version() {
         IntByReference major = new IntByReference();
         IntByReference minor = new IntByReference();

@@ -23,7 +23,6 @@ interface PeerDriver extends Library {
      */
     int NATIVE_ATOMIC_SUPPORTED = 3;
 
-    /** Loads the library. */
     static PeerDriver load() {
         return Native.load("libcuda.so.1", PeerDriver.class);
     }

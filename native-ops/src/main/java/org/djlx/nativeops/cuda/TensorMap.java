@@ -46,8 +46,6 @@ public final class TensorMap {
      *     #ALIGNMENT}
      * @param box the size of the box in each dimension, 1 to 256; with swizzle at most 128 bytes in
      *     the first
-     * @throws IllegalArgumentException if an argument is out of range
-     * @throws IndexOutOfBoundsException if the tensor map is outside the struct
      */
     public TensorMap(
             KernelStruct struct,

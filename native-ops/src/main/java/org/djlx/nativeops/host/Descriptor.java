@@ -18,11 +18,7 @@ public final class Descriptor implements AutoCloseable {
         this.number = number;
     }
 
-    /**
-     * {@return the descriptor's number, for system calls}
-     *
-     * @throws IllegalStateException if the descriptor is closed
-     */
+    /** {@return the descriptor's number, for system calls} */
     public synchronized int number() {
         if (closed) {
             throw new IllegalStateException("descriptor " + number + " is closed");

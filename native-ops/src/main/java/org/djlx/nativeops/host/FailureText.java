@@ -20,9 +20,8 @@ public final class FailureText {
     private FailureText() {}
 
     /**
-     * Returns the exception's {@code toString()}, or the name of its class if that fails.
-     *
-     * @return the text, never null
+     * Returns the exception's {@code toString()}, or the name of its class if that fails; never
+     * null.
      */
     public static String of(Throwable failure) {
         try {
@@ -33,11 +32,7 @@ public final class FailureText {
         }
     }
 
-    /**
-     * Returns the exception's message, or {@link #of} if it has none.
-     *
-     * @return the text, never null
-     */
+    /** Returns the exception's message, or {@link #of} if it has none; never null. */
     public static String message(Throwable failure) {
         try {
             String text = text(failure, failure::getMessage);
@@ -48,10 +43,8 @@ public final class FailureText {
     }
 
     /**
-     * Returns an exception that a logger can print.
-     *
-     * @return the exception itself, or if its stack trace cannot be printed, one with its class
-     *     name and stack trace
+     * Returns an exception that a logger can print: the exception itself, or if its stack trace
+     * cannot be printed, one with its class name and stack trace.
      */
     public static Throwable printable(Throwable failure) {
         try {

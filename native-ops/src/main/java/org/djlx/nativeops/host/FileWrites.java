@@ -14,19 +14,11 @@ public final class FileWrites {
     @FunctionalInterface
     public interface Body {
 
-        /**
-         * Writes.
-         *
-         * @throws IOException if that fails
-         */
+        /** Writes. */
         void run() throws IOException;
     }
 
-    /**
-     * Runs code that writes to a file.
-     *
-     * @throws IOException if the code throws one; it names a file
-     */
+    /** Runs code that writes to a file. */
     public static void naming(Path file, Body body) throws IOException {
         try {
             body.run();

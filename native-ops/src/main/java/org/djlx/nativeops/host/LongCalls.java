@@ -28,11 +28,7 @@ public final class LongCalls {
 
     private LongCalls() {}
 
-    /**
-     * Starts a thread.
-     *
-     * @return the thread, a daemon
-     */
+    /** Starts a daemon thread. */
     public static Thread start(String name, Runnable calls) {
         Thread thread =
                 new Thread(

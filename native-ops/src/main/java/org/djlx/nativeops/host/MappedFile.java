@@ -157,8 +157,6 @@ public final class MappedFile implements AutoCloseable {
     /**
      * Reads all pages of a range into memory at once; does nothing on Linux before 5.14. Reading a
      * page that is not mapped costs a fault, which takes longer than copying the page.
-     *
-     * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
     public void populate(long offset, long length) {
         advise(offset, length, LibC.MADV_POPULATE_READ);

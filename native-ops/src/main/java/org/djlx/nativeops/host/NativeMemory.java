@@ -168,7 +168,6 @@ public final class NativeMemory implements AutoCloseable {
      * {@return libtorch's code of a device's type}
      *
      * @param device the device: the CPU or a single GPU
-     * @throws IllegalArgumentException if the device is null or any other device
      */
     public static int deviceType(Device device) {
         if (device == null) {

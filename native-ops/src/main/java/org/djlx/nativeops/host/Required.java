@@ -10,7 +10,6 @@ public final class Required {
      * Checks an argument.
      *
      * @param what the method and the argument's name, such as {@code reduce: parts}
-     * @throws IllegalArgumentException if the argument is null
      */
     public static <T> T argument(String what, T argument) {
         if (argument == null) {

@@ -55,9 +55,8 @@ public final class Scratch {
     }
 
     /**
-     * Stores longs from a slot on; slot {@link #SLOTS} is the first of the words after the slots.
-     *
-     * @return the address of the first
+     * Stores longs from a slot on, and returns the address of the first; slot {@link #SLOTS} is the
+     * first of the words after the slots.
      */
     public long put(int index, long... values) {
         memory.write((long) index * Long.BYTES, values, 0, values.length);
@@ -65,9 +64,8 @@ public final class Scratch {
     }
 
     /**
-     * Reads longs from a slot on by one native call.
-     *
-     * @return the longs, and older values after them; overwritten by the next call
+     * Reads longs from a slot on by one native call. Returns the longs, and older values after
+     * them; the next call overwrites them.
      */
     public long[] read(int index, int count) {
         memory.read((long) index * Long.BYTES, words, 0, count);

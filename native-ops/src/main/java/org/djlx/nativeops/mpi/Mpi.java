@@ -61,7 +61,6 @@ final class Mpi {
         return OPEN_MPI ? pointer.getLong(0) : Integer.toUnsignedLong(pointer.getInt(0));
     }
 
-    /** Throws if a call has failed. */
     static void check(String call, int result) {
         if (result != SUCCESS) {
             throw new MpiException(call, errorText(result));

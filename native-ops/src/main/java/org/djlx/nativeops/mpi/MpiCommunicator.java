@@ -67,11 +67,7 @@ public final class MpiCommunicator implements AutoCloseable {
         return world;
     }
 
-    /**
-     * Finalizes MPI. All processes must call it; it may wait for them.
-     *
-     * @throws MpiException if it fails
-     */
+    /** Finalizes MPI. All processes must call it; it may wait for them. */
     public static void finish() {
         Mpi.check("MPI_Finalize", Mpi.MPI_Finalize());
     }

@@ -94,7 +94,6 @@ public final class MpiRequests {
      *
      * @param index the number of requests that were added before this one
      * @return whether this transfer has ended
-     * @throws MpiException if it failed; it has then ended
      */
     public boolean test(int index) {
         return isSet("MPI_Test", testOne(index));

@@ -36,13 +36,9 @@ public final class NcclCommunicator implements AutoCloseable {
 
     /** The reductions, in the order of NCCL's codes. */
     public enum Op {
-        /** The sum. */
         SUM,
-        /** The product. */
         PRODUCT,
-        /** The maximum. */
         MAX,
-        /** The minimum. */
         MIN,
         /** The sum divided by the number of ranks. */
         AVG

@@ -59,11 +59,7 @@ public final class NcclGroup {
         NcclCommunicator.check(code, "ncclGroupEnd", 0);
     }
 
-    /**
-     * Runs code in a group.
-     *
-     * @throws NcclException see {@link #end}
-     */
+    /** Runs code in a group. */
     public static void run(Runnable calls) {
         begin();
         try {

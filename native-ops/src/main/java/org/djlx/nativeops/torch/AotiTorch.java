@@ -65,8 +65,6 @@ public final class AotiTorch {
     /**
      * Checks the status of a function. The message does not contain the cause, because the ABI
      * returns none.
-     *
-     * @throws EngineException if the status is not 0
      */
     public static void check(int status, String operation) {
         NativeCalls.countOther();

@@ -11,7 +11,6 @@ import org.djlx.nativeops.LoadedLibraries;
  */
 final class AotiTorchCuda {
 
-    /** The address of {@code aoti_torch_get_current_cuda_stream}. */
     static final long CURRENT_STREAM;
 
     static {

@@ -26,7 +26,6 @@ public final class CudaStreamGuard implements AutoCloseable {
      * Restores the device and stream that were current before. Idempotent.
      *
      * @throws IllegalStateException if called by another thread than the one that opened the guard
-     * @throws ai.djl.engine.EngineException if libtorch fails to restore them
      */
     @Override
     public void close() {

@@ -68,8 +68,6 @@ public final class InstalledTorch {
      *
      * @param arguments the command of the Python whose PyTorch to use; {@code python3} if there is
      *     none
-     * @throws IOException if the libraries cannot be written
-     * @throws InterruptedException if interrupted while Python runs
      */
     public static void main(String[] arguments) throws IOException, InterruptedException {
         if (arguments.length > 1) {
@@ -140,9 +138,8 @@ public final class InstalledTorch {
     }
 
     /**
-     * Puts the native code into DJL's cache.
-     *
-     * @return the variables of the environment, in the order in which to set them
+     * Puts the native code into DJL's cache; returns the variables of the environment, in the order
+     * in which to set them.
      */
     static Map<String, String> prepare(Installed installed) throws IOException {
         Platform platform = Platform.detectPlatform("pytorch");

@@ -26,7 +26,6 @@ public final class PackedSequences {
      * @param manager the manager of the lengths, on the device of the queries
      * @param queries the number of queries of each sequence, 1 or more
      * @param keys the number of keys of each sequence, no fewer than its queries
-     * @throws IllegalArgumentException if there is no sequence, or a number is out of range
      */
     public PackedSequences(NDManager manager, int[] queries, int[] keys) {
         boolean fits = queries.length > 0 && queries.length == keys.length;

@@ -149,7 +149,6 @@ public enum ScalarType {
      * {@return the type with a given code}
      *
      * @param code the value of {@code c10::ScalarType}
-     * @throws IllegalArgumentException if no type has the code
      */
     public static ScalarType fromCode(int code) {
         ScalarType type = code >= 0 && code < BY_CODE.length ? BY_CODE[code] : null;

@@ -20,11 +20,7 @@ public final class TensorTemplate {
 
     private final long[] arguments; // of djlx_empty
 
-    /**
-     * Prepares arrays.
-     *
-     * @throws IllegalArgumentException if an argument is invalid, as for {@link Torch#empty}
-     */
+    /** Prepares arrays. */
     public TensorTemplate(Device device, Shape shape, ScalarType type) {
         TorchChecks.type(type);
         long[] sizes = Torch.sizes(shape);
@@ -59,7 +55,6 @@ public final class TensorTemplate {
      * Creates an array.
      *
      * @param manager owns the array; its device does not matter
-     * @throws IllegalArgumentException if the manager is null, closed, or of another engine
      */
     public Created create(NDManager manager) {
         PtNDManager owner = TorchChecks.manager(manager);

@@ -670,8 +670,6 @@ public final class Torch {
     /**
      * {@return libtorch's current stream of the calling thread, a {@code cudaStream_t}; 0 is the
      * default stream}
-     *
-     * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static long currentCudaStream(Device device) {
         TorchChecks.usableGpu(device);
@@ -685,7 +683,6 @@ public final class Torch {
      * @param stream a {@code cudaStream_t} of that GPU, which must outlive the guard and the work
      *     queued under it; 0 is the default stream
      * @return the guard; the same thread closes it
-     * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static CudaStreamGuard cudaStreamGuard(Device device, long stream) {
         TorchChecks.usableGpu(device);

@@ -91,11 +91,7 @@ public final class TorchChecks {
         return type;
     }
 
-    /**
-     * Checks that a device is a GPU that libtorch can use.
-     *
-     * @throws IllegalArgumentException if it is not
-     */
+    /** Checks that a device is a GPU that libtorch can use. */
     public static void usableGpu(Device device) {
         NativeMemory.deviceType(device);
         if (!device.isGpu()) {

@@ -14,7 +14,6 @@ import org.djlx.nativeops.host.Scratch;
  */
 final class TorchDispatcher {
 
-    /** The operators. */
     enum Operator {
         BITWISE_AND_("aten::bitwise_and_", "Tensor"),
         BITWISE_OR_("aten::bitwise_or_", "Tensor"),
@@ -46,7 +45,6 @@ final class TorchDispatcher {
 
     private TorchDispatcher() {}
 
-    /** Calls an in-place operator. */
     static void inPlace(Operator operator, String operation, long... tensors) {
         long result = call(operator, operation, tensors);
         AotiTorch.check(AotiTensor.djlx_delete_handle(result), operation);

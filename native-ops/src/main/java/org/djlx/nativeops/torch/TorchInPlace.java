@@ -6,8 +6,10 @@ import ai.djl.ndarray.NDArray;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * In-place operators, such as PyTorch's {@code add_}. They allocate nothing unless the types of two
- * arrays differ. For errors, threads and gradients see {@link Torch}.
+ * In-place operators, such as PyTorch's {@code add_}. Two arrays have the same shape and are on the
+ * same device; the result is computed in the wider of their types and rounded to the type of {@code
+ * acc}. Nothing is allocated unless the types differ. Operators of two arrays refuse types as
+ * {@link #add} does. For errors, threads and gradients see {@link Torch}.
  */
 public final class TorchInPlace {
 
@@ -31,11 +33,7 @@ public final class TorchInPlace {
         }
     }
 
-    /**
-     * Multiplies an array by another, element by element: {@code acc *= other}.
-     *
-     * @throws IllegalArgumentException also as {@link #add}
-     */
+    /** Multiplies an array by another, element by element: {@code acc *= other}. */
     public static void mul(NDArray acc, NDArray other) {
         Tensors.requireArithmetic(
                 TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
@@ -54,8 +52,6 @@ public final class TorchInPlace {
 
     /**
      * Computes the minimum of every two elements: {@code acc = min(acc, other)}. NaN is propagated.
-     *
-     * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
      */
     public static void min(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.MINIMUM_OUT, "TorchInPlace.min", acc, other, true);
@@ -74,8 +70,6 @@ public final class TorchInPlace {
      * Computes the bitwise AND of every two elements: {@code acc &= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @throws IllegalArgumentException also as {@link #add}, or if a type is floating-point or
-     *     complex
      */
     public static void bitAnd(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other, false);
@@ -85,7 +79,6 @@ public final class TorchInPlace {
      * Computes the bitwise OR of every two elements: {@code acc |= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitOr(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_OR_, "TorchInPlace.bitOr", acc, other, false);
@@ -95,7 +88,6 @@ public final class TorchInPlace {
      * Computes the bitwise XOR of every two elements: {@code acc ^= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
-     * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitXor(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other, false);

@@ -133,9 +133,8 @@ public final class TorchLibrary {
     private interface BoxedKernel extends Callback {
 
         /**
-         * Replaces the arguments on the stack, 64 bits each, by the result.
-         *
-         * @return null on success; otherwise a message, and the stack is not changed
+         * Replaces the arguments on the stack, 64 bits each, by the result. Returns null on
+         * success; otherwise a message, and the stack is not changed.
          */
         Pointer call(Pointer stack, long arguments, long results);
     }
@@ -181,8 +180,6 @@ public final class TorchLibrary {
      * Runs code that runs models. If it throws because a kernel has thrown on this thread, throws
      * the kernel's exception, with the code's exception as a suppressed exception. Calls may be
      * nested.
-     *
-     * @throws Exception if the code throws
      */
     public static <T> T call(Callable<T> code) throws Exception {
         Run outer = RUN.get();

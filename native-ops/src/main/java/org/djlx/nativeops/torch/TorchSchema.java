@@ -29,11 +29,7 @@ record TorchSchema(String namespace, String name, List<Type> arguments) {
     private static final Pattern SCHEMA =
             Pattern.compile("(\\w+)::(\\w+)\\(([^()]*)\\)\\s*->\\s*Tensor");
 
-    /**
-     * Parses a schema.
-     *
-     * @throws IllegalArgumentException if the schema has another form
-     */
+    /** Parses a schema. */
     static TorchSchema parse(String schema) {
         Matcher matcher = SCHEMA.matcher(String.valueOf(schema));
         if (!matcher.matches()) {
