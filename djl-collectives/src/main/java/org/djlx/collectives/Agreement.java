@@ -22,12 +22,7 @@ public final class Agreement {
 
     /** The code to run on each rank. */
     public interface Body {
-        /**
-         * Runs the code.
-         *
-         * @return the value that the ranks exchange; may be null
-         * @throws IOException if the code fails
-         */
+        /** Runs the code; returns the value that the ranks exchange, or null. */
         String run() throws IOException;
     }
 

@@ -116,30 +116,22 @@ public final class DeviceMesh {
     }
 
     /**
-     * Returns this rank's sub-group along a dimension. The caller destroys it; destroying the
-     * parent group destroys it, too.
-     *
-     * @return the group, of {@link #size} ranks; this rank is number {@link #localRank} in it
-     * @throws IllegalArgumentException if there is no such dimension
+     * Returns this rank's sub-group along a dimension, of {@link #size} ranks; this rank is number
+     * {@link #localRank} in it. The caller destroys it; destroying the parent group destroys it,
+     * too.
      */
     public ProcessGroup group(String name) {
         return groups.get(dim(name));
     }
 
-    /**
-     * {@return the number of ranks along a dimension}
-     *
-     * @throws IllegalArgumentException if there is no such dimension
-     */
+    /** {@return the number of ranks along a dimension} */
     public int size(String name) {
         return shape[dim(name)];
     }
 
     /**
-     * Returns this rank's coordinate in a dimension, which is its rank in that {@link #group}.
-     *
-     * @return the coordinate, from 0
-     * @throws IllegalArgumentException if there is no such dimension
+     * Returns this rank's coordinate in a dimension, from 0, which is its rank in that {@link
+     * #group}.
      */
     public int localRank(String name) {
         return coordinates[dim(name)];

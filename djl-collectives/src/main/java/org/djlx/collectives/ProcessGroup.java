@@ -81,31 +81,14 @@ import org.djlx.nativeops.torch.TensorInfo;
  *       {@link CollectiveTimeoutException} that names it. The group is then broken: destroy it and
  *       create a new one.
  *   <li>If the calls of the ranks do not match, every rank gets a {@link CollectiveException} that
- *       lists each rank's call, usually a {@link CollectiveMismatchException}. The table says when
- *       the backend compares calls.
+ *       lists each rank's call, usually a {@link CollectiveMismatchException}.
  * </ul>
  *
- * <table>
- * <caption>Comparison of calls</caption>
- * <tr><th>backend</th><th>calls are compared</th><th>group after a mismatch</th></tr>
- * <tr><td>{@code shm}</td><td>before any tensor changes</td><td>usable</td></tr>
- * <tr>
- *   <td>{@code nccl}</td>
- *   <td>never: a mismatch hangs until the timeout or gives wrong results</td>
- *   <td>broken</td>
- * </tr>
- * <tr>
- *   <td>{@code cuda_p2p}</td>
- *   <td>after the call, asynchronously; messages and all-to-all sizes are not compared</td>
- *   <td>broken</td>
- * </tr>
- * <tr><td>{@code cuda_p2p} without P2P memory</td><td>as {@code nccl}</td><td>broken</td></tr>
- * <tr>
- *   <td>{@code nccl} or {@code cuda_p2p} with {@link NcclOptions.Builder#optVerify}</td>
- *   <td>before the operation runs</td>
- *   <td>usable</td>
- * </tr>
- * </table>
+ * <p>Calls are compared on {@code shm} and {@code mpi} before any tensor changes (the group stays
+ * usable), on {@code cuda_p2p} after the call, asynchronously (the group is broken), on {@code
+ * nccl} and on {@code cuda_p2p} without P2P memory not at all: a mismatch hangs until the timeout
+ * or gives wrong results. With {@link NcclOptions.Builder#optVerify} they are compared before the
+ * operation runs, and the group stays usable. {@code docs/process-groups.md} has the exceptions.
  *
  * <h2>Threads</h2>
  *
@@ -140,11 +123,7 @@ public interface ProcessGroup extends AutoCloseable {
      */
     List<Integer> parentRanks();
 
-    /**
-     * Translates a rank of this group to a global rank.
-     *
-     * @throws IllegalArgumentException if the rank is out of range
-     */
+    /** Translates a rank of this group to a global rank. */
     default int globalRank(int groupRank) {
         if (groupRank < 0 || groupRank >= worldSize()) {
             throw new IllegalArgumentException(
@@ -155,11 +134,7 @@ public interface ProcessGroup extends AutoCloseable {
         return ranks().get(groupRank);
     }
 
-    /**
-     * Translates a global rank to a rank of this group.
-     *
-     * @throws IllegalArgumentException if the rank is not a member of this group
-     */
+    /** Translates a global rank to a rank of this group. */
     default int groupRank(int globalRank) {
         int rank = ranks().indexOf(globalRank);
         if (rank < 0) {
@@ -309,8 +284,8 @@ public interface ProcessGroup extends AutoCloseable {
     }
 
     /**
-     * Copies a tensor from one rank to all other ranks. With {@code asyncOp=false}, the code after
-     * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
+     * As {@link #broadcast(NDArray, int)}. With {@code asyncOp=false}, the code after the call sees
+     * the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
      */
     Work broadcast(NDArray tensor, int root, boolean asyncOp);
 
@@ -335,7 +310,7 @@ public interface ProcessGroup extends AutoCloseable {
     }
 
     /**
-     * Gathers the tensors of all ranks into one tensor. With {@code asyncOp=false}, the code after
+     * As {@link #allGatherIntoTensor(NDArray, NDArray)}. With {@code asyncOp=false}, the code after
      * the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
      *
      * @return the work
@@ -343,11 +318,8 @@ public interface ProcessGroup extends AutoCloseable {
     Work allGatherIntoTensor(NDArray output, NDArray input, boolean asyncOp);
 
     /**
-     * Checks arguments as {@link #allGatherIntoTensor} does. For library operations with the same
-     * contract, which run by {@link #execute}.
-     *
-     * @return type, shape and address of the input
-     * @throws IllegalArgumentException if an argument is invalid
+     * Checks arguments as {@link #allGatherIntoTensor} does, for library operations with the same
+     * contract, which run by {@link #execute}; returns type, shape and address of the input.
      */
     TensorInfo checkAllGather(NDArray output, NDArray input);
 
@@ -391,17 +363,14 @@ public interface ProcessGroup extends AutoCloseable {
     }
 
     /**
-     * Reduces a tensor over all ranks and scatters the result. With {@code asyncOp=false}, the code
-     * after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
+     * As {@link #reduceScatterTensor(NDArray, NDArray, ReduceOp)}. With {@code asyncOp=false}, the
+     * code after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
      */
     Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp);
 
     /**
-     * Checks arguments as {@link #reduceScatterTensor} does. For library operations with the same
-     * contract, which run by {@link #execute}.
-     *
-     * @return type, shape and address of the output
-     * @throws IllegalArgumentException if an argument is invalid
+     * Checks arguments as {@link #reduceScatterTensor} does, for library operations with the same
+     * contract, which run by {@link #execute}; returns type, shape and address of the output.
      */
     TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op);
 
@@ -427,9 +396,8 @@ public interface ProcessGroup extends AutoCloseable {
     }
 
     /**
-     * Sends an equal part of a tensor from every rank to every rank. With {@code asyncOp=false},
-     * the code after the call sees the result, as with {@link #allReduce(NDArray, ReduceOp,
-     * boolean)}.
+     * As {@link #allToAllSingle(NDArray, NDArray)}. With {@code asyncOp=false}, the code after the
+     * call sees the result, as with {@link #allReduce(NDArray, ReduceOp, boolean)}.
      */
     Work allToAllSingle(NDArray output, NDArray input, boolean asyncOp);
 
@@ -468,7 +436,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @param destination the receiving rank of this group; not this rank
      * @param tag distinguishes messages between two ranks; not negative
-     * @throws IllegalArgumentException if the destination or the tag is out of range
      */
     Work send(NDArray tensor, int destination, int tag);
 
@@ -479,7 +446,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param tensor receives the message; its element type and number of elements must equal the
      *     sender's
      * @param source the sending rank of this group; not this rank
-     * @see #send
      */
     Work recv(NDArray tensor, int source, int tag);
 
@@ -488,7 +454,6 @@ public interface ProcessGroup extends AutoCloseable {
      *
      * @return the work; {@link Work#sourceRank()} returns the sender
      * @throws UnsupportedOperationException if the backend is {@code nccl} or {@code cuda_p2p}
-     * @see #send
      */
     Work recvAnySource(NDArray tensor, int tag);
 
@@ -529,7 +494,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #allReduce}, and if there are no tensors or they
      *     overlap
-     * @see #allReduce
      */
     Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op);
 
@@ -541,7 +505,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks;
      *     an input may be this rank's part of its output
      * @throws IllegalArgumentException as {@link #allGatherIntoTensor}, and if there are no tensors
-     * @see #allGatherIntoTensor
      */
     Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs);
 
@@ -553,7 +516,6 @@ public interface ProcessGroup extends AutoCloseable {
      * @param inputs one contribution per output
      * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if there are no tensors
      *     or outputs overlap
-     * @see #reduceScatterTensor
      */
     Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op);
 

@@ -74,7 +74,6 @@ public final class ProcessGroups {
      *
      * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
      *     third-party backend
-     * @see #init(String, BackendOptions)
      */
     public static ProcessGroup init(String backend) {
         return init(backend, BackendOptions.DEFAULTS);
@@ -245,7 +244,6 @@ public final class ProcessGroups {
      * options.
      *
      * @return one handle per rank, in rank order; use each on its own thread
-     * @see #run
      */
     public static List<ProcessGroup> local(int worldSize) {
         return local("shm", worldSize, BackendOptions.DEFAULTS);
@@ -259,7 +257,6 @@ public final class ProcessGroups {
      *     or it does not accept the options
      * @throws CollectiveException if a rank cannot create its handle; the other handles are
      *     destroyed
-     * @see #run
      */
     public static List<ProcessGroup> local(String backend, int worldSize, BackendOptions options) {
         GroupContext.checkRank(0, worldSize);
@@ -352,11 +349,7 @@ public final class ProcessGroups {
     @FunctionalInterface
     public interface RankBody<T> {
 
-        /**
-         * Runs one rank; called on the rank's thread.
-         *
-         * @throws Exception if the rank fails
-         */
+        /** Runs one rank; called on the rank's thread. */
         T run(ProcessGroup group) throws Exception;
     }
 }

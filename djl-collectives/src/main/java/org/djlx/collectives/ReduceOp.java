@@ -22,21 +22,13 @@ public final class ReduceOp {
 
     /** The reductions without their parameters. */
     public enum Kind {
-        /** See {@link ReduceOp#SUM}. */
         SUM,
-        /** See {@link ReduceOp#AVG}. */
         AVG,
-        /** See {@link ReduceOp#PRODUCT}. */
         PRODUCT,
-        /** See {@link ReduceOp#MIN}. */
         MIN,
-        /** See {@link ReduceOp#MAX}. */
         MAX,
-        /** See {@link ReduceOp#BAND}. */
         BAND,
-        /** See {@link ReduceOp#BOR}. */
         BOR,
-        /** See {@link ReduceOp#BXOR}. */
         BXOR,
         /** See {@link ReduceOp#premulSum}. */
         PREMUL_SUM;

@@ -206,11 +206,7 @@ public final class Launch implements Callable<Integer> {
         }
     }
 
-    /**
-     * Runs the ranks.
-     *
-     * @return the exit code, as {@link #run} describes it
-     */
+    /** Runs the ranks; returns the exit code, as {@link #run} describes it. */
     @Override
     public Integer call() throws Exception {
         if (spec.parent() != null && spec.parent().subcommands().containsKey(main)) {

@@ -331,7 +331,6 @@ final class Launcher {
         return Sessions.command(command);
     }
 
-    /** Returns the variables that torchrun sets. */
     private Map<String, String> rankEnvironment(int localRank, Attempt attempt, int port) {
         Map<String, String> variables = new LinkedHashMap<>();
         variables.put("LOCAL_RANK", Integer.toString(localRank));

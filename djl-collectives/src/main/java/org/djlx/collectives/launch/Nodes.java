@@ -119,12 +119,10 @@ final class Nodes implements AutoCloseable {
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
-    /** Encodes a record as JSON. */
     static byte[] json(Object value) {
         return bytes(GSON.toJson(value));
     }
 
-    /** Decodes a record. */
     static <T> T read(byte[] json, Class<T> type) {
         return GSON.fromJson(new String(json, StandardCharsets.UTF_8), type);
     }

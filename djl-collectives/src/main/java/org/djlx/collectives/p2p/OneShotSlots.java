@@ -34,11 +34,7 @@ public record OneShotSlots(
 
     private static final int MAX_RANKS = 8;
 
-    /**
-     * {@return the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}}
-     *
-     * @throws IllegalArgumentException if the timeout is null
-     */
+    /** {@return the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}} */
     public long[] launch(int rank, Duration timeout) {
         Required.argument("launch: timeout", timeout);
         long[] launch = new long[MAX_RANKS + 6];

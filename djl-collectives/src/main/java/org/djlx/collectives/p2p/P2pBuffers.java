@@ -221,11 +221,7 @@ public abstract class P2pBuffers {
         return HostP2pStream.side(this, operation);
     }
 
-    /**
-     * Checks a range in a rank's P2P memory.
-     *
-     * @throws IllegalArgumentException if the rank or the range is out of bounds
-     */
+    /** Checks a range in a rank's P2P memory. */
     protected final void checkRange(int rank, long offset, long byteSize) {
         checkRank(rank);
         if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
@@ -241,20 +237,12 @@ public abstract class P2pBuffers {
     protected abstract NDArray view(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset);
 
-    /**
-     * Checks a rank.
-     *
-     * @throws IllegalArgumentException if the argument is out of range
-     */
+    /** Checks a rank. */
     protected final void checkRank(int rank) {
         GroupContext.checkRank(rank, worldSize);
     }
 
-    /**
-     * Checks a channel.
-     *
-     * @throws IllegalArgumentException if the argument is out of range
-     */
+    /** Checks a channel. */
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
             throw new IllegalArgumentException(

@@ -30,7 +30,6 @@ public interface P2pStream extends AutoCloseable {
      * or barrier.
      *
      * @param offset the destination, in bytes from the start of the buffer
-     * @throws IllegalArgumentException if the destination is out of range
      */
     void put(int rank, long offset, long source, long byteSize);
 

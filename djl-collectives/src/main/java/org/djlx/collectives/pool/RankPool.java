@@ -58,7 +58,6 @@ import org.slf4j.LoggerFactory;
  *   <li>All pending and later requests fail with the first failure as the reason.
  *   <li>Close a failed pool. To go on, start another one; ranks that are processes must be
  *       restarted.
- *   <li>So validate a request before you submit it.
  * </ul>
  *
  * <p>Thread-safe.
@@ -154,7 +153,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      *     there
      * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be
      *     created; all workers are closed
-     * @throws IllegalArgumentException if an argument is null
      */
     public static <R, T> RankPool<R, T> join(
             String name,
@@ -485,7 +483,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
      *
      * @throws IllegalStateException if the pool is closed, or this process is not rank 0
-     * @throws IllegalArgumentException if the request is null
      */
     public CompletableFuture<T> submit(R request) {
         if (request == null) {
@@ -571,7 +568,6 @@ public final class RankPool<R, T> implements AutoCloseable {
      * rank 0 closes its pool. {@link #close} ends a rank that is still in a request.
      *
      * @throws CollectiveException if the pool has failed
-     * @throws InterruptedException if the thread is interrupted
      */
     public void awaitEnd() throws InterruptedException {
         synchronized (this) {

@@ -8,16 +8,13 @@ package org.djlx.collectives.pool;
 public interface RequestCodec<R> {
 
     /**
-     * Encodes a request. Called on the thread that submits it; exceptions go to that thread.
-     *
-     * @return its bytes; must not be modified afterwards
+     * Encodes a request, to bytes that do not change afterwards. Called on the thread that submits
+     * it; exceptions go to that thread.
      */
     byte[] encode(R request);
 
     /**
-     * Decodes a request. Called on the ranks other than 0.
-     *
-     * @return the request, with everything that those ranks need
+     * Decodes a request, with everything that the ranks other than 0 need. Called on these ranks.
      */
     R decode(byte[] bytes);
 }

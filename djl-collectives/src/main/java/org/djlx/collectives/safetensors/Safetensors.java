@@ -248,20 +248,12 @@ public final class Safetensors implements AutoCloseable {
         return tensors.containsKey(name);
     }
 
-    /**
-     * {@return the type and shape of a tensor}
-     *
-     * @throws IllegalArgumentException if there is no tensor of this name
-     */
+    /** {@return the type and shape of a tensor} */
     public TensorSpec spec(String name) {
         return location(name).stored().spec();
     }
 
-    /**
-     * {@return the file that a tensor is in}
-     *
-     * @throws IllegalArgumentException if there is no tensor of this name
-     */
+    /** {@return the file that a tensor is in} */
     public Path file(String name) {
         return location(name).path();
     }

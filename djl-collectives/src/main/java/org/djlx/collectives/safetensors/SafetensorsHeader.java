@@ -48,11 +48,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      */
     public record Stored(TensorSpec spec, long offset) {
 
-        /**
-         * Checks the arguments.
-         *
-         * @throws IllegalArgumentException if spec is null
-         */
+        /** Checks the arguments. */
         public Stored {
             Required.argument("the description of a stored tensor", spec);
         }
@@ -61,11 +57,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     /** A tensor's entry in the JSON, not yet checked. */
     private record Entry(TensorSpec spec, long begin, long end) {}
 
-    /**
-     * Checks the arguments.
-     *
-     * @throws IllegalArgumentException if an argument is null
-     */
+    /** Checks the arguments. */
     public SafetensorsHeader {
         if (stored == null || metadata == null) {
             throw new IllegalArgumentException("the tensors of a header or its metadata are null");
@@ -112,7 +104,6 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      * @param json the header, without its size
      * @param dataBytes the number of bytes after it
      * @throws IOException if the header is invalid; the message does not name the file
-     * @throws IllegalArgumentException if the header is null
      */
     public static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {
         Required.argument("the header", json);

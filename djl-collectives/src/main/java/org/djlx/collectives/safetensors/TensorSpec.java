@@ -74,7 +74,6 @@ public record TensorSpec(String name, String dtype, Shape shape) {
         return new TensorSpec(name, dtype, shape);
     }
 
-    /** Returns the element type, if libtorch has it. */
     Optional<ScalarType> knownType() {
         return Optional.ofNullable(TYPES.get(dtype));
     }

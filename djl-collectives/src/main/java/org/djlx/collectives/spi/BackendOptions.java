@@ -58,11 +58,7 @@ public class BackendOptions {
                 builder.warnAfter == null ? defaults.warnAfter : builder.warnAfter);
     }
 
-    /**
-     * Checks a timeout.
-     *
-     * @throws IllegalArgumentException if it is null or not positive
-     */
+    /** Checks a timeout. */
     public static Duration checked(Duration timeout) {
         return checked(timeout, "timeout");
     }
@@ -118,7 +114,6 @@ public class BackendOptions {
          * Sets after how long the log warns of an operation that still waits for other ranks.
          *
          * @param warnAfter the time; 60 s unless set
-         * @see BackendOptions#warnAfter
          */
         public B optWarnAfter(Duration warnAfter) {
             this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);

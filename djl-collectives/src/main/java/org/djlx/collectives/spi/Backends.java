@@ -30,11 +30,7 @@ public final class Backends {
         REGISTERED.put(name, factory);
     }
 
-    /**
-     * {@return a backend's factory}
-     *
-     * @throws IllegalArgumentException if there is no such backend
-     */
+    /** {@return a backend's factory} */
     public static BackendFactory get(String name) {
         if (name == null) {
             throw new IllegalArgumentException(

@@ -108,12 +108,7 @@ public final class GroupContext {
                 member -> "rank " + members.get(member) + " of group '" + name + "'");
     }
 
-    /**
-     * Checks a rank and a world size.
-     *
-     * @throws IllegalArgumentException if the world size is not positive or the rank is out of
-     *     range
-     */
+    /** Checks a rank and a world size. */
     public static void checkRank(int rank, int worldSize) {
         if (worldSize < 1) {
             throw new IllegalArgumentException(

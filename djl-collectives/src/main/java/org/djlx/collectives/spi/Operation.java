@@ -401,11 +401,7 @@ public final class Operation {
         return (signature[HEADER] & POINT_TO_POINT) != 0;
     }
 
-    /**
-     * Formats a signature.
-     *
-     * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
-     */
+    /** Formats a signature, for example as {@code allReduce(float32, (2, 3), SUM)}. */
     public static String describe(long[] signature) {
         String name = OpType.decodeName(Required.argument("describe: signature", signature));
         long header = signature[HEADER];

@@ -61,18 +61,10 @@ public interface Store extends AutoCloseable {
     /** Sets several keys. */
     void multiSet(List<String> keys, List<byte[]> values);
 
-    /**
-     * Returns the values of several keys, waiting until all are set.
-     *
-     * @return the values in the order of the keys
-     */
+    /** Returns the values of several keys in the order of the keys, waiting until all are set. */
     List<byte[]> multiGet(List<String> keys, Duration timeout);
 
-    /**
-     * Deletes a key.
-     *
-     * @return true if the key was set
-     */
+    /** Deletes a key; returns whether it was set. */
     boolean delete(String key);
 
     /** {@return the number of keys in the whole store} */

@@ -56,20 +56,9 @@ import org.slf4j.LoggerFactory;
  *       of the heap for all clients together.
  * </ul>
  *
- * <p>Security:
- *
- * <ul>
- *   <li>The protocol is not encrypted, and without a token everyone who reaches the port can read
- *       and write all keys.
- *   <li>By default the server listens on the loopback interface. Bind it only to addresses that
- *       only the job's hosts can reach.
- *   <li>To authenticate, set the environment variable {@code DJLX_STORE_TOKEN} to the same secret
- *       on all ranks. Server and clients then reject peers without it. The secret itself is never
- *       sent.
- *   <li>PyTorch's clients and servers do not support the token.
- *   <li>The server closes a connection that has not said hello, with the token if there is one,
- *       after 10 s.
- * </ul>
+ * <p>Security: {@code docs/operations.md}, The store. In short: nothing is encrypted, the server
+ * listens on the loopback interface unless told otherwise, and without the environment variable
+ * {@code DJLX_STORE_TOKEN} everyone who reaches the port can read and write all keys.
  */
 public final class TcpStore implements Store {
 

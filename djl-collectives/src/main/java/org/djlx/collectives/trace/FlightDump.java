@@ -177,8 +177,6 @@ public record FlightDump(
     /**
      * Writes the dump to a file, atomically. Missing directories are created; an existing file is
      * replaced.
-     *
-     * @throws IOException if the file cannot be written
      */
     public void write(Path file) throws IOException {
         Required.argument("write: file", file);

@@ -102,7 +102,6 @@ public final class FlightRecorder {
      * Writes the current record to a file, as JSON.
      *
      * @param file the file; replaced if it exists
-     * @throws IOException if the file cannot be written
      */
     public void dump(Path file) throws IOException {
         dump().write(file);

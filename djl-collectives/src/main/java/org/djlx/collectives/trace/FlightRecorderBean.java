@@ -45,7 +45,6 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
         this.recorder = recorder;
     }
 
-    /** Makes calls to the registry. */
     private interface Calls {
         void make(MBeanServer server) throws JMException;
     }

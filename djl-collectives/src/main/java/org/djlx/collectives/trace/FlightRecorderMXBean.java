@@ -8,16 +8,12 @@ package org.djlx.collectives.trace;
  */
 public interface FlightRecorderMXBean {
 
-    /** {@return the group's name} */
     String getGroup();
 
-    /** {@return the rank within the group} */
     int getRank();
 
-    /** {@return the number of ranks} */
     int getWorldSize();
 
-    /** {@return the group's backend} */
     String getBackend();
 
     /** {@return the number of operations on record, at most the size of the ring buffer} */

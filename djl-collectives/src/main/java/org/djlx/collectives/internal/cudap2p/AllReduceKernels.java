@@ -31,7 +31,6 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class AllReduceKernels implements AutoCloseable {
 
-    /** The algorithm of an all-reduce. */
     enum Algorithm {
         ONE_SHOT("one_shot"),
         TWO_SHOT("two_shot"),
@@ -44,7 +43,6 @@ final class AllReduceKernels implements AutoCloseable {
             this.kernel = kernel;
         }
 
-        /** Returns the prefix of the names of its kernels. */
         String kernel() {
             return kernel;
         }
@@ -145,7 +143,6 @@ final class AllReduceKernels implements AutoCloseable {
                 .forEach(ofType -> ofType.values().removeIf(k -> !names.contains(k.name())));
     }
 
-    /** Returns whether there is a kernel for an algorithm and a type. */
     boolean isSupported(Algorithm algorithm, ScalarType type) {
         return kernels.get(algorithm).containsKey(type);
     }

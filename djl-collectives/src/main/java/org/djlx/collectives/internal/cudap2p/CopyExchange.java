@@ -20,24 +20,10 @@ import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * Collectives by copies through the P2P buffers. Copy engines move the data; kernels run only to
- * wait and to reduce. A collective runs in rounds:
+ * wait and to reduce. A collective runs in rounds; the invariants stand in {@code
+ * docs/design/collectives.md}, Copies. In a half of the buffer each source rank has a window.
  *
- * <pre>
- *   buffer of a rank:  | half 0: a window for each source rank | half 1: as half 0 |
- * </pre>
- *
- * <ol>
- *   <li>Before its first copy, a collective waits until the peers have finished their earlier
- *       operations, which may still use the buffers.
- *   <li>In a round, a rank copies a piece of its data into its windows on the peers and passes a
- *       barrier. A side stream then copies or reduces what has arrived, while the next round's
- *       pieces are on their way.
- *   <li>Rounds alternate between the halves, and a rank passes a barrier only after its side stream
- *       has read the pieces of the round before. So a peer overwrites a half only after its last
- *       read.
- * </ol>
- *
- * The caller's lock orders the collectives of a group.
+ * <p>The caller's lock orders the collectives of a group.
  */
 final class CopyExchange implements Exchange {
 
@@ -245,7 +231,6 @@ final class CopyExchange implements Exchange {
         }
     }
 
-    /** Reduces arrays into the first. */
     private static void reduce(List<NDArray> windows, ReduceOp op) {
         NDArray result = windows.get(0);
         if (op.kind() != ReduceOp.Kind.PREMUL_SUM) {

@@ -51,7 +51,6 @@ public final class CudaP2pBackendFactory implements BackendFactory {
         return CudaP2pBackend.create(context, options(context.options()), topology);
     }
 
-    /** Converts the user's options to this backend's options. */
     static CudaP2pOptions options(BackendOptions options) {
         if (options instanceof CudaP2pOptions p2pOptions) {
             return p2pOptions;

@@ -31,15 +31,10 @@ import org.djlx.nativeops.torch.Torch;
  * P2P buffers in GPU memory. Streams signal and wait, not the host: the methods of {@link
  * P2pBuffers} enqueue signals and waits on the current stream.
  *
- * <ol>
- *   <li>The device counts operations because graphs are replayed without the host's knowledge.
- *   <li>An operation {@linkplain SignalKernels#enter enters} before its first use of memory that
- *       peers write to. From then on, peers may write its data.
- *   <li>A stream waits until all peers have entered before it first writes to them. Before that, it
- *       may compute, and write to this rank's own buffer.
- *   <li>Work on the side stream ends before the next operation enters: its signals read the count.
- *   <li>A single-kernel operation does all this in the kernel, with {@link KernelSignals}.
- * </ol>
+ * <p>{@code docs/design/memory-and-signals.md}, invariants 6 to 8, says when an operation
+ * {@linkplain SignalKernels#enter enters} and when it may write. Before a stream waits for its
+ * peers to enter, it may compute, and write to this rank's own buffer. A single-kernel operation
+ * does all this in the kernel, with {@link KernelSignals}.
  */
 final class CudaP2pBuffers extends P2pBuffers {
 
@@ -360,7 +355,6 @@ final class CudaP2pBuffers extends P2pBuffers {
         return region.address(peer) + region.layout().buffer() + offset;
     }
 
-    /** Signals a peer from a stream. */
     void putSignal(CudaStream stream, int peer, int channel, int value) {
         requireUsable();
         checkRank(peer);
@@ -370,14 +364,12 @@ final class CudaP2pBuffers extends P2pBuffers {
         signals.signal(stream, peer, channel);
     }
 
-    /** Lets a stream wait for a peer's signal. */
     void waitSignal(CudaStream stream, Operation operation, int peer, int channel, int value) {
         requireUsable();
         checkRank(peer);
         await(stream, operation, channel, 1 << peer, value);
     }
 
-    /** Lets a stream wait for the signals of all peers. */
     void waitSignals(CudaStream stream, Operation operation, int channel, int value) {
         requireUsable();
         await(stream, operation, channel, (1 << region.ranks()) - 1 & ~(1 << rank), value);

@@ -25,7 +25,6 @@ interface Exchange {
      */
     void gather(Run run, long input, long[] outputs, long byteSize, long place);
 
-    /** Enqueues a broadcast of a tensor, in place. */
     void broadcast(Run run, long tensor, long byteSize, int root);
 
     /**

@@ -120,9 +120,7 @@ final class P2p {
     }
 
     /**
-     * Maps the memory of all ranks, if their GPUs can access it.
-     *
-     * @return the P2P part; empty on all ranks if one of them cannot have it
+     * Maps the memory of all ranks, if their GPUs can access it; empty on all ranks if one cannot.
      */
     static Optional<P2p> create(
             GroupContext context,
@@ -351,7 +349,6 @@ final class P2p {
                 : Optional.of(buffers);
     }
 
-    /** Returns the collectives by kernels and copies. */
     P2pCollectives collectives() {
         return collectives;
     }

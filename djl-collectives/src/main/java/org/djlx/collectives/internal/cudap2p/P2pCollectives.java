@@ -93,7 +93,6 @@ final class P2pCollectives {
         return copy ? copies : kernels;
     }
 
-    /** Enqueues the kernels of a collective. */
     private interface Launch {
         void enqueue(Run run);
     }

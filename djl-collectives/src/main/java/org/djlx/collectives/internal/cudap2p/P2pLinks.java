@@ -16,7 +16,6 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
 
     private static final int MESH_RANKS = 8;
 
-    /** Returns the links of the ranks' GPUs. */
     static P2pLinks of(GpuTopology topology) {
         if (topology.kind() != GpuTopology.Kind.HYBRID_CUBE_MESH) {
             return all(topology.kind(), topology.size());
@@ -67,7 +66,6 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return IntStream.range(0, ranks()).filter(peer -> isLinked(rank, peer)).toArray();
     }
 
-    /** Returns whether every pair is linked. */
     boolean isComplete() {
         return masks.stream().allMatch(mask -> Integer.bitCount(mask) == ranks());
     }

@@ -114,7 +114,6 @@ final class P2pQueue implements GroupExtension {
         }
     }
 
-    /** Enqueues an operation. */
     @FunctionalInterface
     interface Body {
 

@@ -67,7 +67,6 @@ final class P2pRegion implements AutoCloseable {
         return direct;
     }
 
-    /** Returns the memory of a linked rank. */
     NativeMemory memory(int peer) {
         return memory[peer];
     }
@@ -77,7 +76,6 @@ final class P2pRegion implements AutoCloseable {
         return addresses[peer];
     }
 
-    /** Unmaps the memory of the peers. */
     void closePeers() {
         for (int peer = 0; peer < memory.length; peer++) {
             if (peer != rank && memory[peer] != null) {

@@ -28,7 +28,6 @@ final class PeerProbe implements AutoCloseable {
     private static final int PACKS = CONSTANTS.value("PROBE_PACKS");
     private static final LaunchSize SIZE = LaunchSize.of(1, CONSTANTS.value("PROBE_THREADS"));
 
-    /** The size of a probe. */
     static final int BYTES = 16 * PACKS;
 
     private final CudaModule module;

@@ -516,7 +516,6 @@ final class RegionHandshake {
         return new NativeMemory(address, own.memory().byteSize(), owner, () -> {});
     }
 
-    /** Maps the memory of a peer in another process. */
     private NativeMemory map(Descriptor descriptor) {
         CudaVirtualMemory mapped =
                 CudaVirtualMemory.open(device, descriptor, own.memory().byteSize());
@@ -593,9 +592,8 @@ final class RegionHandshake {
     }
 
     /**
-     * Runs a step on all ranks.
-     *
-     * @return the problem of the first rank on which it failed, the same on all ranks; null if none
+     * Runs a step on all ranks. Returns the problem of the first rank on which it failed, the same
+     * on all ranks; null if none.
      */
     static String agree(GroupContext context, String name, Runnable step) {
         return firstProblem(context, name, attempt(step));

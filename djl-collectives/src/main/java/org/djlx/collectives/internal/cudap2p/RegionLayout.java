@@ -104,7 +104,6 @@ final class RegionLayout {
         return buffer + align(bufferSize + heapSize);
     }
 
-    /** Returns the offset of the halves of an algorithm. */
     long begin(Algorithm algorithm) {
         return algorithm == Algorithm.MESH ? CONTROL : oneShot;
     }
@@ -114,7 +113,6 @@ final class RegionLayout {
         return algorithm == Algorithm.MESH ? meshHalf : oneShotHalf;
     }
 
-    /** Returns the size of a slot in a half. */
     long slot(Algorithm algorithm) {
         return algorithm == Algorithm.MESH ? meshSlot : slot;
     }

@@ -59,7 +59,6 @@ final class SignalKernels implements AutoCloseable {
         peers = (1 << region.ranks()) - 1 & ~(1 << rank);
     }
 
-    /** Returns {@code struct Entered} of a row. */
     private KernelStruct words(int row) {
         KernelStruct words = new KernelStruct(ENTERED.byteSize());
         for (int peer = 0; peer < region.ranks(); peer++) {
@@ -127,7 +126,6 @@ final class SignalKernels implements AutoCloseable {
         exchange.launch(stream, EXCHANGE, arguments);
     }
 
-    /** Signals a peer from a stream. */
     synchronized void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));

@@ -16,7 +16,6 @@ final class StreamWork extends GpuWork {
     private final long stream; // its handle
     private List<TensorHold> holds = List.of();
 
-    /** Creates the work. */
     StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
         super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;

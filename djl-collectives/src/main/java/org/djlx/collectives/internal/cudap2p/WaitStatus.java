@@ -51,7 +51,6 @@ final class WaitStatus implements AutoCloseable {
         words.putIntVolatile(REFUSED, 0);
     }
 
-    /** Returns the address that kernels use. */
     long address() {
         return memory.address();
     }

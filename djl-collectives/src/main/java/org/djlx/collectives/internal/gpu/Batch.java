@@ -32,11 +32,7 @@ public final class Batch {
 
     private Batch() {}
 
-    /**
-     * Runs calls as a batch.
-     *
-     * @see org.djlx.collectives.NcclBatch#run
-     */
+    /** Runs calls as a batch. */
     public static void run(Runnable calls) {
         begin();
         try {
@@ -54,11 +50,7 @@ public final class Batch {
         return CURRENT.get();
     }
 
-    /**
-     * Requires that this thread has no open batch.
-     *
-     * @throws IllegalStateException if there is an open batch
-     */
+    /** Requires that this thread has no open batch. */
     public static void requireNone(Operation operation) {
         if (current() != null) {
             throw new IllegalStateException(
@@ -109,7 +101,6 @@ public final class Batch {
         end();
     }
 
-    /** Adds an operation. */
     void add(StreamQueue queue, QueuedWork work) {
         if (together == 0) {
             step++;

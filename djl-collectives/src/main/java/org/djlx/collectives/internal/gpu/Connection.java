@@ -43,7 +43,6 @@ public interface Connection {
      */
     void launchTogether(Runnable launches);
 
-    /** Returns the error that the connection reports, if any. */
     Optional<String> error();
 
     /** Returns advice for the message of an operation that timed out: the end of a sentence. */

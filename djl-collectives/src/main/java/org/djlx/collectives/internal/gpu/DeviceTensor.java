@@ -92,27 +92,22 @@ public final class DeviceTensor implements AutoCloseable {
                 isStaged() ? new NDArray[] {original, contiguous} : new NDArray[] {tensor});
     }
 
-    /** Returns the address of the first element. */
     public long address() {
         return address;
     }
 
-    /** Returns the number of elements. */
     public long count() {
         return info.count();
     }
 
-    /** Returns the type of the elements. */
     public ScalarType type() {
         return info.type();
     }
 
-    /** Returns the size of the elements in bytes. */
     public long byteSize() {
         return info.byteSize();
     }
 
-    /** Returns whether the memory is a copy. */
     boolean isStaged() {
         return contiguous != null;
     }

@@ -13,7 +13,6 @@ public final class EventPool implements AutoCloseable {
     private final Deque<CudaEvent> idle = new ArrayDeque<>();
     private boolean closed;
 
-    /** Creates an empty pool. */
     public EventPool(CudaDevice device) {
         this.device = device;
     }
@@ -28,7 +27,6 @@ public final class EventPool implements AutoCloseable {
         return CudaEvent.create(device);
     }
 
-    /** Gives an event back. */
     public void give(CudaEvent event) {
         synchronized (this) {
             if (!closed) {

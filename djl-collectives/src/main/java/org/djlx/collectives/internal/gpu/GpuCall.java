@@ -21,7 +21,6 @@ public record GpuCall(
         long[] detail,
         boolean isConnected) {
 
-    /** Enqueues an operation. */
     @FunctionalInterface
     public interface Body {
 
@@ -41,7 +40,6 @@ public record GpuCall(
         }
     }
 
-    /** Releases the tensors. */
     public void release() {
         in.forEach(DeviceTensor::close);
         out.forEach(DeviceTensor::close);

@@ -135,7 +135,6 @@ public final class GpuGroup {
         return resources;
     }
 
-    /** Returns the queue of collectives. */
     public StreamQueue collectives() {
         return collectives;
     }
@@ -177,7 +176,6 @@ public final class GpuGroup {
         return issue(collectives, current, operation, call, List.of(tensor), -1);
     }
 
-    /** Issues a collective. */
     public Work issue(Operation operation, GpuCall call, List<NDArray> result) {
         return issue(collectives, operation, call, result, -1);
     }
@@ -328,7 +326,6 @@ public final class GpuGroup {
         return failing == collectives || failing == extension ? queues() : List.of(failing);
     }
 
-    /** The watchdog's view of the group. */
     private final class Members implements Watchdog.Group {
 
         @Override

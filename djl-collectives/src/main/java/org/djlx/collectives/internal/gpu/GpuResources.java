@@ -62,12 +62,10 @@ public final class GpuResources implements AutoCloseable {
         }
     }
 
-    /** Returns DJL's device. */
     public Device device() {
         return device;
     }
 
-    /** Returns the CUDA device. */
     public CudaDevice cuda() {
         return cuda;
     }

@@ -17,15 +17,7 @@ import org.djlx.nativeops.host.Deadline;
 
 /**
  * Orders the kernels of this process that fill a GPU while they wait for a peer, such as path
- * FUSED. Without an order, two groups on the same GPUs can deadlock: one GPU runs the kernel of the
- * first group, the other GPU runs the kernel of the second group, and neither kernel's peer can
- * start.
- *
- * <pre>
- *   log        X 5       Y 3       X 6         group and number of the call
- *   GPU 0      passed    passed    waits       X 6 waits for its turn on the stream only
- *   GPU 1      passed    not yet   host waits  X 6 waits until Y's rank has launched Y 3
- * </pre>
+ * FUSED. {@code docs/design/memory-and-signals.md}, Groups that share GPUs, shows why, and the log.
  *
  * <p>Each rank of a group {@linkplain #join joins} as a member. A member numbers its calls ({@link
  * Member#begin}). Before a launch it waits for its turn ({@link Member#await}); after the launch,
@@ -35,11 +27,8 @@ import org.djlx.nativeops.host.Deadline;
  *
  * <ol>
  *   <li>Calls of a group have the same numbers on all ranks, because ranks make the same calls.
- *   <li>The first member that needs a turn for a call appends the call to the log. Calls of one
+ *   <li>A call takes its place in the log when the first member needs a turn for it. Calls of one
  *       group are in the order of their numbers.
- *   <li>A member launches only after all earlier calls of other groups in the log have been passed
- *       by all of their members on the same GPU. Its stream then waits for the ends of their
- *       launches. So each GPU runs these kernels in the order of the log.
  *   <li>A group without another group on its GPUs keeps no log. When a second group joins, the
  *       calls that some, not all, members have passed enter the log first: {@code shared} is
  *       written before the numbers are read, and a member writes its number before it reads {@code
@@ -276,7 +265,6 @@ public final class GpuTurns {
             return null;
         }
 
-        /** Returns the last launches of other groups on this GPU. */
         private List<Launched> launches() {
             List<Launched> launches = new ArrayList<>();
             for (Group other : groups.values()) {
@@ -295,7 +283,6 @@ public final class GpuTurns {
             passed(number);
         }
 
-        /** Passes a call. */
         public void passed(long number) {
             passed = number;
             if (launching != null) {

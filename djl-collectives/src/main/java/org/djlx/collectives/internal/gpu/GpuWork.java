@@ -43,7 +43,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched, GpuTurns.Launch
     private boolean ended;
     private volatile CollectiveException failure; // set before the future is completed
 
-    /** Creates the work. */
     protected GpuWork(
             Operation operation,
             List<NDArray> result,
@@ -103,7 +102,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched, GpuTurns.Launch
         return failure != null;
     }
 
-    /** Restarts the operation's timeout. */
     protected final void restartTime() {
         startNanos = System.nanoTime();
     }

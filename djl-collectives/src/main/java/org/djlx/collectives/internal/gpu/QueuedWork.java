@@ -60,7 +60,6 @@ public final class QueuedWork extends GpuWork {
         return peer >= 0;
     }
 
-    /** Returns the GPU part of the operation. */
     public GpuCall call() {
         return call;
     }

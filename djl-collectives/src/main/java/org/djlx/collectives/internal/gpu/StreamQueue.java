@@ -156,7 +156,6 @@ public final class StreamQueue implements Watchdog.Queue {
         return false;
     }
 
-    /** Enqueues the operations of a unit. */
     void launch(List<QueuedWork> unit) {
         for (QueuedWork work : unit) {
             work.launch(stream);
@@ -217,7 +216,6 @@ public final class StreamQueue implements Watchdog.Queue {
         return group.failureOf(operation);
     }
 
-    /** Throws if the queue is broken. */
     void checkUsable(Object call) {
         CollectiveException reason = broken.get();
         if (reason != null) {

@@ -36,7 +36,6 @@ import org.slf4j.LoggerFactory;
  */
 public final class Watchdog implements AutoCloseable {
 
-    /** A work that the watchdog completes. */
     public interface Watched {
 
         /** Checks whether the work has ended, and completes it if so. */
@@ -51,10 +50,8 @@ public final class Watchdog implements AutoCloseable {
          */
         long elapsedNanos();
 
-        /** Returns the operation. */
         Operation operation();
 
-        /** Returns the queue on which the work runs. */
         Queue queue();
 
         /**
@@ -72,7 +69,6 @@ public final class Watchdog implements AutoCloseable {
     /** A queue of works. If the queue fails, its works fail. */
     public interface Queue {
 
-        /** Returns the error of the queue, if any. */
         Optional<String> error();
 
         /**
@@ -97,7 +93,6 @@ public final class Watchdog implements AutoCloseable {
         void abort();
     }
 
-    /** The group that the watchdog serves. */
     public interface Group {
 
         /**
@@ -106,7 +101,6 @@ public final class Watchdog implements AutoCloseable {
          */
         Collection<? extends Queue> failingWith(Queue queue);
 
-        /** Returns all queues. */
         Collection<? extends Queue> queues();
 
         /**
@@ -138,7 +132,6 @@ public final class Watchdog implements AutoCloseable {
     private final Thread thread;
     private volatile boolean closed; // set under this
 
-    /** Creates a watchdog, and its thread. */
     public Watchdog(String name, Group group) {
         this.group = group;
         thread = new Thread(this::watch, name);

@@ -16,7 +16,6 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.host.Deadline;
 
-/** One {@link Work} for all operations of a coalesced call. */
 final class CoalescedWork implements Work {
 
     private final List<Work> works;

@@ -86,7 +86,6 @@ final class Coalescing {
                                         op));
     }
 
-    /** One call of a coalesced collective. */
     private record Call(
             RankGroup group,
             OpType type,

@@ -93,7 +93,6 @@ final class GroupState {
         this.unusable = null;
     }
 
-    /** Creates the state of a non-member handle. */
     GroupState(String name, List<Integer> ranks, GroupState whole, String member) {
         this.parent = null;
         this.context = null;

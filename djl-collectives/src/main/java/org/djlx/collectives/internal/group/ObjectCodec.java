@@ -55,7 +55,6 @@ public final class ObjectCodec {
     private final Set<String> names = new HashSet<>(COMMON);
     private final Map<String, Class<?>> given = new HashMap<>();
 
-    /** Creates a codec. */
     public ObjectCodec(List<Class<?>> allowed) {
         for (Class<?> type : allowed) {
             for (Class<?> part = type; part != null; part = part.getSuperclass()) {

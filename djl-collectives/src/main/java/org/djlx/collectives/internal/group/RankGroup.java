@@ -76,7 +76,6 @@ public final class RankGroup implements ProcessGroup {
         this.copyEngines = copyEngines;
     }
 
-    /** Creates this rank's handle on a sub-group. */
     static RankGroup part(
             RankGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
         GroupState whole = parent.state;
@@ -92,7 +91,6 @@ public final class RankGroup implements ProcessGroup {
         }
     }
 
-    /** Creates the handle for a rank that is not a member of the new group. */
     static RankGroup nonMember(String name, List<Integer> ranks, RankGroup parent) {
         return new RankGroup(
                 new GroupState(name, ranks, parent.state, parent.toString()),
@@ -288,16 +286,11 @@ public final class RankGroup implements ProcessGroup {
         return in;
     }
 
-    /**
-     * Throws if the group has been destroyed, or this rank is not a member.
-     *
-     * @throws IllegalStateException if it is not usable
-     */
+    /** Throws if the group has been destroyed, or this rank is not a member. */
     public void checkUsable() {
         state.checkUsable();
     }
 
-    /** Checks that the group is usable and a root is one of its ranks. */
     public void checkRoot(OpType type, int root) {
         state.checkUsable();
         checks.root(type, root);

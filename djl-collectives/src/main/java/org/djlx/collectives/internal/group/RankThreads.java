@@ -39,14 +39,9 @@ public final class RankThreads<T> {
         order = new int[worldSize];
     }
 
-    /** The code of a rank. */
     public interface Body<T> {
 
-        /**
-         * Runs one rank.
-         *
-         * @throws Throwable if the rank fails
-         */
+        /** Runs one rank. */
         T run(int rank) throws Throwable;
 
         /** Called on the thread of a rank that has failed, after the failure has been recorded. */

@@ -67,7 +67,6 @@ final class SerializedGraph implements ObjectStreamConstants {
         }
     }
 
-    /** A class of the stream. */
     private static final class Description {
         private final String name;
         private final StringBuilder fields = new StringBuilder(); // their type codes

@@ -75,9 +75,8 @@ final class CallLog {
     }
 
     /**
-     * Publishes this rank's next call. {@link #hasRoomFor} must hold for all ranks.
-     *
-     * @return the number of the first call that does not match another rank's; 0 if there is none
+     * Publishes this rank's next call. {@link #hasRoomFor} must hold for all ranks. Returns the
+     * number of the first call that does not match another rank's; 0 if there is none.
      */
     int publish(long[] signature, boolean captured) {
         if (!hasCompared(last + 1 - SLOTS)) { // The call that is about to be overwritten.
@@ -108,9 +107,7 @@ final class CallLog {
 
     /**
      * Compares this rank's calls with other ranks' calls, as far as both are published and not yet
-     * compared.
-     *
-     * @return the number of the first call that differs; 0 if none differs
+     * compared. Returns the number of the first call that differs; 0 if none differs.
      */
     int compare() {
         int first = 0;

@@ -10,7 +10,6 @@ import org.djlx.collectives.spi.Operation;
  */
 public final class CallWords {
 
-    /** The number of words of a call. */
     public static final int COUNT = 1 + Operation.SIGNATURE_WORDS;
 
     private CallWords() {}

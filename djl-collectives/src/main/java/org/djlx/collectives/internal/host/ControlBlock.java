@@ -35,7 +35,6 @@ public final class ControlBlock {
     public enum State {
         /** The rank has not joined yet. */
         ABSENT,
-        /** The rank participates. */
         ACTIVE,
         /** The rank has destroyed the group. */
         LEFT,
@@ -102,7 +101,6 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + ABANDONED, epoch);
     }
 
-    /** Returns the value of a signal to a rank. */
     public long signal(int rank, int channel, int source) {
         return words.getLongVolatile(signalOffset(rank, channel, source));
     }
@@ -182,7 +180,6 @@ public final class ControlBlock {
         words.getAndAddInt(rank * RECORD + SLEEPERS, -1);
     }
 
-    /** Returns the state of a rank. */
     public State state(int rank) {
         return State.values()[words.getIntVolatile(rank * RECORD + STATE)];
     }
@@ -198,7 +195,6 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.ACTIVE.ordinal());
     }
 
-    /** Marks this rank as LEFT. */
     public void setLeft(int rank) {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }

@@ -137,7 +137,6 @@ public final class GroupErrors {
         return new CollectiveException("this rank destroyed the group '" + group + "'");
     }
 
-    /** A method was called on a destroyed group. */
     public static IllegalStateException usedAfterDestroy(String group) {
         return new IllegalStateException("the group '" + group + "' has been destroyed");
     }
@@ -228,7 +227,6 @@ public final class GroupErrors {
      * The calls of the ranks do not match; found before they ran.
      *
      * @param calls the words of each rank's call, in rank order
-     * @see CallWords
      */
     public static CollectiveMismatchException disagreement(
             Operation operation, String group, List<long[]> calls) {
@@ -278,7 +276,6 @@ public final class GroupErrors {
      * The calls of the ranks do not match; found after some may have run, so the group is broken.
      *
      * @param calls the words of each rank's call, by rank, as far as known
-     * @see CallWords
      */
     public static CollectiveMismatchException outOfStep(
             String call, String group, Map<Integer, long[]> calls) {

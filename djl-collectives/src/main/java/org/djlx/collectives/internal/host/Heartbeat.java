@@ -77,7 +77,6 @@ public final class Heartbeat implements AutoCloseable {
         }
     }
 
-    /** Watches a member, by its key. */
     public void watch(String key) {
         watched.putIfAbsent(key, new Pulse(0, 0));
     }

@@ -135,7 +135,6 @@ public final class HostSync implements AutoCloseable {
         return rendezvous.failedRank();
     }
 
-    /** Announces that this rank has failed. */
     public void fail(String reason) {
         rendezvous.fail(new CollectiveException(reason));
     }
@@ -151,10 +150,8 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Describes the first other rank that has ended its calls without calling an operation. The
-     * operation never completes.
-     *
-     * @return the text; null if there is none
+     * Describes the first other rank that has ended its calls without calling an operation, which
+     * never completes; null if there is none.
      */
     public String departedBefore(Operation operation) {
         long number = operation.sequence() + 1;

@@ -37,7 +37,6 @@ public final class Peers implements PeerWatch {
         this.hosts = hosts;
     }
 
-    /** Returns an empty set of peers. */
     public static Peers none() {
         return new Peers(List.of(), null);
     }

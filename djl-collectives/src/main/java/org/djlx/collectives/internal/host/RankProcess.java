@@ -12,7 +12,6 @@ import java.nio.charset.StandardCharsets;
  */
 public record RankProcess(String host, long pid, long startTime, String hostName) {
 
-    /** Returns this process. */
     public static RankProcess own() {
         long pid = ProcessHandle.current().pid();
         return new RankProcess(Liveness.HOST, pid, Liveness.startTime(pid), Liveness.HOST_NAME);

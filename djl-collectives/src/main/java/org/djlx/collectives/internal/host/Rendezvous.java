@@ -115,7 +115,6 @@ public final class Rendezvous extends PeerStates {
     private long begun; // number of operations begun; the same on all ranks
     private boolean left; // whether the memory may be unmapped; guarded by this
 
-    /** Creates the rendezvous of one rank in shared memory. */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         super(rank, worldSize, ranksPerCore(worldSize));
         this.control = control;

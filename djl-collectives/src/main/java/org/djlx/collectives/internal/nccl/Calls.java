@@ -25,7 +25,6 @@ final class Calls {
         this.connection = connection;
     }
 
-    /** Calls NCCL. */
     @FunctionalInterface
     private interface Body {
         void enqueue(NcclCommunicator nccl, CudaStream stream);

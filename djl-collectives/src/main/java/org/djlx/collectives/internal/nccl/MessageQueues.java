@@ -59,12 +59,10 @@ final class MessageQueues {
         this.met = met;
     }
 
-    /** Returns the queue of messages to a rank. */
     MessageQueue to(int peer) {
         return queue(context.rank(), peer);
     }
 
-    /** Returns the queue of messages from a rank. */
     MessageQueue from(int peer) {
         return queue(peer, context.rank());
     }

@@ -47,10 +47,9 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Messages to and from each peer have their own streams and communicators. A message does not
  *       wait for collectives, for messages of other peers, or for messages in the other direction.
  *       Messages to one peer match its receives in the order of the calls.
- *   <li><b>NCCL has no tags.</b> Tags are compared only with {@link NcclOptions.Builder#optVerify},
- *       and a receive from any source is not supported.
- *   <li>NCCL does not detect mismatched calls: they hang until the timeout, or corrupt results.
- *       {@code optVerify} detects them.
+ *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
+ *       org.djlx.collectives.ProcessGroup#send} and {@link NcclOptions.Builder#optVerify}. A
+ *       receive from any source is not supported.
  * </ul>
  *
  * <p>If an operation times out, NCCL reports an error, a peer's process ends or a host of the group
@@ -253,7 +252,6 @@ public final class NcclBackend extends Backend {
         return connection.communicator() != null;
     }
 
-    /** Creates the group's communicator, with all ranks. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
         List<byte[]> processes = context.exchange(PROCESSES, RankProcess.own().encoded());

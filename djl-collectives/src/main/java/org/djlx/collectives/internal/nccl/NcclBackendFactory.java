@@ -38,7 +38,6 @@ public final class NcclBackendFactory implements BackendFactory {
         return backend;
     }
 
-    /** Converts the user's options to NCCL's options. */
     static NcclOptions options(BackendOptions options) {
         if (options instanceof NcclOptions ncclOptions) {
             return ncclOptions;

@@ -18,7 +18,6 @@ final class Copies {
         }
     }
 
-    /** Copies bytes unless source and destination are the same. */
     void copyInPlace(long destination, long source, long byteSize) {
         if (destination != source) {
             copy(destination, source, byteSize);

@@ -11,7 +11,6 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.cpu.CpuBackend;
 import org.djlx.collectives.spi.cpu.MessageChannel;
 
-/** The {@code shm} backend of one rank. */
 final class ShmBackend extends CpuBackend implements P2pBackend {
 
     static final String NAME = "shm";
@@ -66,7 +65,6 @@ final class ShmBackend extends CpuBackend implements P2pBackend {
                 segment.mailbox(peer, rank, copies), segment.mailbox(rank, peer, copies));
     }
 
-    /** Converts the user's options to this backend's options. */
     static ShmOptions options(BackendOptions options) {
         if (options instanceof ShmOptions shmOptions) {
             return shmOptions;

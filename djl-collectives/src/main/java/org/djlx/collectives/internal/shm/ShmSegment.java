@@ -117,7 +117,6 @@ final class ShmSegment implements AutoCloseable {
         return headers[2 * rank + half];
     }
 
-    /** Returns the mailbox from one rank to another. */
     Mailbox mailbox(int from, int to, Copies copies) {
         long offset = mailboxes + ((long) from * worldSize + to) * Mailbox.BYTE_SIZE;
         return new Mailbox(shared.memory(), offset, copies);

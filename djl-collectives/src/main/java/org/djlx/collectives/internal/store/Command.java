@@ -44,13 +44,11 @@ enum Command {
     CANCEL_WAIT,
     PING(Field.U32);
 
-    /** The argument of {@link #VALIDATE}. */
     static final int MAGIC = 0x3C85F7CE;
 
     /** The counter of workers that have joined; without a slash, so not a user's key. */
     static final String INIT_KEY = "init/";
 
-    /** The prefix of user keys. */
     static final String KEY_PREFIX = "/";
 
     /** The answer to {@link #CHECK} if all keys are set. */

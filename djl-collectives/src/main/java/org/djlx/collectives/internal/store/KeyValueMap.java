@@ -26,7 +26,6 @@ public class KeyValueMap {
         return values.get(key);
     }
 
-    /** Sets a key. */
     public void set(String key, byte[] value) {
         values.put(key, value);
     }
@@ -46,9 +45,7 @@ public class KeyValueMap {
 
     /**
      * Replaces a value if it equals the expected one; sets an unset key if {@code expected} is
-     * empty.
-     *
-     * @return the value afterwards; {@code expected} if the key is unset
+     * empty. Returns the value afterwards; {@code expected} if the key is unset.
      */
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
         byte[] old = values.get(key);
@@ -70,12 +67,10 @@ public class KeyValueMap {
         values.put(key, joined);
     }
 
-    /** Deletes a key; returns whether it was set. */
     public boolean delete(String key) {
         return values.remove(key) != null;
     }
 
-    /** Returns whether a key is set. */
     boolean contains(String key) {
         return values.containsKey(key);
     }
@@ -90,7 +85,6 @@ public class KeyValueMap {
         return Set.copyOf(values.keySet());
     }
 
-    /** Returns the number of keys. */
     public int size() {
         return values.size();
     }

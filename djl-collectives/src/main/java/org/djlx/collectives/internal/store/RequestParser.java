@@ -18,7 +18,6 @@ import java.util.List;
  */
 final class RequestParser {
 
-    /** The overhead of a key or value of a request, in bytes. */
     private static final int ELEMENT_BYTES = 64;
 
     private static final int FIRST_PIECE = 4 << 10;
@@ -209,7 +208,6 @@ final class RequestParser {
         return before == 0 ? new byte[after] : Arrays.copyOf(value, after);
     }
 
-    /** Reads the length of an element; returns whether it is known. */
     private boolean readLength(ByteBuf in, String what, int max) {
         if (length < 0) {
             if (in.readableBytes() < Long.BYTES) {

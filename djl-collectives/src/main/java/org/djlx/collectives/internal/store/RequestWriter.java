@@ -19,7 +19,6 @@ final class RequestWriter {
         return this;
     }
 
-    /** Writes a user's key. */
     RequestWriter key(String key) {
         return rawKey(Command.KEY_PREFIX + key);
     }

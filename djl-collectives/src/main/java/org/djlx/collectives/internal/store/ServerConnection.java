@@ -33,7 +33,6 @@ final class ServerConnection extends ByteToMessageDecoder {
 
     private static final int HELLO_SECONDS = 10;
 
-    /** The overhead of an answer in bytes. */
     private static final int ANSWER_BYTES = 128;
 
     private final ServerState state;

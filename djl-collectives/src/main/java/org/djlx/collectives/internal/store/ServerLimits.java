@@ -14,7 +14,6 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
     public static final ServerLimits DEFAULTS =
             new ServerLimits(16 << 10, 1 << 20, 8 << 20, Runtime.getRuntime().maxMemory() / 4);
 
-    /** The maximum length of a key in bytes. */
     static final int MAX_KEY_BYTES = 8 << 10;
 
     private static final int MAX_KEYS_IN_COMMAND = 128 << 10;
@@ -24,7 +23,6 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
 
     private static final int MAX_STRANGERS_VALUE_BYTES = 64;
 
-    /** Returns the maximum number of keys in a command. */
     int maxKeysInCommand() {
         return (int) Math.min(MAX_KEYS_IN_COMMAND, maxMessageBytes());
     }

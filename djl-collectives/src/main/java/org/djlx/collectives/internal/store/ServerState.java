@@ -21,7 +21,6 @@ final class ServerState {
     /** The maximum length of a 64-bit decimal number. */
     private static final int MAX_COUNTER_BYTES = 20;
 
-    /** The overhead of a key and its value in bytes. */
     private static final int ENTRY_BYTES = 128;
 
     /** The overhead of waiting for a key in bytes; 280 measured with short keys. */
@@ -61,7 +60,6 @@ final class ServerState {
         return token == null;
     }
 
-    /** Answers a client's hello. */
     Hello.Challenge challenge(byte[] nonce) {
         if (nonce.length != Hello.NONCE_BYTES) {
             throw new IllegalArgumentException(
@@ -96,7 +94,6 @@ final class ServerState {
         return wait;
     }
 
-    /** Cancels a running wait. */
     void cancel(Waits.Wait wait) {
         waits.cancel(wait);
         memory.giveBack(waitBytes(wait.keys()));
@@ -106,7 +103,6 @@ final class ServerState {
         return keys.stream().mapToLong(key -> key.length() + WAIT_BYTES).sum();
     }
 
-    /** Returns the number of awaited keys. */
     int numAwaited() {
         return waits.numKeys();
     }
@@ -193,10 +189,8 @@ final class ServerState {
 
     /**
      * Counts a connection that has not said hello. A quarter of the connections is kept for clients
-     * that have.
-     *
-     * @return the connection to close because a limit is exceeded: the oldest without a hello; null
-     *     if none is
+     * that have. Returns the connection to close because a limit is exceeded: the oldest without a
+     * hello; null if none is.
      */
     ServerConnection connected(ServerConnection connection) {
         connections++;

@@ -21,13 +21,11 @@ public final class StoreChecks {
         checkKey(key, StandardCharsets.UTF_8.newEncoder());
     }
 
-    /** Checks keys. */
     public static void checkKeys(List<String> keys) {
         CharsetEncoder encoder = StandardCharsets.UTF_8.newEncoder();
         Required.argument("the list of keys", keys).forEach(key -> checkKey(key, encoder));
     }
 
-    /** Checks keys, and as many values. */
     public static void checkPairs(List<String> keys, List<byte[]> values) {
         checkKeys(keys);
         Required.argument("the list of values", values);

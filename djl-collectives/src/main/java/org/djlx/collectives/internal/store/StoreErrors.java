@@ -26,7 +26,6 @@ public final class StoreErrors {
         return new StoreTimeoutException(message, missing);
     }
 
-    /** Creates the exception for the use of a closed store. */
     public static CollectiveException closed(String store, String operation) {
         return new CollectiveException(
                 "%s: %s: the store has been closed; close it after its last use"

@@ -14,7 +14,6 @@ import javax.crypto.spec.SecretKeySpec;
  */
 public final class StoreToken {
 
-    /** The environment variable with the secret. */
     public static final String VARIABLE = "DJLX_STORE_TOKEN";
 
     private static final String ALGORITHM = "HmacSHA256";

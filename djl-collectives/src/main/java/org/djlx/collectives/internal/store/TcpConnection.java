@@ -84,7 +84,6 @@ final class TcpConnection implements Closeable {
         out.flush();
     }
 
-    /** Sets the timeout of later reads. */
     void setReadTimeout(int millis) throws IOException {
         socket.setSoTimeout(millis);
     }

@@ -77,7 +77,6 @@ public final class TcpStoreClient implements AutoCloseable {
         return addToJoined(1);
     }
 
-    /** Returns the number of workers that have joined. */
     public long numJoined() {
         return addToJoined(0);
     }

@@ -88,7 +88,6 @@ public final class TcpStoreServer implements AutoCloseable {
         return new TcpStoreServer(bind, limits, worldSize, token);
     }
 
-    /** Returns the address and port on which the server listens. */
     public InetSocketAddress address() {
         return address;
     }

@@ -28,7 +28,6 @@ final class Waits {
         return register(wait) ? wait : null;
     }
 
-    /** Cancels a wait. */
     void cancel(Wait wait) {
         for (String key : wait.keys) {
             byKey.computeIfPresent(
@@ -67,14 +66,12 @@ final class Waits {
         return !missing.isEmpty();
     }
 
-    /** A running wait. */
     static final class Wait {
 
         private final List<String> keys;
         private final Runnable whenSet;
         private int missing;
 
-        /** Returns the awaited keys. */
         List<String> keys() {
             return keys;
         }

@@ -3,10 +3,8 @@ package org.djlx.collectives.launch.cli;
 
 /** The devices that a command's ranks run on. */
 public enum DeviceKind {
-    /** All ranks share the CPU. */
     cpu("shm"),
 
-    /** Each rank has its own GPU. */
     gpu("cuda_p2p");
 
     private final String backend;

@@ -65,9 +65,7 @@ public final class Ranks {
 
     /**
      * Runs a command again, without its option {@code --processes}, in one process for each rank,
-     * and waits until all have exited.
-     *
-     * @return the exit code of {@link Launch#run}
+     * and waits until all have exited. Returns the exit code of {@link Launch#run}.
      */
     public static int launch(CommandSpec command, int processes) {
         CommandSpec root = command.root();
@@ -149,7 +147,6 @@ public final class Ranks {
      *
      * @return the result of each rank, in the order of {@link #here}
      * @throws IllegalStateException if the backend needs more GPUs than there are
-     * @throws Exception the exception of a rank's code
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
         requireGpus(backend, here().size());

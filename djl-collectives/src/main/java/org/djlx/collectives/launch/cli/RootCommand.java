@@ -96,7 +96,6 @@ public abstract class RootCommand {
         return command.getCommandSpec().exitCodeOnInvalidInput();
     }
 
-    /** Returns the example in a command's description, if there is one. */
     private static String example(CommandLine command) {
         return Stream.of(command.getCommandSpec().usageMessage().description())
                 .filter(line -> line.startsWith(EXAMPLE))

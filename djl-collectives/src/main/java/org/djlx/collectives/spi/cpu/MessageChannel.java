@@ -13,11 +13,7 @@ import java.util.function.Consumer;
  */
 public interface MessageChannel {
 
-    /**
-     * Posts a letter.
-     *
-     * @return whether it is on its way; false if there is no space yet
-     */
+    /** Posts a letter; returns false if there is no space yet. */
     boolean post(Letter letter);
 
     /** {@return the next letter from the peer; null if none has arrived} */
@@ -40,9 +36,7 @@ public interface MessageChannel {
     boolean move(Consumer<Transfer> onMoved);
 
     /**
-     * Stops the receive that awaits the data of a message.
-     *
-     * @return the receive; null if there is none
+     * Stops the receive that awaits the data of a message, and returns it; null if there is none.
      */
     Transfer stopReceiving(long message);
 

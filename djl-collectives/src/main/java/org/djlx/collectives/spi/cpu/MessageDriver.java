@@ -12,7 +12,6 @@ import java.util.concurrent.locks.ReentrantLock;
  */
 final class MessageDriver {
 
-    /** The messages to drive. */
     interface Engine {
 
         /** Makes progress without blocking; returns whether there was any. */
@@ -21,7 +20,6 @@ final class MessageDriver {
         /** Fails messages that cannot complete; returns whether anything changed. */
         boolean check();
 
-        /** Returns whether there are running messages. */
         boolean hasPending();
 
         /** Sleeps until another rank has changed something, unless a pass makes progress. */

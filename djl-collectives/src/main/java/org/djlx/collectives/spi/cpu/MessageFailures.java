@@ -46,7 +46,6 @@ final class MessageFailures {
         return ends;
     }
 
-    /** Returns the possible peers of a message. */
     IntStream peersOf(Transfer transfer) {
         return transfer.peer() == Transfer.ANY
                 ? IntStream.range(0, worldSize).filter(peer -> peer != rank)

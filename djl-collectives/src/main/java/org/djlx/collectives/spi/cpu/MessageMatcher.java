@@ -13,7 +13,6 @@ import java.util.Queue;
  */
 final class MessageMatcher {
 
-    /** The offer of a message. */
     record Offer(int source, Letter letter) {}
 
     /** An offer without a receive, and its position in the order of arrival. */
@@ -82,7 +81,6 @@ final class MessageMatcher {
                 .ifPresent(waiting -> remove(offers, key, waiting));
     }
 
-    /** Removes a waiting receive. */
     void forget(Transfer receive) {
         remove(wanted, key(receive.peer(), receive.tag()), receive);
     }

@@ -59,7 +59,6 @@ final class MessagePump {
         this.onEnd = onEnd;
     }
 
-    /** Offers a message to the peer. */
     void offer(Transfer send) {
         offered.put(send.message(), send);
         unposted.add(send.letter(Kind.OFFER));

@@ -58,7 +58,6 @@ final class MessageQueue implements MessageDriver.Engine {
         driver = new MessageDriver(this, name, peers.spins());
     }
 
-    /** Starts a message. */
     void submit(Transfer transfer) {
         try {
             locked(

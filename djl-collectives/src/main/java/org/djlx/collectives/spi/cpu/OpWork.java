@@ -7,7 +7,6 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 
-/** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
 
     private final OpQueue queue;

@@ -75,9 +75,7 @@ public abstract class PeerStates {
 
     /**
      * Returns the exception with which a call must fail because the group is broken or being
-     * destroyed.
-     *
-     * @return the exception; null if the call can run
+     * destroyed; null if the call can run.
      */
     public final CollectiveException obstacle(Object call) {
         if (broken == null && !closing) {
@@ -133,16 +131,14 @@ public abstract class PeerStates {
     }
 
     /**
-     * Returns why a rank no longer takes part, as it has announced: {@link #left}, or its failure.
-     *
-     * @return the description; null if it has announced no end
+     * Returns why a rank no longer takes part, as it has announced: {@link #left}, or its failure;
+     * null if it has announced no end.
      */
     public abstract String announcedEndOf(int peer);
 
     /**
-     * Returns the end of a rank's process. Called at most every {@link #CHECK_NANOS}.
-     *
-     * @return the description; null if the process is alive, or if {@link #lost} reports its end
+     * Describes the end of a rank's process; null if the process is alive, or if {@link #lost}
+     * reports its end. Called at most every {@link #CHECK_NANOS}.
      */
     public String deathOf(int peer) {
         return null;

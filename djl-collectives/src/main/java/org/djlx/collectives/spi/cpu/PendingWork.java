@@ -101,9 +101,8 @@ abstract class PendingWork implements Work {
     }
 
     /**
-     * Waits without taking part in the operation.
-     *
-     * @return whether the operation has ended, also with a failure; false at the timeout
+     * Waits without taking part in the operation. Returns whether the operation has ended, also
+     * with a failure; false at the timeout.
      */
     final boolean awaitFuture(long nanos) {
         try {
