@@ -10,7 +10,6 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.cpu.CpuBackend;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 
-/** The {@code mpi} backend of one rank. */
 final class MpiBackend extends CpuBackend {
 
     static final String NAME = "mpi";

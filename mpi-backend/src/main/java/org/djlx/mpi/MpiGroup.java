@@ -29,10 +29,8 @@ import org.djlx.nativeops.mpi.MpiRequests;
  */
 final class MpiGroup extends PeerStates {
 
-    /** The tag of letters. */
     static final int LETTERS = 0;
 
-    /** The tag of the data of collectives. */
     static final int DATA = 1;
 
     /** The first tag of the data of messages. */
@@ -125,7 +123,6 @@ final class MpiGroup extends PeerStates {
         comm.receive(receive, posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
     }
 
-    /** Sends a letter to all ranks; {@code put} writes it. */
     void sendToAll(Consumer<LetterBuffer> put) {
         lock.lock();
         try {
@@ -193,7 +190,6 @@ final class MpiGroup extends PeerStates {
         }
     }
 
-    /** Returns whether transfers have ended. */
     boolean test(MpiRequests requests) {
         lock.lock();
         try {

@@ -58,7 +58,6 @@ final class MpiProcess {
         return world;
     }
 
-    /** Adds a group. */
     static void opened(MpiGroup group) {
         grouped = true;
         OPEN.add(group);
