@@ -59,6 +59,7 @@ import org.djlx.nativeops.torch.ScalarType;
  *   <li>On the CPU a call returns when the result is computed. On a GPU it returns when the
  *       operator is enqueued on the current stream.
  *   <li>Any thread may call, one thread at a time on a group.
+ *   <li>An invalid argument throws {@link IllegalArgumentException}; nothing has been sent then.
  *   <li>The first call with given shapes, strides, type and dimension makes a plan. Later calls
  *       reuse it. A group keeps the plans used last.
  * </ul>
@@ -67,18 +68,9 @@ import org.djlx.nativeops.torch.ScalarType;
  * ranks know. One exception: in an all-gather + matmul some ranks may take FUSED and others
  * PIPELINED. {@link UsageCounter} counts which path the calls took, and why.
  *
- * <ul>
- *   <li>If the group has P2P buffers, communication overlaps the matmul, or is done by kernels
- *       before or after it. What does not fit into the buffers is sent in rounds. On GPUs a
- *       {@linkplain org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses
- *       the path.
- *   <li>Otherwise the operator falls back to a collective of the group and one matmul.
- *   <li>The path FUSED is one kernel. It needs a Hopper GPU, a 16-bit type or float8, rows that are
- *       multiples of 16 bytes, and buffers with room for the parts of all ranks. It uses all SMs:
- *       call operators of groups that share GPUs in the same order on all ranks.
- *   <li>Calls that are recorded into a CUDA graph may take another path than eager calls. They take
- *       NCCL only if no other path is possible.
- * </ul>
+ * <p>The page {@code docs/fused-operators.md} says what each path runs and needs, and which is
+ * taken. FUSED uses all SMs: call operators of groups that share GPUs in the same order on all
+ * ranks.
  *
  * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On
  * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times. An
@@ -136,7 +128,6 @@ public final class FusedOps {
      * @param gatherDim the dimension along which the parts are concatenated, in rank order. A
      *     negative dimension counts from the back
      * @return the gathered A, and its product with each matrix, of shape (…, N)
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static GatheredMatmul allGatherMatmul(
             NDArray aShard, List<NDArray> bs, int gatherDim, ProcessGroup group) {
@@ -148,8 +139,6 @@ public final class FusedOps {
      *
      * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products, and the gathered A if {@code returnGathered} is true
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
-     * @see #allGatherMatmul(NDArray, List, int, ProcessGroup)
      */
     public static GatheredMatmul allGatherMatmul(
             NDArray aShard,
@@ -186,7 +175,6 @@ public final class FusedOps {
      * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the
      *     values. N may differ between ranks
      * @return the product, of shape (…, N); empty if nothing was computed
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static Optional<NDArray> allGatherGated(
             NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
@@ -216,7 +204,6 @@ public final class FusedOps {
      *     rank order. Its size is a multiple of the world size. A negative dimension counts from
      *     the back
      * @return this rank's part of the result
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NDArray matmulReduceScatter(
             NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
@@ -249,7 +236,6 @@ public final class FusedOps {
      * @param a of shape (…, K) with 2 or more dimensions; the same shape on all ranks, except for K
      * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
      * @return the sum of the products, of shape (…, N); the same on all ranks
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NDArray matmulAllReduce(NDArray a, NDArray b, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(MatmulAllReduce.TYPE.toString());
@@ -286,7 +272,6 @@ public final class FusedOps {
      * @param shard this rank's shard, of any element type; the same shape on all ranks. There is no
      *     gradient: with gradients on, a shard that requires a gradient is refused
      * @param consumer called once for each rank
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void pipelinedAllGather(
             NDArray shard, ShardConsumer consumer, ProcessGroup group) {
@@ -315,7 +300,6 @@ public final class FusedOps {
      *     contiguous, of any element type, the same shape on all ranks. The first size is a
      *     multiple of the world size. On a GPU it is written when the current stream gets there.
      *     The producer must not use it
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @throws org.djlx.collectives.CollectiveException on the CPU, if the producer or the group
      *     fails; the cause is the producer's exception. On a GPU the next call on the group may
      *     throw it
@@ -346,17 +330,12 @@ public final class FusedOps {
      * absolute values.
      *
      * <p>Numerics of Hopper's float8 tensor cores: they sum 32 products at a time, and keep 13 bits
-     * below the leading bit of the sum so far, or of the largest of the products. Lower bits are
-     * lost. So the kernels sum at most 128 products there, and add these sums in float32. Sums of
-     * equal products are then exact, where 16384 of them would be 6 % too small. The error of an
-     * element is at most 132 2<sup>-13</sup> of the sum of its products' absolute values, in
-     * addition to the above, and far less for products of both signs.
+     * below the leading bit of the sum so far, or of the largest of the products. So the kernels
+     * sum at most 128 products there, and add these sums in float32. The error of an element is at
+     * most 132 2<sup>-13</sup> of the sum of its products' absolute values, in addition to the
+     * above, and far less for products of both signs.
      *
-     * <p>Paths: all. FUSED needs N in multiples of 8; an all-gather also needs K in multiples of
-     * 16. On the other paths cuBLASLt's float8 kernels multiply on GPUs of compute capability 9.0
-     * or later, if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes;
-     * scales of rows need cuBLAS 12.9. Otherwise the operands are converted first, which is exact:
-     * to float16 on GPUs, to float32 on the CPU.
+     * <p>Paths: all; {@code docs/fused-operators.md}, float8, says what each needs.
      *
      * <p>There is no gradient: with gradients on, an input that requires a gradient is refused.
      *
@@ -369,7 +348,6 @@ public final class FusedOps {
      * @param gatherDim the first dimension of A: 0, or its negative index
      * @return the products in bfloat16, of shape (…, N), and the gathered A if {@code
      *     returnGathered} is true
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static GatheredMatmul allGatherScaledMatmul(
             NDArray aShard,
@@ -403,7 +381,6 @@ public final class FusedOps {
      * @param scatterDim the first dimension of the product: 0, or its negative index. Its size is a
      *     multiple of the world size
      * @return this rank's part of the result, in bfloat16
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NDArray scaledMatmulReduceScatter(
             NDArray a,
@@ -490,7 +467,6 @@ public final class FusedOps {
      * @param weight of shape (hidden) and the same type
      * @param epsilon the number added to the mean of squares, finite and at least 0
      * @return new arrays in the manager of the partial; no input is changed
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
@@ -504,7 +480,6 @@ public final class FusedOps {
      * @param outputs the arrays for the results: contiguous, of the partial's shape and type. The
      *     new residual may be the array of the partial. Otherwise the arrays share no memory with
      *     each other or with an input
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void allReduceRmsNorm(
             NormedResidual outputs,
@@ -522,17 +497,12 @@ public final class FusedOps {
      *
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
-     * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
         return AllReduceRmsNormPlan.isFused(type, rows, hidden, group);
     }
 
-    /**
-     * Starts counting the calls in this JVM by path.
-     *
-     * @return the counter; close it to end counting
-     */
+    /** Starts counting the calls in this JVM by path. Close the counter to end counting. */
     public static UsageCounter countUsage() {
         return new UsageCounter();
     }
@@ -595,8 +565,6 @@ public final class FusedOps {
      *       winner. Without this scope, each run takes the same paths.
      *   <li>Float8, calls recorded into a graph, and groups on the CPU are not measured.
      * </ul>
-     *
-     * @throws IllegalArgumentException if the group is null
      */
     public static Scope measurePaths(ProcessGroup group) {
         new OperandChecks("measurePaths").checkNotNull("the group", group);

@@ -16,7 +16,6 @@ public final class GatheredMatmul {
      *
      * @param gathered the gathered A; null if the caller did not ask for it
      * @param outputs the product of A with each B
-     * @throws IllegalArgumentException if {@code outputs} is null
      */
     public GatheredMatmul(NDArray gathered, List<NDArray> outputs) {
         if (outputs == null) {

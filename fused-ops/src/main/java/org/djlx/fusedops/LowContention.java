@@ -22,6 +22,7 @@ import org.djlx.nativeops.torch.TensorInfo;
  * <p>Rules:
  *
  * <ul>
+ *   <li>An invalid argument throws {@link IllegalArgumentException}; nothing has been sent then.
  *   <li>The caller waits for the returned {@link Work}.
  *   <li>If the group has no P2P buffers, all ranks use the group's own collective; {@link
  *       FusedOps#countUsage} counts it as NCCL.
@@ -48,7 +49,6 @@ public final class LowContention {
      * @param output receives the arrays; has world size times as many elements as the input
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
      *     this rank's part of the output. Otherwise input and output share no memory
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#allGatherIntoTensor(NDArray, NDArray)
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
@@ -73,7 +73,6 @@ public final class LowContention {
      *     times as many elements as the output
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; sums 16-bit
      *     types in float32 and rounds once
-     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#reduceScatterTensor(NDArray, NDArray, ReduceOp)
      */
     public static Work reduceScatter(

@@ -60,11 +60,7 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> true);
     }
 
-    /**
-     * {@return the number of calls of all fused operators that took a path}
-     *
-     * @throws IllegalArgumentException if the path is null
-     */
+    /** {@return the number of calls of all fused operators that took a path} */
     public long calls(Path path) {
         if (path == null) {
             throw new IllegalArgumentException("calls: path is null");
@@ -81,7 +77,6 @@ public final class UsageCounter implements AutoCloseable {
      *     lowContentionReduceScatter}, {@code pipelinedAllGather}, {@code
      *     pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or {@code
      *     allToAllVdev2dOffset}
-     * @throws IllegalArgumentException if an argument is null
      */
     public long calls(String operator, Path path) {
         if (operator == null || path == null) {
@@ -91,11 +86,7 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> kind.path == path && kind.operator.equals(operator));
     }
 
-    /**
-     * {@return the number of calls that fell back for a reason}
-     *
-     * @throws IllegalArgumentException if the reason is null
-     */
+    /** {@return the number of calls that fell back for a reason} */
     public long fallbacks(FallbackReason reason) {
         if (reason == null) {
             throw new IllegalArgumentException("fallbacks: reason is null");
@@ -103,11 +94,7 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> kind.reason == reason);
     }
 
-    /**
-     * {@return the number of calls of one operator that fell back for a reason}
-     *
-     * @throws IllegalArgumentException if an argument is null
-     */
+    /** {@return the number of calls of one operator that fell back for a reason} */
     public long fallbacks(String operator, FallbackReason reason) {
         if (operator == null || reason == null) {
             throw new IllegalArgumentException(

@@ -8,11 +8,7 @@ package org.djlx.fusedops.cost;
  */
 public record Choice(Path path, String why) {
 
-    /**
-     * Creates a choice.
-     *
-     * @throws IllegalArgumentException if an argument is null
-     */
+    /** Creates a choice. */
     public Choice {
         if (path == null || why == null) {
             throw new IllegalArgumentException(

@@ -58,7 +58,6 @@ public final class CostModel {
      * Creates a model.
      *
      * @param network the network between hosts, used if there are more ranks than a host has GPUs
-     * @throws IllegalArgumentException if an argument is null
      */
     public CostModel(Machine machine, Network network) {
         if (machine == null || network == null) {
@@ -86,11 +85,7 @@ public final class CostModel {
         return new CostModel(this, byteSize);
     }
 
-    /**
-     * Creates a model of GPUs of one host.
-     *
-     * @throws IllegalArgumentException if the machine is null
-     */
+    /** Creates a model of GPUs of one host. */
     public CostModel(Machine machine) {
         this(machine, Network.NDR);
     }

@@ -51,11 +51,7 @@ public final class FusedMatmulModel {
     private final Machine machine;
     private final Workload work;
 
-    /**
-     * Creates a model of one operator.
-     *
-     * @throws IllegalArgumentException if an argument is null
-     */
+    /** Creates a model of one operator. */
     public FusedMatmulModel(Machine machine, Workload work) {
         if (machine == null || work == null) {
             throw new IllegalArgumentException(

@@ -77,7 +77,6 @@ public record Machine(
          */
         private static final double WIDE_TYPES = 989.0 / 67;
 
-        /** Returns the time of a matmul. */
         double micros(ScalarType type, long m, long n, long k) {
             int item = type.itemSize();
             double slower = item > 2 ? WIDE_TYPES : item / 2.0;
@@ -221,8 +220,6 @@ public record Machine(
     /**
      * {@return this machine with another number of SMs, and the same memory, links and host} Used
      * for GPUs that were not measured, and for ranks that share a GPU.
-     *
-     * @throws IllegalArgumentException if it is less than 1
      */
     public Machine withMultiprocessors(int count) {
         if (count < 1) {
@@ -265,11 +262,8 @@ public record Machine(
     }
 
     /**
-     * Returns the machine of a GPU: {@link #H200} for an H200; for others the measured rates of
-     * matmuls and memory, and the links, NCCL and host of an H200.
-     *
-     * @return the machine, named after the GPU
-     * @throws IllegalArgumentException if the rates are null
+     * Returns the machine of a GPU, named after it: {@link #H200} for an H200; for others the
+     * measured rates of matmuls and memory, and the links, NCCL and host of an H200.
      */
     public static Machine of(GpuRates rates) {
         if (rates == null) {

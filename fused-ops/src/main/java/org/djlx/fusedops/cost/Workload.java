@@ -26,12 +26,7 @@ public record Workload(
         List<Long> columns,
         long inner) {
 
-    /**
-     * Creates a workload.
-     *
-     * @throws IllegalArgumentException if an argument is null, a size is negative, or there is no
-     *     rank or no B
-     */
+    /** Creates a workload. */
     public Workload {
         if (operator == null || type == null || columns == null) {
             throw new IllegalArgumentException(
@@ -93,7 +88,6 @@ public record Workload(
                 : new Workload(operator, type, ranks, rows, columns, size);
     }
 
-    /** Returns the number of columns of all Bs. */
     long allColumns() {
         return columns.stream().mapToLong(Long::longValue).sum();
     }

@@ -96,9 +96,8 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns a launcher of kernels that plans share. The first call creates it.
-     *
-     * @return the launcher, which is closed with this object; empty on the CPU
+     * Returns a launcher of kernels that plans share; empty on the CPU. The first call creates it;
+     * it is closed with this object.
      */
     public synchronized <T extends KernelLauncher> Optional<T> launcher(
             Class<T> type, KernelLauncher.Factory<T> factory) {

@@ -8,7 +8,6 @@ import org.djlx.nativeops.cuda.KernelCompiler;
 /** Launches the kernels of one CUDA source on one rank's GPU. {@link Compute#launcher} keeps it. */
 public interface KernelLauncher extends AutoCloseable {
 
-    /** Creates a launcher. */
     @FunctionalInterface
     interface Factory<T extends KernelLauncher> {
 

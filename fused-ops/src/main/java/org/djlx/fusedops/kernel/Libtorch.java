@@ -35,7 +35,6 @@ final class Libtorch {
         return new NativeMemory(address, byteSize, device, () -> {});
     }
 
-    /** Returns a view of a non-empty matrix. */
     private NDArray view(ScalarType type, long address, MatrixLayout layout) {
         long elements =
                 (layout.rows() - 1) * layout.rowStride()
@@ -152,7 +151,6 @@ final class Libtorch {
         }
     }
 
-    /** Sets bytes to 0. */
     void clear(long address, long byteSize) {
         Shape shape = new Shape(byteSize);
         try (NDArray bytes = view(ScalarType.UINT8, address, shape);

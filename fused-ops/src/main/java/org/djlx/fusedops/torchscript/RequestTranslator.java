@@ -50,7 +50,6 @@ final class RequestTranslator implements Translator<Input, Output> {
 
     private final Translator<Input, Output> translator;
 
-    /** Creates the translator of a model. */
     RequestTranslator(Model model) {
         translator =
                 new NoopServingTranslatorFactory()

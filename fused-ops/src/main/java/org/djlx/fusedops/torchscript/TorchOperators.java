@@ -193,7 +193,6 @@ public final class TorchOperators {
      * @throws IllegalArgumentException if an operator has refused its arguments, before anything
      *     was sent
      * @throws org.djlx.collectives.CollectiveException if the group fails
-     * @throws Exception if the code throws
      */
     public static <T> T call(ProcessGroup group, Callable<T> code) throws Exception {
         if (group == null || code == null) {

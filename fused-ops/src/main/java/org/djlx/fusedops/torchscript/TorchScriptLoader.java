@@ -166,7 +166,6 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         return found.size();
     }
 
-    /** Returns each rank's device. */
     static List<Device> devices(List<Device> given, int ranks) {
         Device first = given.get(0);
         if (given.size() == 1) {

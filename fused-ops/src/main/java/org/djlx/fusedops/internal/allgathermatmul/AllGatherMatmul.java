@@ -50,7 +50,6 @@ public record AllGatherMatmul(
     public static final OpType TYPE = new OpType("allGatherMatmul");
     public static final OpType SCALED = new OpType("allGatherScaledMatmul");
 
-    /** What the operator returns. */
     public enum Output {
         /** The product with each B. */
         PRODUCTS,
@@ -63,11 +62,7 @@ public record AllGatherMatmul(
         GATED_PRODUCT
     }
 
-    /**
-     * Checks the operands of a call.
-     *
-     * @throws IllegalArgumentException if the operands do not fit together
-     */
+    /** Checks the operands of a call. */
     private static AllGatherMatmul of(
             OperandChecks checks,
             ProcessGroup group,

@@ -24,7 +24,6 @@ import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.TensorTemplate;
 import org.djlx.nativeops.torch.Torch;
 
-/** An all-gather + matmul over P2P buffers. */
 abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call> {
 
     final AllGatherMatmul operator;
@@ -176,7 +175,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
     }
 
-    /** Copies a B to the layout of its copy. */
     NDArray copyOfB(OperationScope scope, NDArray b) {
         return scope.copy(b, operator.type());
     }
@@ -228,12 +226,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             }
         }
 
-        /** Multiplies all rows. */
         void multiply(Call call, long rows) {
             multiplyShard(call, rows, 0);
         }
 
-        /** Multiplies the rows of a rank's shard. */
         void multiplyShard(Call call, long rows, int rank) {
             for (int i = 0; i < products.length; i++) {
                 products[i].run(

@@ -56,7 +56,6 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     private final NormPath path;
     private final TensorTemplate output; // of each result
 
-    /** A call. */
     private record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
 
         NDArray partial() {

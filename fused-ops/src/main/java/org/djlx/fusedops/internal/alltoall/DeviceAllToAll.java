@@ -47,7 +47,6 @@ public final class DeviceAllToAll {
     private final TensorInfo outSplits;
     private final int experts; // of each rank
 
-    /** Checks the arguments of a call. */
     private DeviceAllToAll(
             OpType type,
             ProcessGroup group,
@@ -312,7 +311,6 @@ public final class DeviceAllToAll {
         return Torch.narrow(array, 0, rows == 0 ? 0 : chunks[0].begin(), rows);
     }
 
-    /** Copies chunks of the input to one array. */
     private NDArray gathered(NDManager manager, Chunk[] chunks, long[] counts) {
         NDArray staged = staging(manager, counts);
         long place = 0;

@@ -27,7 +27,6 @@ final class HostSplits {
      */
     record Chunk(int rank, long begin, long rows) {}
 
-    /** Checks the rows of all ranks. */
     HostSplits(OperandChecks checks, long[][] rows, int rank, int experts, boolean combine) {
         this.checks = checks;
         this.rows = rows;

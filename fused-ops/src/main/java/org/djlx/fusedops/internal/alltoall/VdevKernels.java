@@ -61,7 +61,6 @@ final class VdevKernels implements KernelLauncher {
     private final KernelArguments arguments = new KernelArguments();
     private final KernelStruct struct = new KernelStruct(LAUNCH.byteSize());
 
-    /** Returns the kernels of a group on GPUs. */
     static VdevKernels of(Compute compute) {
         return compute.launcher(
                         VdevKernels.class,

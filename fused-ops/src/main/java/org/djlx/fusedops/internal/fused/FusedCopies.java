@@ -18,7 +18,6 @@ public final class FusedCopies {
         return wide;
     }
 
-    /** Copies a B to the {@link FusedMatmul#layoutOfB}. */
     public static NDArray copyOfB(OperationScope scope, NDArray b, ScalarType type) {
         if (type != ScalarType.FLOAT8_E4M3FN) {
             return scope.copy(b, type);

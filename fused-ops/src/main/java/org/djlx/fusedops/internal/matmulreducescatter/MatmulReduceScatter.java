@@ -44,11 +44,7 @@ public record MatmulReduceScatter(
     public static final OpType TYPE = new OpType("matmulReduceScatter");
     public static final OpType SCALED = new OpType("scaledMatmulReduceScatter");
 
-    /**
-     * Checks the operands of a call.
-     *
-     * @throws IllegalArgumentException if they do not fit together
-     */
+    /** Checks the operands of a call. */
     static MatmulReduceScatter of(
             OperandChecks checks,
             ProcessGroup group,
@@ -92,7 +88,6 @@ public record MatmulReduceScatter(
         return left.dimension() - 1;
     }
 
-    /** The rows of A as a matrix. */
     long rows() {
         return Axes.rows(left);
     }
@@ -115,7 +110,6 @@ public record MatmulReduceScatter(
         return partRows() * partColumns() * typeOfProduct().itemSize();
     }
 
-    /** The dimension of A that is moved to the front. */
     int frontDim() {
         return isByRows() ? scatterDim : 0;
     }

@@ -100,7 +100,6 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         return scope.front(a, operator.frontDim(), operator.type());
     }
 
-    /** Copies B to the layout of its copy. */
     NDArray copyOfB(OperationScope scope, NDArray b) {
         return scope.copy(b, operator.type());
     }

@@ -28,7 +28,6 @@ public final class Axes {
         return array.transpose(order.stream().mapToInt(i -> i).toArray());
     }
 
-    /** Returns the shape after {@link #move}. */
     public static Shape move(Shape shape, int from, int to) {
         if (from == to) {
             return shape;
@@ -63,7 +62,6 @@ public final class Axes {
         return new Shape(count).addAll(shape);
     }
 
-    /** Returns the layout of a matrix. */
     public static MatrixLayout layout(TensorInfo matrix) {
         long[] sizes = matrix.sizes();
         long[] strides = matrix.strides();

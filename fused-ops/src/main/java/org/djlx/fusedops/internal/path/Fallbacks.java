@@ -37,13 +37,11 @@ public final class Fallbacks {
         return FORCED.get(path.ordinal()) > 0;
     }
 
-    /** Returns whether the path NCCL is forced, for all operators or for this one. */
     public static boolean isForced(OpType operator) {
         return isForced(Path.NCCL)
                 || !FORCED_OPERATORS.isEmpty() && FORCED_OPERATORS.containsKey(operator.toString());
     }
 
-    /** Returns the forced paths of an operator, one bit each. */
     static int forced(OpType operator) {
         int forced = isForced(operator) ? 1 << Path.NCCL.ordinal() : 0;
         for (Path path : PATHS) {

@@ -15,7 +15,6 @@ public final class GraphAwarePath<R> implements MatmulPath<R> {
     private final Preparation<R> preparation;
     private MatmulPath<R> recorded; // null before the first recorded call
 
-    /** Prepares the path for recorded calls. */
     interface Preparation<R> {
 
         MatmulPath<R> prepare(ProcessGroup group, Operands operands);

@@ -26,13 +26,10 @@ public final class MatmulPlan<R> implements FusedPlan {
     private final MatmulPath<R> path;
     private final boolean gathersA;
 
-    /** An operator with its checked sizes. */
     public interface Operator<R> {
 
-        /** Returns the kind of operator. */
         OpType opType();
 
-        /** Returns the element type of the products. */
         ScalarType typeOfProduct();
 
         /** Returns the sizes for the cost model. */
@@ -44,7 +41,6 @@ public final class MatmulPlan<R> implements FusedPlan {
         /** Returns whether the path FUSED can compute the operator, with slots that fit. */
         boolean isFusable(Compute compute, P2pBuffers buffers, Workload work);
 
-        /** Returns whether A is gathered, and the scales of its rows with it. */
         boolean gathersA();
 
         /** Returns whether the paths can be measured: each computes a result. */
@@ -53,7 +49,6 @@ public final class MatmulPlan<R> implements FusedPlan {
         /** Prepares the path FUSED, PIPELINED or GATHERED. */
         MatmulPath<R> prepare(ProcessGroup group, Operands operands, Choice choice);
 
-        /** Prepares the path NCCL. */
         MatmulPath<R> prepareFallback(GroupPlans plans, Choice choice, FallbackReason reason);
     }
 

@@ -113,7 +113,6 @@ public final class OperandChecks {
         return info.type();
     }
 
-    /** Checks that an array is on the group's device. */
     public void checkDevice(String role, NDArray array, Device device) {
         if (!array.getDevice().equals(device)) {
             throw wrong(

@@ -45,7 +45,6 @@ public final class OperationScope {
         return Torch.view(manager, memory, 0, shape, type);
     }
 
-    /** Returns another array with the same memory. */
     public NDArray alias(NDArray array) {
         return add(Torch.alias(manager, array));
     }
@@ -76,7 +75,6 @@ public final class OperationScope {
         return Torch.isContiguous(array) ? array : copy(array, type);
     }
 
-    /** Returns a contiguous copy of an array. */
     public NDArray copy(NDArray array, ScalarType type) {
         NDArray copy = empty(array.getShape(), type);
         NoGradient.run(() -> Torch.copy(copy, array));

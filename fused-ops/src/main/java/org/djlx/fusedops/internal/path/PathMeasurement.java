@@ -70,7 +70,6 @@ public final class PathMeasurement {
         private final float[] eager = new float[PATHS.length]; // us, by path
         private final float[] recorded = new float[PATHS.length];
 
-        /** Returns the fastest path in total. */
         Choice fastest(boolean isRecorded) {
             float[] times = isRecorded ? recorded : eager;
             List<String> texts = new ArrayList<>();

@@ -63,7 +63,6 @@ public final class Pipeline {
         }
     }
 
-    /** The body of an operation. */
     private interface Body {
         void run(int epoch, P2pStream current, P2pStream side);
     }
@@ -82,7 +81,6 @@ public final class Pipeline {
         }
     }
 
-    /** Computes with the shard of one rank. */
     @FunctionalInterface
     public interface ShardConsumer {
 
@@ -367,7 +365,6 @@ public final class Pipeline {
         reducer.reduce(current, received(slots, epoch, received, 0), slots.distance());
     }
 
-    /** Computes a part for one rank. */
     @FunctionalInterface
     public interface PartProducer {
 

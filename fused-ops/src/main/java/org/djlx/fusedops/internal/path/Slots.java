@@ -67,12 +67,10 @@ public final class Slots {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / buffers.worldSize();
     }
 
-    /** Returns whether the buffers have room for slots or for windows. */
     public static boolean isPossible(P2pBuffers buffers, long byteSize) {
         return fit(buffers, byteSize) || window(buffers) > 0;
     }
 
-    /** Returns the buffers. */
     public P2pBuffers buffers() {
         return buffers;
     }

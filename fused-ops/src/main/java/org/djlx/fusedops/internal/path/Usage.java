@@ -23,12 +23,10 @@ public final class Usage {
         void called(String operator, Path path, FallbackReason reason, Choice choice);
     }
 
-    /** Adds a listener. */
     public static void add(Listener listener) {
         LISTENERS.add(listener);
     }
 
-    /** Removes a listener. */
     public static void remove(Listener listener) {
         LISTENERS.remove(listener);
     }

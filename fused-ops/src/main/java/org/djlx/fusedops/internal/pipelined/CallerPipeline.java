@@ -207,7 +207,6 @@ public final class CallerPipeline {
         }
     }
 
-    /** Returns a view of a shard or chunk. */
     private NDArray view(long address) {
         return scope.view(address, part, elements, partBytes);
     }
