@@ -39,12 +39,7 @@ public final class ActivationCheckpoint extends AbstractBlock {
         this.block = addChildBlock("block", block);
     }
 
-    /**
-     * Wraps a block. Its parameters' names get a prefix, as those of any child block.
-     *
-     * @return a block that computes the same
-     * @throws IllegalArgumentException if the block is null
-     */
+    /** Wraps a block. Its parameters' names get a prefix, as those of any child block. */
     public static ActivationCheckpoint wrap(Block block) {
         return new ActivationCheckpoint(
                 Required.argument("ActivationCheckpoint: the block", block));

@@ -35,7 +35,6 @@ final class BackwardPasses {
         this.ranks = ranks;
     }
 
-    /** Returns when the current backward pass reduces gradients. */
     ReductionTime time() {
         return synchronizes ? time : ReductionTime.LATER;
     }
@@ -56,12 +55,10 @@ final class BackwardPasses {
         time = ReductionTime.AFTER_PASS;
     }
 
-    /** Adds a forward pass that has been recorded. */
     void add(SplitForward pass) {
         open.add(pass);
     }
 
-    /** Discards passes whose backward pass has not ended. */
     void discard() {
         closeAll();
         followed = null;
@@ -145,12 +142,10 @@ final class BackwardPasses {
     }
 
     /**
-     * Reduces a rank's gradients at the end of its backward pass, if no other pass is open: another
-     * pass would add to them. Otherwise the collector reduces them later, on all ranks at once.
-     *
-     * <p>The caller's graph may add to the first rank's gradients after this, for example by a
-     * penalty on parameters. {@link ParameterStrategy#sendChangedGradients} copies these sums to
-     * the other ranks.
+     * Reduces a rank's gradients at the end of its backward pass. If another pass is open, which
+     * adds to them, the collector reduces them later, on all ranks at once. The caller's graph may
+     * add to the first rank's gradients after this, for example by a penalty on parameters; {@link
+     * ParameterStrategy#sendChangedGradients} copies these sums to the other ranks.
      */
     void end(Replica replica) {
         ParameterStrategy strategy = trainer.strategy();

@@ -44,11 +44,7 @@ final class BatchPasses {
                 || block.getChildren().values().stream().anyMatch(BatchPasses::runsCollectives);
     }
 
-    /**
-     * Computes a batch in training mode.
-     *
-     * @param scope the caller's; null if gradients are not recorded
-     */
+    /** Computes a batch in training mode; {@code scope} is null if gradients are not recorded. */
     NDList train(
             ParameterStrategy strategy,
             Block block,
@@ -66,7 +62,6 @@ final class BatchPasses {
         return divided(strategy, block, kind, data, labels, scope, meeting);
     }
 
-    /** Computes a batch in evaluation mode. */
     NDList evaluate(ParameterStrategy strategy, Block block, NDList data) {
         if (ranks.others().isEmpty()) {
             return strategy.evaluate(ranks.first(), data);
@@ -136,7 +131,6 @@ final class BatchPasses {
         return first.dimension() > 0 && first.get(0) > 0;
     }
 
-    /** Returns the layout of the first batch of its kind; data are as those of other kinds. */
     private Layout newLayout(Kind kind, NDList data, NDList labels) {
         return layouts.entrySet().stream()
                 .filter(other -> other.getKey().data == kind.data && hasRows(data))

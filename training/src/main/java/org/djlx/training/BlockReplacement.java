@@ -30,11 +30,8 @@ final class BlockReplacement {
     }
 
     /**
-     * Applies a rule to a block and its descendants.
-     *
-     * @param problem begins the error; {@code %s} stands for the block's class
-     * @return the block, or its replacement
-     * @throws IllegalArgumentException if a block does not let a layer be replaced
+     * Applies a rule to a block and its descendants. {@code problem} begins the error; {@code %s}
+     * in it is the block's class.
      */
     static Block apply(Block block, Rule rule, String problem) {
         return new BlockReplacement(rule, problem).convert(block);
@@ -67,7 +64,6 @@ final class BlockReplacement {
         block.getChildren().values().forEach(BlockReplacement::copyBack);
     }
 
-    /** Returns the instance fields that a class declares. */
     private static List<Field> fields(Class<?> type) {
         List<Field> fields = new ArrayList<>();
         for (Field field : type.getDeclaredFields()) {

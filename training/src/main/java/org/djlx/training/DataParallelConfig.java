@@ -51,11 +51,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private GradScaler scaler; // null if it is not set here
     private ProcessGroup group;
 
-    /**
-     * Creates a configuration.
-     *
-     * @throws IllegalArgumentException if a system property has an illegal value
-     */
+    /** Throws an {@link IllegalArgumentException} if a system property has an illegal value. */
     public DataParallelConfig(Loss loss) {
         super(loss);
         addTrainingListeners(new EngineCheck());
@@ -133,10 +129,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the number of CPU ranks in this JVM. On GPUs there is one rank per device.
-     *
-     * @param ranks the number, 1 or more
-     * @return this configuration
+     * Sets the number of CPU ranks in this JVM, 1 or more. On GPUs there is one rank per device.
      */
     public DataParallelConfig optRanks(int ranks) {
         this.ranks = ranks;
@@ -144,13 +137,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets how gradients are reduced across processes, or across trainers that share a group. All
-     * of them must set the same value. {@code newTrainer} refuses {@link GradientReduction#MEAN}
-     * for several ranks in one JVM, which compute one loss.
-     *
-     * @param reduction {@link GradientReduction#MEAN}, the default, for losses that are means over
-     *     a batch; {@link GradientReduction#SUM} for sums
-     * @return this configuration
+     * Sets how gradients are reduced across processes, or across trainers that share a group;
+     * default {@link GradientReduction#MEAN}, which {@code newTrainer} refuses for several ranks in
+     * one JVM. The same in all of them.
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
         this.reduction = Required.argument("optGradientReduction: reduction", reduction);
@@ -158,12 +147,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the format in which gradients are sent between ranks. All ranks must set the same
-     * format.
-     *
-     * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
-     *     GradientCompression#BFLOAT16}
-     * @return this configuration
+     * Sets the format in which gradients are sent; default {@link GradientCompression#NONE}. The
+     * same on all ranks.
      */
     public DataParallelConfig optGradientCompression(GradientCompression compression) {
         this.compression = Required.argument("optGradientCompression: compression", compression);
@@ -171,11 +156,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the size of a gradient bucket. All ranks must set the same size.
-     *
-     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets its
-     *     own bucket
-     * @return this configuration
+     * Sets the bytes of a gradient bucket before compression; default 25 MiB. A larger gradient
+     * gets its own bucket. The same on all ranks.
      */
     public DataParallelConfig optBucketBytes(long bytes) {
         bucketBytes = bytes;
@@ -183,11 +165,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the backend of the process group that the trainer creates.
-     *
-     * @param backend the backend's name; the default is {@code shm} on CPUs and {@code cuda_p2p} on
-     *     GPUs
-     * @return this configuration
+     * Sets the backend of the trainer's own group; default {@code shm} on CPUs, {@code cuda_p2p} on
+     * GPUs.
      */
     public DataParallelConfig optBackend(String backend) {
         this.backend = backend;
@@ -195,12 +174,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the timeout of the process group that the trainer creates: how long an operation waits
-     * for other ranks.
-     *
-     * @param timeout the timeout; the default is 30 minutes, or the system property {@code
-     *     org.djlx.timeoutSeconds}
-     * @return this configuration
+     * Sets how long an operation of the trainer's own group waits for other ranks; default 30
+     * minutes.
      */
     public DataParallelConfig optTimeout(Duration timeout) {
         if (timeout == null || timeout.isNegative() || timeout.isZero()) {
@@ -213,13 +188,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets whether batch normalisation is computed over the rows of all ranks, as by PyTorch's
-     * SyncBatchNorm. {@code newTrainer} then replaces each {@link ai.djl.nn.norm.BatchNorm} in the
-     * block's fields and children; with several ranks in one JVM also each {@link
-     * ai.djl.nn.norm.GhostBatchNorm}. All ranks must set the same value.
-     *
-     * @param synchronize true, which is the default, or false for statistics of each rank's rows;
-     *     running statistics are then rank 0's after each pass, as with PyTorch's DDP
-     * @return this configuration
+     * SyncBatchNorm; default true. {@code newTrainer} then replaces each {@link
+     * ai.djl.nn.norm.BatchNorm} in the block's fields and children; with several ranks in one JVM
+     * also each {@link ai.djl.nn.norm.GhostBatchNorm}. With false, running statistics are rank 0's
+     * after each pass, as with DDP. The same on all ranks.
      */
     public DataParallelConfig optSyncBatchNorm(boolean synchronize) {
         syncBatchNorm = synchronize;
@@ -227,12 +199,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets whether the first forward pass of several ranks in one JVM checks that their predictions
-     * equal those of one rank with the whole batch. The first device computes it two or three
-     * times.
-     *
-     * @param check true, which is the default, or false not to check
-     * @return this configuration
+     * Sets whether the first forward pass of several ranks in one JVM is checked against one rank
+     * with the whole batch; default true. The first device computes it two or three times.
      */
     public DataParallelConfig optCheckForward(boolean check) {
         checkForward = check;
@@ -241,13 +209,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
-     * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
-     * calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass, step and
-     * {@link JoinListener}. Checkpoints are saved by a training listener, or after join. All ranks
-     * must set the same value.
-     *
-     * @param join true to allow it; false, the default, for an error
-     * @return this configuration
+     * Join}; default false. {@code EasyTrain} then joins at the end of each epoch; a training loop
+     * of your own calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass,
+     * step and {@link JoinListener}. Checkpoints are saved by a training listener, or after join.
+     * The same on all ranks.
      */
     public DataParallelConfig optJoin(boolean join) {
         this.join = join;
@@ -255,14 +220,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets what the ranks divide among each other. All ranks must set the same strategy. The
-     * optimizer's state ends with the trainer. With {@link ShardingStrategy#FULL_SHARD} the block's
-     * own arrays are closed while the trainer is open, except within {@link
-     * DataParallelTrainer#summonFullParameters}.
-     *
-     * @param strategy the strategy; the default is {@link ShardingStrategy#NO_SHARD}, or the system
-     *     property {@code org.djlx.shardingStrategy}
-     * @return this configuration
+     * Sets what the ranks divide among each other; default {@link ShardingStrategy#NO_SHARD}. The
+     * same on all ranks. The optimizer's state ends with the trainer. With {@link
+     * ShardingStrategy#FULL_SHARD} the block's own arrays are closed while the trainer is open,
+     * except within {@link DataParallelTrainer#summonFullParameters}.
      */
     public DataParallelConfig optShardingStrategy(ShardingStrategy strategy) {
         sharding = Required.argument("optShardingStrategy: strategy", strategy);
@@ -270,13 +231,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the type in which DJL's {@link ai.djl.nn.core.Linear} and convolution layers compute, as
-     * under PyTorch's autocast. Parameters and everything else stay float32, subclasses of these
-     * layers too. All ranks must set the same policy.
-     *
-     * @param policy the policy; the default is {@link MixedPrecisionPolicy#NONE}, or the system
-     *     property {@code org.djlx.mixedPrecision}
-     * @return this configuration
+     * Sets the type in which DJL's {@link ai.djl.nn.core.Linear} and convolution layers compute,
+     * but not their subclasses; default {@link MixedPrecisionPolicy#NONE}. The same on all ranks.
      */
     public DataParallelConfig optMixedPrecision(MixedPrecisionPolicy policy) {
         precision = Required.argument("optMixedPrecision: policy", policy);
@@ -284,11 +240,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the scaler of gradients.
-     *
-     * @param scaler the scaler; the default is one with PyTorch's options for {@link
-     *     MixedPrecisionPolicy#FLOAT16}, and none otherwise
-     * @return this configuration
+     * Sets the scaler of gradients; the default has PyTorch's options with {@link
+     * MixedPrecisionPolicy#FLOAT16}, and is none otherwise.
      */
     public DataParallelConfig optGradScaler(GradScaler scaler) {
         this.scaler = scaler;
@@ -296,12 +249,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the process group of trainers that have one rank each, in processes or threads. Unless
-     * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
-     * environment.
-     *
-     * @param group this rank's handle, on the trainer's device; the caller still owns it
-     * @return this configuration
+     * Sets the process group of trainers that have one rank each, in processes or threads: this
+     * rank's handle, on the trainer's device, owned by the caller. Unless set, the trainer creates
+     * a group if {@code RANK} and {@code WORLD_SIZE} are in the environment.
      */
     public DataParallelConfig optProcessGroup(ProcessGroup group) {
         this.group = group;
@@ -324,7 +274,6 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return reduction == null ? usualReduction : reduction;
     }
 
-    /** Refuses wrong options that only several ranks would use. */
     void check() {
         bucketBytes();
         if (backend != null) {
@@ -364,7 +313,6 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
     }
 
-    /** Returns the options that must be the same on all ranks. */
     String common() {
         return String.format(
                 "mixed precision %s, gradient reduction %s, compression %s, buckets of %d bytes,"

@@ -53,12 +53,7 @@ public final class DataParallelTrainer extends Trainer {
     private boolean stepped;
     private boolean closed;
 
-    /**
-     * Creates a trainer and the process group of its ranks.
-     *
-     * @param config the configuration; a {@link DataParallelConfig} has more settings
-     * @return the trainer, to be closed
-     */
+    /** Creates a trainer and the process group of its ranks; the caller closes the trainer. */
     public static DataParallelTrainer create(Model model, TrainingConfig config) {
         DataParallelConfig settings =
                 config instanceof DataParallelConfig own
@@ -174,7 +169,6 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Discards all gradients. */
     public void zeroGradients() {
         backward.discard();
         dropGradients();
@@ -186,11 +180,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Creates each rank's parameters, unless they exist.
-     *
-     * @param call the caller's name, for errors
-     * @throws IllegalStateException if the model is not initialised, or the trainer is closed or
-     *     broken
+     * Creates each rank's parameters, unless they exist. Throws an {@link IllegalStateException}
+     * that names {@code call} if the model is not initialised, or the trainer is closed or broken.
      */
     public void prepare(String call) {
         requireUsable(call);
@@ -228,7 +219,6 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Refuses options that differ between processes. */
     private void requireSameOptions() {
         String options =
                 settings.common()
@@ -258,9 +248,6 @@ public final class DataParallelTrainer extends Trainer {
      * Gathers the parameters of a trainer with {@link ShardingStrategy#FULL_SHARD} into the block's
      * own arrays, for example to save the model. All processes call it. The arrays are copies:
      * changes to them are lost. A no-op with other sharding strategies.
-     *
-     * @return the gathered arrays, to be closed
-     * @throws IllegalStateException if the trainer is closed or broken
      */
     public FullParameters summonFullParameters() {
         prepare("summonFullParameters");
@@ -375,16 +362,14 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Reduces the gradients of all ranks, and scales them so that their norm is at most a limit, as
-     * PyTorch's {@code clip_grad_norm_}. Call it between backward pass and {@link #step}; all
-     * processes call it.
+     * Reduces the gradients, and scales them to a norm of at most {@code maxNorm}, a positive
+     * number, as PyTorch's {@code clip_grad_norm_}. Call it between backward pass and {@link
+     * #step}; all processes call it.
      *
-     * @param maxNorm the greatest norm, positive
      * @return the 2-norm of all reduced gradients together before they were scaled, the same on all
      *     ranks; parameters that are {@linkplain DividedBlock divided} among ranks count as a
      *     whole. If it is NaN, all gradients are NaN after the call. If it is infinite, finite
      *     gradients are 0 and infinite ones NaN
-     * @throws IllegalArgumentException if {@code maxNorm} is not positive
      * @throws IllegalStateException if the trainer is closed or broken, or with {@link
      *     DataParallelConfig#optJoin}
      */
@@ -405,7 +390,6 @@ public final class DataParallelTrainer extends Trainer {
         return norm;
     }
 
-    /** Multiplies the reduced gradients of a rank. */
     private void scale(Replica replica, double factor) {
         NoGradient.run(
                 () ->
@@ -425,12 +409,10 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Reduces the gradients of all ranks, and limits each element to [-clipValue, clipValue], as
-     * PyTorch's {@code clip_grad_value_}. Call it between backward pass and {@link #step}; all
-     * processes call it.
+     * Reduces the gradients, and limits each element to [-clipValue, clipValue], as PyTorch's
+     * {@code clip_grad_value_}. Call it between backward pass and {@link #step}; all processes call
+     * it.
      *
-     * @param clipValue the greatest absolute value, positive
-     * @throws IllegalArgumentException if {@code clipValue} is not positive
      * @throws IllegalStateException as {@link #clipGradNorm}
      */
     public void clipGradValue(double clipValue) {
@@ -464,7 +446,6 @@ public final class DataParallelTrainer extends Trainer {
         unscale();
     }
 
-    /** Reduces the gradients that backward passes have not reduced yet. */
     private void finishGradients() {
         backward.discard();
         follow();
@@ -508,7 +489,6 @@ public final class DataParallelTrainer extends Trainer {
      * of the batches are summed: divide each loss by the number of batches for a mean. Before the
      * reduction, the program reads gradients of the first rank's rows only.
      *
-     * @return an object to be closed before the last batch
      * @throws IllegalStateException if the trainer is closed or broken, or with {@link
      *     DataParallelConfig#optJoin}
      */
@@ -564,12 +544,10 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Updates a rank's parameters.
-     *
-     * @param first opened by the first rank of this JVM after its first update; the other ranks of
-     *     the JVM wait for it. The ranks share learning-rate trackers, and the first update of a
-     *     step may change a tracker, such as DJL's {@code MultiFactorTracker}
-     * @return false if there is no step yet and all gradients are zero; then nothing is updated
+     * Updates a rank's parameters. Returns false, without an update, before the first step if all
+     * gradients are zero. The first rank of this JVM opens {@code first} after its first update,
+     * and the other ranks wait for it: they share learning-rate trackers, and the first update of a
+     * step may change a tracker, such as DJL's {@code MultiFactorTracker}.
      */
     private boolean update(Replica replica, CountDownLatch first) {
         ParameterStrategy.Update update =
@@ -621,22 +599,16 @@ public final class DataParallelTrainer extends Trainer {
         uneven.join();
     }
 
-    /** Announces a call to processes in {@link #join}. */
     void tell(UnevenBatches.Call call) {
         uneven.tell(call);
     }
 
     /**
-     * Makes processes in {@link #join} call {@link JoinListener#onJoinedBatch} of this listener, so
-     * that they take part in its collectives. Does nothing without {@link
+     * Makes processes in {@link #join} call {@link JoinListener#onJoinedBatch} of this listener.
+     * All processes that train call it, in {@code onTrainingBatch} of the same listener, and have
+     * the same JoinListeners in the same order. Does nothing without {@link
      * DataParallelConfig#optJoin}.
      *
-     * <ul>
-     *   <li>All processes that train call it, in {@code onTrainingBatch} of the same listener.
-     *   <li>All processes have the same JoinListeners, in the same order.
-     * </ul>
-     *
-     * @param listener the listener that calls
      * @throws IllegalArgumentException if the trainer's configuration does not have the listener
      * @throws IllegalStateException if the trainer is closed or broken
      */

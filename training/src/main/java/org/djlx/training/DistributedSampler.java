@@ -49,23 +49,15 @@ public final class DistributedSampler implements Sampler {
         pad = builder.pad;
     }
 
-    /**
-     * Sets the number of the next epoch, as PyTorch's {@code set_epoch}.
-     *
-     * @param epoch the number, 0 for the first
-     */
+    /** Sets the number of the next epoch, from 0, as PyTorch's {@code set_epoch}. */
     public void setEpoch(long epoch) {
         setPosition(epoch, 0);
     }
 
     /**
-     * Sets the number of the next epoch and skips items at its start, to resume a job with another
-     * number of processes or size of batches: it continues with the items that are left.
-     *
-     * @param epoch the number, 0 for the first
-     * @param items the number of items to skip, of all processes together; {@link #sample} throws
-     *     if the epoch has fewer
-     * @throws IllegalArgumentException if a number is less than 0
+     * Sets the number of the next epoch, from 0, and skips items of all processes together at its
+     * start, to resume a job with another number of processes or size of batches. {@link #sample}
+     * throws if the epoch has fewer.
      */
     public void setPosition(long epoch, long items) {
         if (epoch < 0 || items < 0) {
@@ -130,12 +122,10 @@ public final class DistributedSampler implements Sampler {
         return batchSize;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
 
-    /** Builds a {@link DistributedSampler}. */
     public static final class Builder {
 
         private int batchSize;
@@ -157,22 +147,16 @@ public final class DistributedSampler implements Sampler {
             }
         }
 
-        /**
-         * Sets the size of this process's batches.
-         *
-         * @param size the number of items
-         */
+        /** Sets the number of items in this process's batches. Required. */
         public Builder setBatchSize(int size) {
             batchSize = size;
             return this;
         }
 
         /**
-         * Sets the process group among which the dataset is divided. Unless set, the environment
-         * variables {@code RANK} and {@code WORLD_SIZE} are used; without them there is one
-         * process.
-         *
-         * @param group this rank's handle on the group
+         * Sets this rank's handle on the group among which the dataset is divided. Unless set, the
+         * environment variables {@code RANK} and {@code WORLD_SIZE} are used; without them there is
+         * one process.
          */
         public Builder optGroup(ProcessGroup group) {
             rank = Required.argument("optGroup: group", group).rank();
@@ -180,43 +164,27 @@ public final class DistributedSampler implements Sampler {
             return this;
         }
 
-        /**
-         * Sets whether each epoch has a random order.
-         *
-         * @param shuffle true, the default, for a random order; false for the dataset's order
-         */
+        /** Sets whether each epoch has a random order, the default, or the dataset's. */
         public Builder optShuffle(boolean shuffle) {
             this.shuffle = shuffle;
             return this;
         }
 
-        /**
-         * Sets the seed of the random orders. All processes must set the same.
-         *
-         * @param seed the seed; the default is 0
-         */
+        /** Sets the seed of the random orders; default 0. The same on all processes. */
         public Builder optSeed(long seed) {
             this.seed = seed;
             return this;
         }
 
         /**
-         * Sets what happens to items at the end of an epoch that do not make a batch for every
-         * process.
-         *
-         * @param pad true to fill up with items from the epoch's beginning; false, the default, to
-         *     drop them
+         * Sets whether an epoch is filled up with items from its beginning, so that none is
+         * dropped; default false.
          */
         public Builder optPad(boolean pad) {
             this.pad = pad;
             return this;
         }
 
-        /**
-         * {@return the sampler}
-         *
-         * @throws IllegalArgumentException if the batch size is not set, or a number is invalid
-         */
         public DistributedSampler build() {
             if (batchSize < 1) {
                 throw new IllegalArgumentException(

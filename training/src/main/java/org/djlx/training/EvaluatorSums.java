@@ -33,11 +33,7 @@ public final class EvaluatorSums {
 
     private EvaluatorSums() {}
 
-    /**
-     * Finds the sums of a trainer's evaluators.
-     *
-     * @return the sums, which change as the evaluators do
-     */
+    /** Finds the sums of a trainer's evaluators; they change as the evaluators do. */
     public static EvaluatorSums of(Trainer trainer) {
         EvaluatorSums all = new EvaluatorSums();
         for (Evaluator evaluator : trainer.getEvaluators()) {
@@ -58,9 +54,8 @@ public final class EvaluatorSums {
     }
 
     /**
-     * {@return the current sums of each evaluator, by its index and name; 0 if it has none}
-     *
-     * @param accumulator the accumulator, such as {@code EvaluatorTrainingListener.TRAIN_EPOCH}
+     * {@return the current sums of each evaluator, by its index and name; 0 if it has none} {@code
+     * accumulator} is such as {@code EvaluatorTrainingListener.TRAIN_EPOCH}.
      */
     public Map<String, double[]> values(String accumulator) {
         Map<String, double[]> values = new LinkedHashMap<>();
@@ -76,10 +71,8 @@ public final class EvaluatorSums {
     }
 
     /**
-     * Sets the sums of evaluators. Leaves out those that this trainer does not have, or that have
-     * no such accumulator.
-     *
-     * @param values as {@link #values}
+     * Sets the sums of evaluators, except those that this trainer does not have, or that have no
+     * such accumulator.
      */
     public void set(String accumulator, Map<String, double[]> values) {
         values.forEach(
@@ -99,9 +92,8 @@ public final class EvaluatorSums {
     }
 
     /**
-     * Collects the maps of an evaluator, and of evaluators in its fields and lists.
-     *
-     * @return whether all are known to be sums
+     * Collects the maps of an evaluator, and of evaluators in its fields and lists. Returns whether
+     * all are known to be sums.
      */
     @SuppressWarnings("unchecked")
     private static boolean collect(Object owner, Set<Object> seen, List<Map<String, Number>> maps) {

@@ -102,11 +102,8 @@ final class FusedUpdates implements AutoCloseable {
     private final Map<NDArray, NDArray> proxies = new IdentityHashMap<>(); // by parameter
 
     /**
-     * Compiles and loads the kernels.
-     *
-     * @param gpu the device of the parameters
-     * @return the updates, which the caller closes; empty on the CPU, without the CUDA presets or
-     *     NVRTC, or if the kernels cannot be compiled
+     * Compiles and loads the kernels, to be closed by the caller. Empty on the CPU, without the
+     * CUDA presets or NVRTC, or if the kernels cannot be compiled.
      */
     static Optional<FusedUpdates> open(Device gpu) {
         boolean possible =
@@ -136,7 +133,6 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
-    /** Returns whether the kernels implement this optimizer. */
     static boolean knows(Optimizer optimizer) {
         return OPTIMIZERS.contains(optimizer.getClass());
     }
@@ -154,9 +150,6 @@ final class FusedUpdates implements AutoCloseable {
      * Updates a parameter, on the calling thread's current stream. If the kernels do not support
      * the update, for example because of its type, DJL's operators run; these may set the gradient
      * to zero.
-     *
-     * @param optimizer an optimizer that the kernels {@linkplain #knows implement}
-     * @param parameter on this GPU; the same array each time
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {
         NDArray proxy = proxies.get(parameter);
@@ -184,10 +177,8 @@ final class FusedUpdates implements AutoCloseable {
     }
 
     /**
-     * Returns a proxy of a parameter that intercepts its updates.
-     *
-     * @param updates called with each {@link NDArrayEx} method and its arguments; returns true if
-     *     it has done the update, false to run DJL's method
+     * Returns a proxy of a parameter that intercepts its updates. {@code updates} gets each {@link
+     * NDArrayEx} method and its arguments, and returns false to have DJL's method run.
      */
     static NDArray proxy(NDArray parameter, BiPredicate<Method, Object[]> updates) {
         NDArrayEx own = parameter.getNDArrayInternal();
@@ -227,7 +218,6 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
-    /** Replaces the proxy at the head of an update's arrays by the parameter. */
     private static NDList withParameter(NDList list, NDArray parameter) {
         NDList own = new NDList(list);
         own.set(0, parameter);
@@ -290,7 +280,6 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
-    /** Waits for the updates, and frees the kernels. */
     @Override
     public void close() {
         device.synchronize(); // The last step may still run.

@@ -22,12 +22,8 @@ public final class GradScaler {
     }
 
     /**
-     * Creates a scaler.
-     *
-     * @param initScale the scale of the first step, a positive normal float32
-     * @param growthInterval after how many steps in a row without a skipped one the scale doubles,
-     *     1 or more
-     * @throws IllegalArgumentException if a value is out of range
+     * The first scale is a positive normal float32; it doubles after {@code growthInterval} steps,
+     * 1 or more, of which none was skipped.
      */
     public GradScaler(double initScale, int growthInterval) {
         if (growthInterval < 1) {
@@ -49,11 +45,8 @@ public final class GradScaler {
     }
 
     /**
-     * Sets the state, for example that of a checkpoint.
-     *
-     * @param scale the scale, a positive normal float32: the backward pass begins with it
-     * @param goodSteps the number of steps since the scale has changed, 0 or more
-     * @throws IllegalArgumentException if a value is out of range
+     * Sets the state, for example that of a checkpoint: a positive normal float32, and the number
+     * of steps, 0 or more, since the scale has changed.
      */
     public void restore(double scale, int goodSteps) {
         if (!isValid(scale) || goodSteps < 0) {
@@ -77,7 +70,6 @@ public final class GradScaler {
                 "GradScaler of scale %s, %d of %d good steps", scale, goodSteps, growthInterval);
     }
 
-    /** Adapts the scale after a step. */
     void update(boolean skipped) {
         goodSteps = skipped ? 0 : goodSteps + 1;
         double next = skipped ? scale / 2 : scale;

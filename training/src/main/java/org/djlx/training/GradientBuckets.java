@@ -112,9 +112,8 @@ final class GradientBuckets {
     }
 
     /**
-     * Divides parameters into buckets without gradients. Requires that no bucket is issued.
-     *
-     * @param parameters the arrays to be trained, in the block's order
+     * Divides the trained parameters, in the block's order, into buckets without gradients.
+     * Requires that no bucket is issued.
      */
     private void plan(List<NDArray> parameters) {
         if (!isSame(parameters, planned)) {
@@ -243,10 +242,8 @@ final class GradientBuckets {
     }
 
     /**
-     * Issues the remaining buckets and waits for all: the gradients are those of all ranks, and may
-     * be changed in place until {@link #finish}.
-     *
-     * @return the gradient of each parameter, in the order of the buckets
+     * Issues the remaining buckets and waits for all. Returns the gradient of each parameter, in
+     * the order of the buckets; it may be changed in place until {@link #finish}.
      */
     PairList<NDArray, NDArray> reduce(List<NDArray> parameters) {
         if (issued == 0) {
@@ -313,7 +310,6 @@ final class GradientBuckets {
         }
     }
 
-    /** Reduces the gradients, and passes each to a visitor. */
     void finish(List<NDArray> parameters, BiConsumer<NDArray, NDArray> visitor) {
         for (Pair<NDArray, NDArray> reduced : reduce(parameters)) {
             visitor.accept(reduced.getKey(), reduced.getValue());
@@ -342,10 +338,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Returns an array's gradient, or zeros if it has no gradient on this rank.
-     *
-     * @param sent whether to return a view: a running all-reduce holds its tensors, and a view does
-     *     not count as a holder of the gradient in {@link Torch#gradientHolders}
+     * Returns an array's gradient, or zeros if it has none on this rank. {@code sent}: returns a
+     * view, because a running all-reduce holds its tensors, and a view does not count in {@link
+     * Torch#gradientHolders}.
      */
     private static NDArray gradient(NDManager manager, NDArray array, boolean sent) {
         NDArray own = JniUtils.getGradient((PtNDArray) array);

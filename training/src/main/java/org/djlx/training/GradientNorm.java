@@ -18,11 +18,8 @@ final class GradientNorm {
     private GradientNorm() {}
 
     /**
-     * Returns the norm over all ranks of a group.
-     *
-     * @param gradients this rank's
-     * @param copies by index, how many ranks of the group have the same gradient
-     * @param group null if this rank has all gradients
+     * Returns the norm over all ranks; {@code group} is null if this rank has all gradients. {@code
+     * copies} is, by index, how many ranks of the group have the same gradient.
      */
     static double of(
             Replica replica,

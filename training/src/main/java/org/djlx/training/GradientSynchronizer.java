@@ -39,12 +39,6 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     private final ProcessGroup group;
     private final GradientReduction reduction;
 
-    /**
-     * Creates a listener.
-     *
-     * @param group this rank's handle on the group of all processes, owned by the caller
-     * @param reduction sum or average
-     */
     public GradientSynchronizer(ProcessGroup group, GradientReduction reduction) {
         this.group = Required.argument("GradientSynchronizer: group", group);
         this.reduction = Required.argument("GradientSynchronizer: reduction", reduction);
@@ -56,10 +50,9 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     }
 
     /**
-     * All-reduces the gradients of a block. All ranks must call it. The gradient of a parameter
-     * that a rank's forward pass has not used counts as zero.
-     *
-     * @param block the block; the ranks' blocks differ only in the values of their parameters
+     * All-reduces the gradients of a block. All ranks must call it, with blocks that differ only in
+     * the values of their parameters. The gradient of a parameter that a rank's forward pass has
+     * not used counts as zero.
      */
     public void synchronize(Block block) {
         List<NDArray> gradients = new ArrayList<>();
@@ -84,11 +77,8 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     }
 
     /**
-     * Broadcasts the parameters of rank 0. All ranks must call it.
-     *
-     * @param block an initialised block; the ranks' blocks differ only in the values of their
-     *     parameters
-     * @param group the ranks
+     * Broadcasts the parameters of rank 0. All ranks must call it, with initialised blocks that
+     * differ only in the values of their parameters.
      */
     public static void broadcastParameters(Block block, ProcessGroup group) {
         Required.argument("broadcastParameters: block", block);
@@ -97,7 +87,6 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
         works.forEach(Work::await);
     }
 
-    /** Returns a block's parameters in the block's order, shared parameters once. */
     private static Stream<Parameter> unique(Block block) {
         return block.getParameters().values().stream().distinct();
     }

@@ -48,11 +48,6 @@ final class JobEvaluators extends TrainingListenerAdapter {
     private List<Evaluator> gathered; // need all predictions; null before they are known
     private DataParallelTrainer ended; // the trainer whose epoch has ended; null after takeEnded
 
-    /**
-     * Creates the listener.
-     *
-     * @param maxBytes the limit of labels and predictions of an epoch that this process keeps
-     */
     JobEvaluators(long maxBytes) {
         this.maxBytes = maxBytes;
     }
@@ -167,7 +162,6 @@ final class JobEvaluators extends TrainingListenerAdapter {
         return sums;
     }
 
-    /** Updates evaluators with the labels and predictions of all processes. */
     private void gather(Trainer trainer, String accumulator, ProcessGroup group, NDManager parent) {
         List<Evaluator> evaluators = gathered(trainer);
         if (evaluators.isEmpty()) {
@@ -198,11 +192,7 @@ final class JobEvaluators extends TrainingListenerAdapter {
         return array.toLongArray()[0];
     }
 
-    /**
-     * Broadcasts an encoded list.
-     *
-     * @param own the list; null if this process receives it
-     */
+    /** Broadcasts an encoded list; {@code own} is null if this process receives it. */
     private static NDList broadcastList(
             byte[] own, int source, ProcessGroup group, NDManager manager) {
         int length = (int) broadcast(own == null ? 0 : own.length, source, group, manager);

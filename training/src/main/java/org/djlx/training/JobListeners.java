@@ -26,12 +26,7 @@ final class JobListeners extends ArrayList<TrainingListener> {
     private final transient JobEvaluators evaluators =
             new JobEvaluators(Runtime.getRuntime().maxMemory() / 4);
 
-    /**
-     * Creates the list.
-     *
-     * @param isFirst whether this is the first process; the others leave out DJL's listeners that
-     *     log
-     */
+    /** Unless this is the first process, leaves out DJL's listeners that log. */
     JobListeners(List<TrainingListener> listeners, boolean isFirst) {
         add(evaluators);
         listeners.stream().filter(each -> isFirst || !logs(each)).forEach(this::add);

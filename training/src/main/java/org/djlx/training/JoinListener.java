@@ -20,8 +20,6 @@ public interface JoinListener extends TrainingListener {
     /**
      * Called on a process in {@code join}, on its trainer's thread, when other processes have
      * trained on a batch and call this listener.
-     *
-     * @param trainer the trainer of this process
      */
     void onJoinedBatch(Trainer trainer);
 }

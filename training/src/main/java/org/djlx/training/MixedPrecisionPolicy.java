@@ -9,7 +9,6 @@ import org.djlx.nativeops.torch.ScalarType;
  * all other operators, such as normalisation, softmax and losses, are float32.
  */
 public enum MixedPrecisionPolicy {
-    /** Computes in float32. */
     NONE(ScalarType.FLOAT32),
     /** Computes in bfloat16, which has float32's range. */
     BFLOAT16(ScalarType.BFLOAT16),
@@ -22,7 +21,6 @@ public enum MixedPrecisionPolicy {
         this.type = type;
     }
 
-    /** Returns the element type of products and convolutions. */
     ScalarType type() {
         return type;
     }

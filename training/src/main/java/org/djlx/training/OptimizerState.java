@@ -31,10 +31,8 @@ public final class OptimizerState {
     private final Map<String, Field> slots = new TreeMap<>(); // sorted by field name
 
     /**
-     * Finds the state of an optimizer.
-     *
-     * @throws IllegalStateException if the optimizer has state in fields of other types, which
-     *     would be lost
+     * Throws an {@link IllegalStateException} if the optimizer has state in fields of other types,
+     * which would be lost.
      */
     public OptimizerState(Optimizer optimizer) {
         this.optimizer = optimizer;
@@ -126,21 +124,12 @@ public final class OptimizerState {
         return (int) value(updates);
     }
 
-    /**
-     * {@return the number of updates of a parameter; null if it was never updated}
-     *
-     * @param id the parameter's id
-     */
+    /** {@return the number of updates of a parameter; null if it was never updated} */
     public Integer count(String id) {
         return counts().get(id);
     }
 
-    /**
-     * {@return the arrays of a parameter by the name of their field; the optimizer owns them}
-     *
-     * @param id the parameter's id
-     * @param device the device of the arrays
-     */
+    /** {@return the arrays of a parameter by the name of their field; the optimizer owns them} */
     public Map<String, NDArray> arrays(String id, Device device) {
         Map<String, NDArray> arrays = new LinkedHashMap<>();
         slots.forEach(
@@ -153,11 +142,7 @@ public final class OptimizerState {
         return arrays;
     }
 
-    /**
-     * {@return whether the optimizer has a field of this name for arrays}
-     *
-     * @param name the field's name
-     */
+    /** {@return whether the optimizer has a field of this name for arrays} */
     public boolean hasSlot(String name) {
         return slots.containsKey(name);
     }
@@ -172,12 +157,8 @@ public final class OptimizerState {
     }
 
     /**
-     * Replaces the state of a parameter and closes its former arrays.
-     *
-     * @param id the parameter's id
-     * @param device the device of the arrays
-     * @param count the number of updates; null for none
-     * @param arrays the arrays by the name of their field; the optimizer takes ownership
+     * Replaces the state of a parameter and closes its former arrays. {@code arrays} are by the
+     * name of their field, and become the optimizer's; {@code count} is null for none.
      */
     public void set(String id, Device device, Integer count, Map<String, NDArray> arrays) {
         if (count == null) {

@@ -5,7 +5,6 @@ import ai.djl.Model;
 import ai.djl.training.TrainingConfig;
 import org.djlx.collectives.engine.TrainerFactory;
 
-/** Makes the trainers of the engine {@code PyTorch-P2P}. */
 public final class P2pTrainerFactory implements TrainerFactory {
 
     @Override

@@ -9,9 +9,8 @@ import ai.djl.ndarray.types.Shape;
  *
  * @param name the parameter's name in the block, the same in all JVMs
  * @param id the parameter's id in optimizers
- * @param shape the shape of the whole parameter
+ * @param shape that of the whole parameter
  * @param from the index of the part's first element in the parameter
- * @param array the whole parameter, or a row of its elements
  * @param isOwner whether this rank has the optimizer's state of the part
  */
 public record ParameterShard(

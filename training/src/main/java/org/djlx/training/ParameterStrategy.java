@@ -29,10 +29,8 @@ import org.djlx.collectives.safetensors.TensorSpec;
 sealed interface ParameterStrategy permits WholeParameters, FullySharded {
 
     /**
-     * Chooses the strategy, and creates the parameters of each rank.
-     *
-     * @param block the initialised block
-     * @param time returns when the current backward pass reduces gradients
+     * Chooses the strategy, and creates the parameters of each rank. {@code time} returns when the
+     * current backward pass reduces gradients.
      */
     static ParameterStrategy load(
             Ranks ranks,
@@ -51,17 +49,14 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     }
 
     /**
-     * Copies the program's writes to parameters to all ranks.
-     *
-     * @param stepped false before the first step: then the program writes to the block's arrays.
-     *     Later it writes to the first rank's arrays
+     * Copies the program's writes to all ranks: before the first step they are in the block's
+     * arrays, later ({@code stepped}) in the first rank's.
      */
     void follow(boolean stepped);
 
     /** Computes a block in training mode, and records it in the current gradient scope. */
     NDList forward(Replica replica, NDList data, NDList labels);
 
-    /** Computes a block in evaluation mode. */
     NDList evaluate(Replica replica, NDList data);
 
     /** Returns whether every pass runs collectives, so that all ranks take part in it. */
@@ -76,13 +71,11 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     void beginBackward();
 
     /**
-     * Reduces a rank's gradients at the end of its backward pass.
-     *
-     * @return false if {@link #reduce} has to do it later
+     * Reduces a rank's gradients at the end of its backward pass; returns false if {@link #reduce}
+     * has to.
      */
     boolean endBackward(Replica replica);
 
-    /** Reduces the gradients of all ranks. */
     void reduce();
 
     /** Remembers the first rank's reduced gradients, to recognise later changes. */
@@ -94,10 +87,8 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     /** Returns a rank's reduced gradients, which may be changed in place until the step. */
     Collection<NDArray> gradients(Replica replica);
 
-    /** Returns the norm of the reduced gradients of all ranks together. */
     double norm(Replica replica);
 
-    /** Returns whether all reduced gradients are zero. */
     boolean isZero(Replica replica);
 
     /**
@@ -110,10 +101,8 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
         void apply(String id, NDArray array, NDArray gradient);
     }
 
-    /** Exchanges updated parameters, if each rank updates only some of them. */
     default void share(Replica replica) {}
 
-    /** Ends a step on all ranks. */
     default void endStep() {}
 
     void zeroGradients();
@@ -128,10 +117,8 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     default void release() {}
 
     /**
-     * Gathers the parameters into new arrays of the block. No-op if the block has its arrays.
-     *
-     * @param owner the manager of the new arrays
-     * @return frees these arrays when it is closed
+     * Gathers the parameters into new arrays of the block; closing the result frees them. No-op if
+     * the block has its arrays.
      */
     default DataParallelTrainer.FullParameters summon(NDManager owner) {
         return () -> {};
@@ -140,14 +127,11 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     /** Removes the optimizer's state if no rank has all of it. */
     default void forgetState(Optimizer optimizer) {}
 
-    /** Returns whether ranks divide parameters or the optimizer's state among each other. */
     default boolean isSharded() {
         return false;
     }
 
-    /** Returns the parts of the parameters that a rank holds. */
     List<ParameterShard> shards(Replica replica);
 
-    /** Returns the type and shape of each whole parameter, by its name. */
     Map<String, TensorSpec> specs();
 }

@@ -59,7 +59,6 @@ final class RankShards {
     /**
      * A parameter in a unit, and this rank's part of the parameter.
      *
-     * @param id the parameter's id in optimizers
      * @param offset where the parameter begins in the row of the unit's parameters
      * @param owned the rank's part, a view of the shard; null if the rank has no part
      * @param from where the rank's part begins in the shard
@@ -169,7 +168,6 @@ final class RankShards {
         }
     }
 
-    /** A running reduction of a stage's gradients. */
     private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
 
     private static final int MOST_RUNNING = 3; // a gather, a reduction, and one that has just ended
@@ -256,7 +254,6 @@ final class RankShards {
                 });
     }
 
-    /** Returns this rank's parts of the parameters. */
     List<ParameterShard> shards() {
         List<ParameterShard> shards = new ArrayList<>();
         for (Stage stage : stages) {
@@ -274,7 +271,6 @@ final class RankShards {
         return shards;
     }
 
-    /** Adds the type and shape of each whole parameter. */
     void addSpecs(Map<String, TensorSpec> specs) {
         for (Stage stage : stages) {
             for (Unit unit : stage.units) {
@@ -443,7 +439,6 @@ final class RankShards {
         return gradients;
     }
 
-    /** Returns the norm of the reduced gradients of all ranks' shards. */
     double norm() {
         return GradientNorm.of(replica, reducedGradients(), i -> 1, group);
     }
@@ -462,7 +457,6 @@ final class RankShards {
         zeroGradients();
     }
 
-    /** Drops all gradients. */
     void zeroGradients() {
         finishReduction();
         if (ofGradients != null) {

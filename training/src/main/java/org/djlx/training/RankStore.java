@@ -40,17 +40,13 @@ final class RankStore extends ParameterStore {
         return recomputations.computeIfAbsent(block, own -> new Recomputation(own, this));
     }
 
-    /** As the other method, with the ranks of this store. */
     RankStore withOwnStatistics(Block block, NDManager copies, boolean idle) {
         return withOwnStatistics(block, copies, group, idle);
     }
 
     /**
-     * Returns a store of the current arrays in which a block's statistics, and other arrays that
-     * passes may write to, are copies.
-     *
-     * @param ranks as {@link #group}
-     * @param idle as {@link #isIdle}
+     * Returns a store in which a block's statistics, and other arrays that passes may write to, are
+     * copies.
      */
     RankStore withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
         RankStore own = new RankStore(manager, ranks, precision);
@@ -98,7 +94,6 @@ final class RankStore extends ParameterStore {
         arrays.put(parameter.getId(), array);
     }
 
-    /** Puts an array in place of another. */
     void replace(NDArray before, NDArray array) {
         arrays.replaceAll((id, own) -> own == before ? array : own);
     }

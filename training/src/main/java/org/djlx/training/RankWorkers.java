@@ -27,10 +27,8 @@ final class RankWorkers implements AutoCloseable {
     private final Consumer<Throwable> onFailure;
 
     /**
-     * Starts the threads.
-     *
-     * @param onFailure gets the first failure of a run; must abort the operations in which other
-     *     ranks wait
+     * {@code onFailure} gets the first failure of a run, and must abort the operations in which
+     * other ranks wait.
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;
@@ -65,12 +63,10 @@ final class RankWorkers implements AutoCloseable {
     }
 
     /**
-     * Runs code on the threads of the first {@code ranks} ranks and waits for all of them. The
-     * first failure is passed to {@code onFailure}, and thrown at the end, with a suppressed {@link
-     * CollectiveException} that names the rank.
-     *
-     * @param apart whether no rank waits for another; then onFailure is not called, as after a
-     *     {@link FailureOfAllRanks}
+     * Runs code on the first {@code ranks} ranks and waits for all. Passes the first failure to
+     * {@code onFailure}, and throws it at the end, with a suppressed {@link CollectiveException}
+     * that names the rank. With {@code apart} no rank waits for another, and onFailure is not
+     * called, as after a {@link FailureOfAllRanks}.
      */
     void run(int ranks, boolean apart, IntConsumer body) {
         if (threads.isEmpty()) {

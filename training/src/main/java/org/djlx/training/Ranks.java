@@ -40,7 +40,6 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         workers = new RankWorkers(count, this::abort);
     }
 
-    /** Creates process groups and replicas. */
     abstract void open(DataParallelTrainer trainer, Device[] devices);
 
     final void add(Device device, ProcessGroup group, NDManager parent) {
@@ -50,7 +49,6 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
     /** Returns the group of processes; null if all ranks of the job are in this JVM. */
     abstract ProcessGroup processes();
 
-    /** Returns the reduction of gradients: sum or mean. */
     abstract ReduceOp gradientOp();
 
     /** Broadcasts arrays from rank 0. No-op if all ranks have copied them from one block. */
@@ -87,12 +85,10 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         return group() == null ? 1 : group().worldSize();
     }
 
-    /** Runs code on all ranks, each on its thread. */
     final void each(Consumer<Replica> body) {
         run(replicas.size(), body);
     }
 
-    /** Runs code on the first {@code count} ranks, each on its thread. */
     final void run(int count, Consumer<Replica> body) {
         try {
             workers.run(count, false, rank -> body.accept(get(rank)));

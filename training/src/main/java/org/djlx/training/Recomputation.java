@@ -45,7 +45,6 @@ final class Recomputation {
         KEPT
     }
 
-    /** The ranks of this JVM that have arrays. */
     static final AtomicInteger RANKS = new AtomicInteger();
 
     private static final ThreadLocal<Boolean> RUNNING = ThreadLocal.withInitial(() -> false);
@@ -155,10 +154,9 @@ final class Recomputation {
     }
 
     /**
-     * Computes the block without a graph, and records it. Requires another mode than {@code KEPT}.
-     *
-     * @param begin runs before the backward pass computes the block again
-     * @param end runs when the backward pass has set the parameters' gradients
+     * Computes the block without a graph, and records it; not in mode {@code KEPT}. {@code begin}
+     * runs before the backward pass computes the block again, {@code end} when it has set the
+     * parameters' gradients.
      */
     NDList forward(NDList data, NDList labels, GradientScope scope, Runnable begin, Runnable end) {
         Integer seed = mode == Mode.SEEDED ? draw() : null;
@@ -256,7 +254,6 @@ final class Recomputation {
         }
     }
 
-    /** Returns an array's gradient, or null. */
     static NDArray gradient(NDArray leaf, NDManager owner) {
         NDArray gradient = leaf.hasGradient() ? JniUtils.getGradient((PtNDArray) leaf) : null;
         if (gradient != null) {

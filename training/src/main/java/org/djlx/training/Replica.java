@@ -72,7 +72,6 @@ public final class Replica implements AutoCloseable {
         return device;
     }
 
-    /** Returns this rank's index among the ranks of this JVM. */
     int index() {
         return index;
     }
@@ -118,10 +117,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Creates this rank's arrays. Call it once, after the block has been initialised.
-     *
-     * @param isWhole whether this rank has all elements of a parameter
-     * @param isView whether this rank's array shares the block's memory
+     * Creates this rank's arrays, after the block has been initialised: of parameters that the rank
+     * has as a whole, those of {@code isView} in the block's memory.
      */
     void load(Block block, Predicate<Parameter> isWhole, Predicate<Parameter> isView) {
         Map<NDArray, NDArray> owns = new IdentityHashMap<>();
@@ -189,7 +186,6 @@ public final class Replica implements AutoCloseable {
         return copy;
     }
 
-    /** Returns a copy on this rank's device. */
     NDArray copy(NDArray array) {
         NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
         NoGradient.run(() -> Torch.copy(copy, array));
@@ -229,12 +225,10 @@ public final class Replica implements AutoCloseable {
         return parameters;
     }
 
-    /** Returns the arrays of {@link #parameters}. */
     List<NDArray> arrays() {
         return parameters.stream().map(LocalParameter::array).toList();
     }
 
-    /** Returns the arrays that are trained. */
     List<NDArray> trained() {
         return parameters.stream()
                 .filter(LocalParameter::isTrained)
@@ -257,10 +251,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Compares the parameters with those of all other ranks.
-     *
-     * @param trainedOnly whether to compare only trained parameters
-     * @throws CollectiveException on all ranks if a bit of the parameters differs between ranks
+     * Compares all, or only the trained, parameters with those of all other ranks. On all ranks
+     * throws a {@link CollectiveException} if a bit differs.
      */
     void verify(String when, boolean trainedOnly) {
         CurrentStreams.await(device);
@@ -300,7 +292,6 @@ public final class Replica implements AutoCloseable {
         return checksum.getValue();
     }
 
-    /** Updates a parameter by a kernel, or by the optimizer's own operators. */
     void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
         boolean known = FusedUpdates.knows(optimizer);
         if (known && updates == null) {

@@ -30,23 +30,16 @@ final class SplitCheck {
 
     /**
      * Where each array has the batch. Data and labels whose first dimension is the batch are
-     * divided among the ranks; all ranks get the other arrays whole.
-     *
-     * @param data for each array of the data, whether its first dimension is the batch
-     * @param labels for each array of the labels, whether its first dimension is the batch
-     * @param outputs for each prediction the dimension that is the batch, or {@link #NONE}; null
-     *     before they are known
+     * divided among the ranks; all ranks get the other arrays whole. {@code outputs} is the batch's
+     * dimension in each prediction, or {@link #NONE}; null before they are known.
      */
     record Layout(boolean[] data, boolean[] labels, int[] outputs) {
 
-        /** The dimension of a prediction without the batch. */
         static final int NONE = -1;
 
         /**
-         * Compares first dimensions of data and labels; the predictions are not known yet.
-         *
-         * @param like the layout of an earlier batch with as many arrays of data, whose data have
-         *     the same layout; null if there is none
+         * Compares first dimensions of data and labels; {@code like} is an earlier batch's layout,
+         * with the same layout of data, or null. The predictions are not known yet.
          */
         static Layout of(NDList data, NDList labels, Layout like) {
             Shape first = data.head().getShape();
@@ -62,7 +55,6 @@ final class SplitCheck {
             return new Layout(ofData, of(labels, rows), null);
         }
 
-        /** Throws if the number of predictions differs from that of the first batch. */
         void requirePredictions(int count) {
             if (outputs != null && outputs.length != count) {
                 throw new IllegalArgumentException(
@@ -78,11 +70,6 @@ final class SplitCheck {
          * has the rows of the batch in the prediction of the whole batch, and the rows of a rank in
          * the prediction of each rank. Without such a dimension, it is 0 if the first dimension has
          * the rows of the batch, otherwise none.
-         *
-         * @param whole the shapes of the predictions for the whole batch
-         * @param parts the shapes of the predictions of each rank
-         * @param rows the number of rows of each rank; predictions of ranks without rows are not
-         *     compared
          */
         Layout withOutputs(Shape[] whole, List<Shape[]> parts, long[] rows) {
             long batch = Arrays.stream(rows).sum();
@@ -137,11 +124,9 @@ final class SplitCheck {
     }
 
     /**
-     * Computes the whole batch in training mode.
+     * Computes the whole batch in training mode. {@code half}: in a 16-bit type; {@code perRank}:
+     * with statistics of each rank's rows.
      *
-     * @param half whether the block computes in a 16-bit type
-     * @param perRank whether training uses statistics of each rank's rows
-     * @param pass computes the predictions
      * @throws IllegalArgumentException if the block keeps state in fields
      */
     static SplitCheck ofTraining(
@@ -176,7 +161,6 @@ final class SplitCheck {
         return new SplitCheck(shapes, random ? null : first, half);
     }
 
-    /** Computes the whole batch in evaluation mode. */
     static SplitCheck ofEvaluation(boolean half, Supplier<NDList> pass) {
         NDList whole = NoGradient.get(pass);
         return new SplitCheck(whole.getShapes(), whole, half);
@@ -206,17 +190,14 @@ final class SplitCheck {
         }
     }
 
-    /** Returns the shapes of the predictions for the whole batch. */
     Shape[] shapes() {
         return shapes;
     }
 
     /**
-     * Compares the ranks' predictions with those for the whole batch.
-     *
-     * @param evaluation checks the predictions in evaluation mode instead, if those in training
-     *     mode may differ
-     * @throws IllegalArgumentException if they differ
+     * Throws an {@link IllegalArgumentException} if the ranks' predictions differ from those for
+     * the whole batch. If those in training mode may, {@code evaluation} checks those of evaluation
+     * mode.
      */
     void compare(NDList split, int ranks, Runnable evaluation) {
         if (whole == null) {

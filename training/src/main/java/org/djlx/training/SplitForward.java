@@ -22,12 +22,10 @@ import org.djlx.training.SplitCheck.Layout;
  */
 final class SplitForward implements AutoCloseable {
 
-    /** Computes a rank's predictions from its part of the batch. */
     interface Body {
         NDList forward(Replica replica, NDList data, NDList labels);
     }
 
-    /** A rank's part of the batch, its predictions and its gradient scope. */
     private static final class Part implements AutoCloseable {
 
         private final NDManager manager;
@@ -56,10 +54,8 @@ final class SplitForward implements AutoCloseable {
     private boolean closed;
 
     /**
-     * Creates a pass.
-     *
-     * @param layout which arrays have the batch; its outputs may be unknown
-     * @param batch the number of rows
+     * {@code layout} says which arrays have the batch, of {@code batch} rows; its outputs may be
+     * unknown.
      */
     SplitForward(Ranks ranks, BackwardPasses backward, Layout layout, long batch) {
         this.ranks = ranks;
@@ -79,13 +75,9 @@ final class SplitForward implements AutoCloseable {
     }
 
     /**
-     * Computes the predictions for a batch. A recorded pass is added to the backward passes, which
-     * close it.
-     *
-     * @param labels null if there are none
-     * @param expected the shapes of one rank's predictions for the whole batch, to find out which
-     *     dimension is the batch; null if they are not known
-     * @param scope the caller's gradient scope; null if gradients are not recorded
+     * Computes a batch's predictions. A recorded pass is added to the backward passes, which close
+     * it. {@code expected} are the shapes of one rank's predictions for the whole batch, null if
+     * they are not known; labels and scope may be null.
      */
     NDList run(
             NDList data,

@@ -73,10 +73,8 @@ final class StagedForward {
     }
 
     /**
-     * Marks gradients as complete in a backward pass. They are reduced if no other pass adds to
-     * them.
-     *
-     * @param last whether the backward pass ends here
+     * Marks gradients as complete in a backward pass, which ends here if {@code last}. They are
+     * reduced if no other pass adds to them.
      */
     private void ready(Set<Parameter> complete, boolean last) {
         if (passes == 1 && time.get() == ReductionTime.WITHIN_PASS) {
@@ -92,7 +90,6 @@ final class StagedForward {
         }
     }
 
-    /** Forgets passes whose backward pass has not ended. */
     void forgetPasses() {
         passes = 0;
     }
@@ -105,7 +102,6 @@ final class StagedForward {
                 : block.forward(store, list, new NDList(labels), null);
     }
 
-    /** As {@link #forward}, in evaluation mode. */
     static NDList evaluate(Block block, ParameterStore store, NDList data) {
         return block.forward(store, new NDList(data), false, null);
     }
@@ -122,7 +118,6 @@ final class StagedForward {
         return copies;
     }
 
-    /** Collects the blocks of nested SequentialBlocks, in their order. */
     static void collect(Block block, List<Block> stages) {
         boolean chain =
                 block.getClass() == SequentialBlock.class
@@ -137,9 +132,8 @@ final class StagedForward {
     /**
      * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
      * A stage that completes no bucket has none: an earlier stage has its parameters, as a cut that
-     * starts no reduction only costs time.
-     *
-     * @param indices the bucket of each trained array; emptied
+     * starts no reduction only costs time. Empties {@code indices}, the bucket of each trained
+     * array.
      */
     private List<Set<Parameter>> complete(List<Block> stages, Map<NDArray, Integer> indices) {
         Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.

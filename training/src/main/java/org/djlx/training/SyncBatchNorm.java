@@ -69,11 +69,8 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
     }
 
     /**
-     * Replaces each {@link BatchNorm} of a block and its descendants, in fields and child lists.
-     *
-     * @param ghosts whether to replace each {@link GhostBatchNorm}, too
-     * @return the block, or its replacement
-     * @throws IllegalArgumentException if a block does not let its batch normalisation be replaced
+     * Replaces each {@link BatchNorm}, with {@code ghosts} also each {@link GhostBatchNorm}, of a
+     * block and its descendants, in fields and child lists.
      */
     static Block convert(Block block, boolean ghosts) {
         return BlockReplacement.apply(
@@ -126,9 +123,8 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
     private record Moments(NDArray mean, NDArray scale, NDArray count) {}
 
     /**
-     * Normalises with the moments of all ranks' rows.
-     *
-     * @param own gamma, beta, running mean and running variance
+     * Normalises with the moments of all ranks' rows. {@code own}: gamma, beta, running mean and
+     * variance.
      */
     private NDArray normalized(NDArray input, NDArray[] own, RankStore ranks) {
         GradientScope scope = null;

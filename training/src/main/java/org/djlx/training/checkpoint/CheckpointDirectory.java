@@ -68,12 +68,10 @@ final class CheckpointDirectory {
         return last;
     }
 
-    /** Notes the step that has been saved or restored. */
     void setLast(long step) {
         last = step;
     }
 
-    /** Notes the key of the file that has been written or read. */
     void setLastKey(Object key) {
         lastKey = key;
     }
@@ -83,10 +81,8 @@ final class CheckpointDirectory {
     }
 
     /**
-     * Removes incomplete files, and checks that a step can be saved.
-     *
-     * @throws IOException if there is a later checkpoint, or another job has saved here since this
-     *     one's last save or restore
+     * Removes incomplete files. Throws if there is a later checkpoint, or another job has saved
+     * here since this one's last save or restore.
      */
     void prepare(long step) throws IOException {
         AtomicFile.sweep(directory, NAME.pattern());

@@ -69,7 +69,6 @@ final class CheckpointFile implements AutoCloseable {
         return Files.readAttributes(path, BasicFileAttributes.class).fileKey();
     }
 
-    /** Returns the name, type and shape of an array to be written. */
     static TensorSpec describe(String name, NDArray array) throws IOException {
         TensorInfo info = Torch.info(array);
         try {
@@ -79,11 +78,7 @@ final class CheckpointFile implements AutoCloseable {
         }
     }
 
-    /**
-     * Writes a file. On failure an existing file of that name stays as it is.
-     *
-     * @param manager parent of the managers of temporary arrays
-     */
+    /** Writes a file. On failure an existing file of that name stays as it is. */
     static void write(
             Path path, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
             throws IOException {
@@ -128,7 +123,6 @@ final class CheckpointFile implements AutoCloseable {
         file.force();
     }
 
-    /** Forces a directory's entries to disk. */
     private static void forceNames(Path directory) throws IOException {
         try (FileChannel names = FileChannel.open(directory, StandardOpenOption.READ)) {
             names.force(true);
@@ -136,9 +130,7 @@ final class CheckpointFile implements AutoCloseable {
     }
 
     /**
-     * Opens a file and verifies its checksum.
-     *
-     * @throws IOException if it is not a checkpoint of this class, or is damaged
+     * Verifies the checksum. Throws if the file is not a checkpoint of this class, or is damaged.
      */
     static CheckpointFile open(Path path) throws IOException {
         CheckpointFile file = new CheckpointFile(path);
@@ -237,11 +229,7 @@ final class CheckpointFile implements AutoCloseable {
         return header.metadata();
     }
 
-    /**
-     * Returns a whole number of the metadata.
-     *
-     * @throws IOException if it is missing or out of range
-     */
+    /** Returns a whole number of the metadata. Throws if it is missing or out of range. */
     long number(String key, long min, long max) throws IOException {
         return number(key, metadata().get(key), min, max);
     }
@@ -283,10 +271,8 @@ final class CheckpointFile implements AutoCloseable {
     }
 
     /**
-     * Returns values of the metadata by name.
-     *
-     * @param otherwise the JSON if there is no such entry; null if there must be one
-     * @throws IOException if it is missing, or has values of another type or null
+     * Returns values of the metadata by name. {@code otherwise} is the JSON if there is no such
+     * entry; null throws.
      */
     <T> Map<String, T> map(String key, String otherwise, Class<T> type) throws IOException {
         Map<String, T> values = new LinkedHashMap<>();
@@ -329,7 +315,6 @@ final class CheckpointFile implements AutoCloseable {
         }
     }
 
-    /** Returns an error about an entry of the metadata. */
     IOException wrong(String key, String must, Exception cause) {
         String value = metadata().get(key);
         return new IOException(

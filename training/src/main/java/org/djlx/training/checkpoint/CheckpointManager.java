@@ -85,12 +85,11 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     }
 
     /**
-     * Saves the state of a job. Call it between steps, on all ranks.
+     * Saves the state of a job. Call it between steps, on all ranks, with the same progress.
      *
-     * @param progress the job's progress; the same on all ranks
      * @throws IOException on all ranks if the file cannot be written, if the directory has a
-     *     checkpoint of a later step (a restore would choose that one), or if another job is
-     *     writing into the directory, or has written there since this manager saved or restored
+     *     checkpoint of a later step (a restore would choose that one), or if another job has
+     *     written there since this manager saved or restored
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
@@ -116,7 +115,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         this.progress = progress;
     }
 
-    /** Collects the arrays and metadata that this process writes. */
     private CheckpointSave prepare(
             DataParallelTrainer trainer, TrainingProgress progress, List<JobState.Contribution> all)
             throws IOException {
@@ -141,7 +139,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return CheckpointSave.of(trainer, file, metadata, parts, async);
     }
 
-    /** Returns how many items of the epoch all processes together have trained on. */
     private long items(TrainingProgress progress) {
         boolean resumed =
                 progress.epoch() == restored.epoch() && progress.batch() >= restored.batch();
@@ -154,7 +151,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
      * Waits until the checkpoint that is written in the background is complete. Call it on all
      * ranks after training, with {@link Builder#optAsync}; the listener does.
      *
-     * @param trainer the trainer of the last save
      * @throws IOException on all ranks if the checkpoint could not be written on one of them
      */
     public void await(Trainer trainer) throws IOException {
@@ -164,10 +160,10 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
     }
 
     /**
-     * Restores the newest checkpoint, if there is one. Call it on all ranks. If only some parts of
-     * a divided model have checkpoints of later steps, these are deleted.
+     * Restores the newest checkpoint, if there is one. Call it on all ranks, after {@code
+     * initialize}. If only some parts of a divided model have checkpoints of later steps, these are
+     * deleted.
      *
-     * @param trainer the trainer, after {@code initialize}
      * @return the saved progress; {@link TrainingProgress#START} if there is no checkpoint, in
      *     which case the trainer is unchanged
      * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
@@ -218,7 +214,6 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         return progress;
     }
 
-    /** Restores progress, the scale of gradients, the order of items, seeds and sums. */
     private void restoreJob(JobState state, DataParallelTrainer trainer, Path path) {
         progress = state.progress();
         restored = progress;
@@ -362,16 +357,10 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
                 "the checkpoint of step " + progress.step() + " was not saved", e);
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
     public static Builder builder() {
         return new Builder();
     }
 
-    /** Builds a {@link CheckpointManager}. */
     public static final class Builder {
 
         private Path directory;
@@ -384,42 +373,31 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
 
         private Builder() {}
 
-        /**
-         * Sets the directory of the checkpoints.
-         *
-         * @param directory one job's directory, the same on all ranks; created when needed
-         */
+        /** Sets one job's directory, the same on all ranks; created when needed. */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
             return this;
         }
 
         /**
-         * Sets how many checkpoints are kept. Older ones are deleted after a new one is written.
-         *
-         * @param count the number, 1 or more; the default is 3
+         * Sets how many checkpoints are kept, 1 or more; default 3. Older ones are deleted after a
+         * new one is written.
          */
         public Builder optKeep(int count) {
             keep = count;
             return this;
         }
 
-        /**
-         * Sets how often the training listener saves.
-         *
-         * @param steps the number of steps between checkpoints; 0, the default, for never
-         */
+        /** Sets after how many steps the training listener saves; 0, the default, for never. */
         public Builder optEvery(long steps) {
             every = steps;
             return this;
         }
 
         /**
-         * Sets the group of ranks that save and restore together, if it is larger than the
-         * trainer's: the ranks of all parts of a divided model, where each part has its own
-         * directory. They resume from the newest step that every part has.
-         *
-         * @param group this rank's handle; the caller keeps owning it
+         * Sets this rank's handle, owned by the caller, on the group of ranks that save and restore
+         * together, if it is larger than the trainer's: all parts of a divided model, each with its
+         * own directory. They resume from the newest step that every part has.
          */
         public Builder optGroup(ProcessGroup group) {
             this.group = group;
@@ -427,10 +405,9 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Sets the sampler of the dataset. Its order and position are saved; {@link
-         * CheckpointManager#restore} sets the position.
-         *
-         * @param sampler the sampler; restore fails if its seed, shuffling or padding differs
+         * Sets the dataset's sampler, whose order and position are saved. {@link
+         * CheckpointManager#restore} sets the position, and fails if its seed, shuffling or padding
+         * differs.
          */
         public Builder optSampler(DistributedSampler sampler) {
             this.sampler = sampler;
@@ -438,11 +415,10 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Sets whether files are written in the background, as PyTorch's {@code async_save}. {@code
-         * save} then returns when the arrays are copied to CPU memory; the next save, or {@link
-         * CheckpointManager#await}, waits until the checkpoint is complete and throws if it is not.
-         *
-         * @param async true to write in the background; the default is false
+         * Sets whether files are written in the background, as PyTorch's {@code async_save};
+         * default false. {@code save} then returns when the arrays are copied to CPU memory; the
+         * next save, or {@link CheckpointManager#await}, waits until the checkpoint is complete and
+         * throws if it is not.
          */
         public Builder optAsync(boolean async) {
             this.async = async;
@@ -450,17 +426,11 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Sets whether all ranks save and exit with code 143 after one of them got SIGTERM. The
-         * training listener saves before the next step. All ranks must set the same value.
-         *
-         * <ul>
-         *   <li>It costs a small all-reduce each step.
-         *   <li>The launcher restarts the ranks if restarts are left, unless it was stopped itself.
-         *   <li>The resumed job draws other random numbers than an uninterrupted one.
-         *   <li>A second SIGTERM ends the process at once.
-         * </ul>
-         *
-         * @param save true to save; the default is false: SIGTERM ends the process
+         * Sets whether all ranks save and exit with code 143 after one of them got SIGTERM; default
+         * false. The training listener saves before the next step. The same on all ranks. Costs a
+         * small all-reduce each step. The launcher restarts the ranks if restarts are left, unless
+         * it was stopped itself. The resumed job draws other random numbers than an uninterrupted
+         * one. A second SIGTERM ends the process at once.
          */
         public Builder optSaveOnSigterm(boolean save) {
             onSigterm = save;
@@ -468,10 +438,8 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
         }
 
         /**
-         * Builds the manager.
-         *
-         * @return the manager
-         * @throws IllegalArgumentException if there is no directory, or a number is wrong
+         * Throws an {@link IllegalArgumentException} if there is no directory, or a number is
+         * wrong.
          */
         public CheckpointManager build() {
             if (directory == null) {

@@ -40,9 +40,8 @@ final class CheckpointParts implements AutoCloseable {
     private final Map<String, List<Piece>> pieces = new HashMap<>();
 
     /**
-     * Opens the files and verifies their checksums.
-     *
-     * @throws IOException if a file is missing or damaged, or was not written by CheckpointManager
+     * Verifies the checksums. Throws if a file is missing or damaged, or was not written by
+     * CheckpointManager.
      */
     static CheckpointParts open(Path path) throws IOException {
         CheckpointParts parts = new CheckpointParts();
@@ -137,19 +136,16 @@ final class CheckpointParts implements AutoCloseable {
         }
     }
 
-    /** Returns the parameter to which a stored array belongs. */
     static String parameter(String name) {
         return name.startsWith(MODEL)
                 ? name.substring(MODEL.length())
                 : name.substring(OPTIMIZER.length()).split("\\.", 2)[1];
     }
 
-    /** Returns the optimizer's field to which a stored array belongs. */
     static String slot(String name) {
         return name.substring(OPTIMIZER.length()).split("\\.", 2)[0];
     }
 
-    /** Returns the metadata of the first file. */
     Map<String, String> metadata() {
         return files.get(0).metadata();
     }
@@ -172,17 +168,14 @@ final class CheckpointParts implements AutoCloseable {
         return counts;
     }
 
-    /** Returns the checksum of the first file. */
     String checksum() {
         return files.get(0).checksum();
     }
 
-    /** Returns the key of the first file. */
     Object key() {
         return files.get(0).key();
     }
 
-    /** Returns whole arrays by name, in the order in which they were written. */
     Map<String, TensorSpec> tensors() {
         return specs;
     }

@@ -21,7 +21,6 @@ import org.djlx.training.DataParallelTrainer;
  * The part of a checkpoint that one process writes: one file of arrays. The file that names the
  * parts of other processes is written after those parts. {@link CheckpointParts} reads them.
  *
- * @param path the file; null if this process writes nothing
  * @param manager the manager of the arrays
  * @param copies owns copies of the arrays; null if the trainer owns the arrays
  * @param awaited the files of other processes that must be complete before this file is written
@@ -40,11 +39,9 @@ record CheckpointSave(
     private static final long POLL_MILLIS = 20;
 
     /**
-     * Collects the parameters and optimizer state that the ranks of this process own.
-     *
-     * @param metadata receives the optimizer's update counts
-     * @param copied whether to copy the arrays to CPU memory, so that training can continue during
-     *     the write
+     * Collects the parameters and optimizer state that the ranks of this process own. {@code
+     * metadata} receives the optimizer's update counts. {@code copied}: to CPU memory, so that
+     * training can continue during the write.
      */
     static CheckpointSave of(
             DataParallelTrainer trainer,
@@ -72,20 +69,18 @@ record CheckpointSave(
         return copy;
     }
 
-    /** Returns whether files of other processes must be complete before this one is written. */
     boolean awaits() {
         return !awaited.isEmpty();
     }
 
     /**
-     * Writes the file after the files that it names, then closes the copies.
+     * Writes the file after the files that it names, then closes the copies. Returns the file's key
+     * if it names others, otherwise null.
      *
      * @param written returns the deadline for the other processes' files; null while it is not
      *     known
      * @param patience how long to wait after the deadline for a file that no process is writing:
      *     network file systems cache directory entries
-     * @return the key of the file if it names the other files; otherwise null
-     * @throws IOException if the file cannot be written, or a file that it names does not appear
      */
     Object write(Supplier<Deadline> written, Duration patience) throws IOException {
         if (path == null) {

@@ -40,7 +40,6 @@ final class EpochSums {
     private Map<String, double[]> last = Map.of(); // at the last call of onBatch
     private Map<String, double[]> complete = Map.of(); // without the current batch
 
-    /** Reads the sums, and determines those without the current batch. */
     void onBatch(Trainer of, CheckpointManager manager) {
         if (trainer != of) {
             trainer = of;
@@ -60,18 +59,15 @@ final class EpochSums {
         last = current;
     }
 
-    /** Begins an epoch. */
     void onEpoch() {
         last = Map.of();
         complete = last;
     }
 
-    /** Returns the sums without the current batch, as JSON. */
     String toJson() {
         return GSON.toJson(complete);
     }
 
-    /** Returns a trainer's sums between two steps, as JSON. */
     static String toJson(Trainer of) {
         return GSON.toJson(EvaluatorSums.of(of).values(EvaluatorTrainingListener.TRAIN_EPOCH));
     }
@@ -89,9 +85,8 @@ final class EpochSums {
     }
 
     /**
-     * Restores the sums. Another number of processes adds them up on the first one.
-     *
-     * @param all the sums of each process that saved
+     * Restores the sums of each process that saved. Another number of processes adds them up on the
+     * first one.
      */
     void restore(
             Trainer to, List<Map<String, double[]>> all, int process, int processes, long batch) {

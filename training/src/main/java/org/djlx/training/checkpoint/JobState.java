@@ -44,11 +44,6 @@ record JobState(
         }
     }
 
-    /**
-     * Returns the metadata of the file that names all parts.
-     *
-     * @param items of the epoch; not used without a sampler
-     */
     static Map<String, String> metadata(
             DataParallelTrainer trainer,
             TrainingProgress progress,
@@ -86,7 +81,6 @@ record JobState(
         return metadata;
     }
 
-    /** Reads the metadata of a checkpoint. */
     static JobState read(CheckpointParts parts, long step, DistributedSampler sampler)
             throws IOException {
         CheckpointFile file = parts.first();

@@ -25,11 +25,7 @@ final class RandomSeed {
         JniUtils.setSeed(31L * of(trainer) + step);
     }
 
-    /**
-     * Restores the seed, and draws from it.
-     *
-     * @param seeds of the processes that saved; further ones get other seeds
-     */
+    /** Draws from the restored seed. Processes beyond those that saved get other seeds. */
     void restore(int[] seeds, DataParallelTrainer trainer, long step) {
         int rank = trainer.process();
         seed = seeds[rank % seeds.length] + rank / seeds.length * seeds.length;

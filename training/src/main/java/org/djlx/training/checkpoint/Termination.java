@@ -9,7 +9,6 @@ import java.lang.reflect.Proxy;
  */
 final class Termination {
 
-    /** The exit code of a process that SIGTERM ends. */
     static final int EXIT_CODE = 143;
 
     private static int watchers;
@@ -21,9 +20,7 @@ final class Termination {
     /**
      * Starts to handle SIGTERM. Each call needs one call of {@link #unwatch}; the last one restores
      * the previous handler. A shutdown hook would be too late: it runs concurrently with the hooks
-     * that close process groups.
-     *
-     * @throws IllegalStateException if the JVM does not allow a handler for SIGTERM
+     * that close process groups. Throws if the JVM does not allow it.
      */
     static synchronized void watch() {
         if (watchers == 0) {
@@ -42,10 +39,8 @@ final class Termination {
     }
 
     /**
-     * Sets the handler of SIGTERM and returns the previous one. Uses reflection because javac warns
-     * about each use of {@code sun.misc}.
-     *
-     * @param handler the handler; null for the one that records the request
+     * Returns the previous handler; null stands for the one that records the request. Uses
+     * reflection because javac warns about each use of {@code sun.misc}.
      */
     static Object handle(Object handler) {
         try {

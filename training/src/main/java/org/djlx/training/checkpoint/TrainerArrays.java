@@ -21,9 +21,8 @@ final class TrainerArrays {
     private TrainerArrays() {}
 
     /**
-     * Returns the arrays that the ranks of this process own, by name.
-     *
-     * @param metadata receives the optimizer's update counts
+     * Returns the arrays that the ranks of this process own, by name. {@code metadata} receives the
+     * optimizer's update counts.
      */
     static Map<String, NDArray> collect(DataParallelTrainer trainer, Map<String, String> metadata) {
         OptimizerState state = new OptimizerState(trainer.optimizer());
@@ -112,7 +111,6 @@ final class TrainerArrays {
         return spec.dtype() + " of shape " + spec.shape();
     }
 
-    /** Reads a checkpoint into a trainer. */
     static void restore(CheckpointParts file, JobState saved, DataParallelTrainer trainer)
             throws IOException {
         OptimizerState state = new OptimizerState(trainer.optimizer());

@@ -1,26 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.training.checkpoint;
 
-/**
- * The progress of a training job.
- *
- * @param step the number of updates of the parameters
- * @param epoch the number of complete epochs
- * @param batch the number of batches trained on in the current epoch
- */
+/** The number of updates, of complete epochs, and of batches trained on in the current epoch. */
 public record TrainingProgress(long step, long epoch, long batch) {
 
-    /** The progress of a job that has not begun. */
     public static final TrainingProgress START = new TrainingProgress(0, 0, 0);
 
-    /**
-     * Checks the numbers.
-     *
-     * @param step the number of updates of the parameters
-     * @param epoch the number of complete epochs
-     * @param batch the number of batches trained on in the current epoch
-     * @throws IllegalArgumentException if a number is less than 0
-     */
+    /** Throws an {@link IllegalArgumentException} if a number is less than 0. */
     public TrainingProgress {
         if (step < 0 || epoch < 0 || batch < 0) {
             throw new IllegalArgumentException(

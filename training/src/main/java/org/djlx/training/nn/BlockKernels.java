@@ -74,11 +74,7 @@ final class BlockKernels implements AutoCloseable {
     private final Map<ScalarType, CudaKernel> convertColumns; // to 16-bit types
     private final KernelArguments arguments = new KernelArguments();
 
-    /**
-     * Compiles the kernels, or takes them from the cache.
-     *
-     * @throws org.djlx.nativeops.cuda.CudaException if they cannot be compiled
-     */
+    /** Compiles the kernels, or takes them from the cache. */
     public BlockKernels(Device gpu) {
         device = CudaDevice.open(gpu);
         try {
@@ -98,7 +94,6 @@ final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Returns whether an array is on this GPU and there are kernels for its type. */
     public boolean isSupported(NDArray array) {
         return gate.containsKey(Torch.scalarType(array))
                 && Torch.device(array).equals(device.device());
@@ -116,7 +111,6 @@ final class BlockKernels implements AutoCloseable {
         private final List<NDArray> used = new ArrayList<>();
         private final List<NDArray> temporary = new ArrayList<>();
 
-        /** Returns the address of a contiguous array, or of a contiguous copy. */
         long operand(NDArray array) {
             TensorInfo info = Torch.info(array);
             if (info.isContiguous()) {
@@ -144,7 +138,6 @@ final class BlockKernels implements AutoCloseable {
             return array;
         }
 
-        /** Launches the kernel for an array's type. */
         void launch(Map<ScalarType, CudaKernel> kernels, NDArray array, LaunchSize size) {
             kernels.get(Torch.scalarType(array)).launch(stream, size, arguments);
         }
@@ -167,19 +160,11 @@ final class BlockKernels implements AutoCloseable {
         return (elements + count - 1) / count;
     }
 
-    /** Rounds a number of threads up to whole warps, but returns at most {@code most}. */
     private static int threads(long wanted, int most) {
         return (int) Math.min(most, (wanted + WARP - 1) / WARP * WARP);
     }
 
-    /**
-     * Computes RMSNorm.
-     *
-     * @param x rows, of shape (…, size), {@linkplain #isNormalizable short enough}
-     * @param weight the weight, of shape (size)
-     * @param epsilon the number added to the mean of squares
-     * @return the norm, of the shape of {@code x}
-     */
+    /** Computes RMSNorm of rows of shape (…, size), {@linkplain #isNormalizable short enough}. */
     public NDArray normalized(NDArray x, NDArray weight, float epsilon) {
         try (Call call = new Call()) {
             NDArray y = call.like(x);
@@ -190,12 +175,7 @@ final class BlockKernels implements AutoCloseable {
 
     /**
      * Adds rows, rounds the sum to their element type, and computes the RMSNorm of the rounded sum.
-     *
-     * @param x rows, as for {@link #normalized}
-     * @param addend the rows to add, of the same shape
-     * @param weight the weight, of shape (size)
-     * @param epsilon the number added to the mean of squares
-     * @return the sum and its norm, of the shape of {@code x}
+     * Returns the sum and its norm.
      */
     public List<NDArray> addedNormalized(NDArray x, NDArray addend, NDArray weight, float epsilon) {
         try (Call call = new Call()) {
@@ -232,13 +212,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Computes the gradients of RMSNorm.
-     *
-     * @param x the rows, at least one
-     * @param gradient the gradient of the norm
-     * @param ofRows another gradient of the rows, to add; null for none
-     * @param epsilon the number added to the mean of squares
-     * @return the gradients of the rows and of the weight
+     * Returns the gradients of at least one row and of the weight; {@code ofRows} is added to that
+     * of the rows, null for none.
      */
     public List<NDArray> normalizedGradients(
             NDArray x, NDArray weight, NDArray gradient, NDArray ofRows, float epsilon) {
@@ -286,13 +261,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Applies the rotary embedding, or its inverse, to heads.
-     *
-     * @param x of shape (…, positions, heads, head size)
-     * @param cosines the cosines, of shape (positions, 1, half of the head size)
-     * @param sines the sines, of the same shape
-     * @param back whether to rotate back, as for gradients
-     * @return the rotated heads, of the shape of {@code x}
+     * Applies the rotary embedding, or its inverse, to heads of shape (…, positions, heads, head
+     * size). Cosines and sines have shape (positions, 1, half of the head size).
      */
     public NDArray rotated(NDArray x, NDArray cosines, NDArray sines, boolean back) {
         try (Call call = new Call()) {
@@ -311,13 +281,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * The kernel's description of heads.
-     *
-     * @param y the address of the first head of the output
-     * @param x the address of the first head of the input
-     * @param yDistance the elements from a token of the output to the next
-     * @param xDistance likewise of the input
-     * @param rotated whether the heads are rotated, or copied
+     * The kernel's description of heads: addresses of the first ones, and elements from a token to
+     * the next. They are rotated, or copied.
      */
     private record Heads(
             long y, long x, long yDistance, long xDistance, long count, boolean rotated) {}
@@ -368,11 +333,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
-     *
-     * @param x of shape (…, positions, heads, head size), the heads of queries first
-     * @param cosines the cosines, as for {@link #rotated}
-     * @return three arrays, of the shape of {@code x} except for the number of heads
+     * Splits heads of shape (…, positions, heads, head size), queries first, into queries, keys and
+     * values, and rotates queries and keys.
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
         try (Call call = new Call()) {
@@ -394,13 +356,7 @@ final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /**
-     * Computes the gradient of {@link #divided}.
-     *
-     * @param gradients the gradients of queries, keys and values
-     * @param cosines the cosines, as in {@link #divided}
-     * @return the gradient of all heads, in one array
-     */
+    /** Computes the gradient of all heads, in one array, of {@link #divided}. */
     public NDArray dividedGradient(List<NDArray> gradients, NDArray cosines, NDArray sines) {
         try (Call call = new Call()) {
             NDArray first = gradients.get(0);
@@ -442,11 +398,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Computes {@code silu(gate) * value}.
-     *
-     * @param in the gate and the value, of the same shape; or one array of shape (…, 2 size), whose
-     *     rows hold the gate and then the value
-     * @return the product, of the shape of the gate
+     * Computes {@code silu(gate) * value} of two arrays of the same shape, or of one of shape (…, 2
+     * size), whose rows hold the gate and then the value.
      */
     public NDArray gated(List<NDArray> in) {
         try (Call call = new Call()) {
@@ -468,7 +421,6 @@ final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Returns the launch size of an element-wise kernel. */
     private LaunchSize passSize(NDArray array, long rows, long size) {
         long wanted = (rows * packs(array, size) + PASS_THREADS - 1) / PASS_THREADS;
         return LaunchSize.of(
@@ -476,10 +428,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Computes the gradients of {@link #gated}.
-     *
-     * @param in the gate and the value, not empty, in two arrays or one
-     * @return the gradients of gate and value, in arrays of the shapes of {@code in}
+     * Computes the gradients of {@link #gated}, in arrays of the shapes of {@code in}, which is not
+     * empty.
      */
     public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
         try (Call call = new Call()) {
@@ -520,11 +470,8 @@ final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Converts matrices and joins them side by side.
-     *
-     * @param matrices the matrices, of {@linkplain #isJoinable float32} and with the same number of
-     *     rows
-     * @return one matrix with the columns of all
+     * Converts {@linkplain #isJoinable float32} matrices of as many rows, and joins them side by
+     * side.
      */
     public NDArray joined(List<NDArray> matrices, ScalarType type) {
         long rows = matrices.get(0).getShape().get(0);

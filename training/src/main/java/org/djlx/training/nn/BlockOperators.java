@@ -116,13 +116,6 @@ final class BlockOperators implements AutoCloseable {
         return results;
     }
 
-    /**
-     * Computes RMSNorm.
-     *
-     * @param x the rows, of shape (…, size)
-     * @param weight the weight, of shape (size)
-     * @param epsilon the number added to the mean of squares
-     */
     NDArray normalized(NDArray x, NDArray weight, float epsilon) {
         if (isNormFused(x, weight)) {
             return recorded(
@@ -148,12 +141,8 @@ final class BlockOperators implements AutoCloseable {
 
     /**
      * Adds rows and normalises the sum, at the start of a residual connection. Its backward pass
-     * runs through earlier layers once only.
-     *
-     * @param x as for {@link #normalized}
-     * @param addend the rows to add to {@code x} first, of the same shape; null for none
-     * @param epsilon the number added to the mean of squares
-     * @return the rows and their norm. Without an addend, the rows share the memory of {@code x}
+     * runs through earlier layers once only. Without an addend, the rows share the memory of {@code
+     * x}.
      */
     Residual residual(NDArray x, NDArray addend, NDArray weight, float epsilon) {
         boolean fused =
@@ -256,11 +245,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Computes causal attention with a sliding window by libtorch's operators.
-     *
-     * @param query of shape (batch, query heads, sequence, size)
-     * @param key of shape (batch, key heads, sequence, size); so is {@code value}
-     * @param window the number of tokens that a token attends to, itself included
+     * Computes causal attention by libtorch's operators. Arrays have shape (batch, heads, sequence,
+     * size); a token attends to {@code window} tokens, itself included.
      */
     static NDArray windowed(NDArray query, NDArray key, NDArray value, long window) {
         Shape shape = query.getShape();
@@ -285,18 +271,12 @@ final class BlockOperators implements AutoCloseable {
         return weights.matMul(value.expandDims(2)).reshape(shape);
     }
 
-    /** Splits an array into three views along a dimension. */
     static NDList split(NDArray x, List<Long> counts, int dimension) {
         long second = counts.get(0) + counts.get(1);
         return x.split(new long[] {counts.get(0), second}, dimension);
     }
 
-    /**
-     * Computes {@code silu(gate) * value}.
-     *
-     * @param in gate and value, of the same shape; or one array of shape (…, 2 size), whose rows
-     *     hold the gate and then the value
-     */
+    /** As {@link BlockKernels#gated}. */
     NDArray gated(List<NDArray> in) {
         if (!isFused(in.toArray(NDArray[]::new))
                 || in.size() > 1 && !in.get(0).getShape().equals(in.get(1).getShape())) {
@@ -313,10 +293,7 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Converts matrices and joins them side by side. A scope does not record this.
-     *
-     * @param matrices the matrices, with the same number of rows
-     * @return one matrix with the columns of all
+     * Converts matrices of as many rows, and joins them side by side. A scope does not record this.
      */
     NDArray joined(List<NDArray> matrices, ScalarType type) {
         NDArray first = matrices.get(0);

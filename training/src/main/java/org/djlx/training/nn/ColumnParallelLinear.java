@@ -52,7 +52,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
                         : null;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -83,7 +82,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
         return new Shape[] {outputShape(inputShapes[0], own, true, false)};
     }
 
-    /** Builds a {@link ColumnParallelLinear}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private long units;
@@ -94,32 +92,24 @@ public final class ColumnParallelLinear extends ShardedBlock {
         private Builder() {}
 
         /**
-         * Sets the number of outputs.
-         *
-         * @param units the number for all ranks together, divisible by the world size unless
-         *     {@linkplain #optPadded padded}
+         * Sets the number of outputs of all ranks together, divisible by the world size unless
+         * {@linkplain #optPadded padded}.
          */
         public Builder setUnits(long units) {
             this.units = units;
             return this;
         }
 
-        /**
-         * Sets whether there is a bias.
-         *
-         * @param bias whether to add a bias; default true
-         */
+        /** Sets whether there is a bias; default true. */
         public Builder optBias(boolean bias) {
             this.bias = bias;
             return this;
         }
 
         /**
-         * Sets whether the number of units is rounded up to a multiple of the world size. The last
-         * ranks then have additional units with zero weights and outputs. Meant for a vocabulary:
-         * {@link VocabularyParallelCrossEntropy} ignores the additional units.
-         *
-         * @param padded true to round up; default false: the world size must divide the units
+         * Sets whether the number of units is rounded up to a multiple of the world size; default
+         * false. The last ranks then have additional units with zero weights and outputs, which
+         * {@link VocabularyParallelCrossEntropy} ignores.
          */
         public Builder optPadded(boolean padded) {
             this.padded = padded;
@@ -127,21 +117,14 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Shares the weight of an embedding. The units are the embedding's vocabulary, with the
-         * same padding.
-         *
-         * @param embedding an embedding of the same group, in the same model
+         * Shares the weight of an embedding of the same group and model. The units are the
+         * embedding's vocabulary, with the same padding.
          */
         public Builder optTied(ParallelEmbedding embedding) {
             this.embedding = embedding;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group or the units are missing or wrong
-         */
         public ColumnParallelLinear build() {
             if (embedding != null && units != 0 && units != embedding.vocabulary()) {
                 throw new IllegalArgumentException(

@@ -21,12 +21,8 @@ public record Lora(int rank, double alpha, Set<String> targets) {
             List.of("query", "key", "value", "output", "gate", "up", "down");
 
     /**
-     * Checks the values.
-     *
-     * @param rank the number of rows of A, 1 or more
-     * @param alpha scales the adapter: its product is multiplied by {@code alpha / rank}
-     * @param targets the projections that have an adapter, of {@link #PROJECTIONS}
-     * @throws IllegalArgumentException if a value is out of range, or a target is unknown
+     * Throws an {@link IllegalArgumentException} if a value is out of range, or a target is
+     * unknown.
      */
     public Lora {
         if (rank < 1 || !Double.isFinite(alpha)) {
@@ -41,11 +37,7 @@ public record Lora(int rank, double alpha, Set<String> targets) {
         targets = Set.copyOf(targets);
     }
 
-    /**
-     * {@return adapters of all projections, with an alpha of twice the rank}
-     *
-     * @param rank the number of rows of A
-     */
+    /** {@return adapters of all projections, with an alpha of twice the rank} */
     public static Lora of(int rank) {
         return new Lora(rank, 2.0 * rank, Set.copyOf(PROJECTIONS));
     }

@@ -42,7 +42,6 @@ public final class ParallelEmbedding extends ShardedBlock {
         weight = add("weight", Parameter.Type.WEIGHT, Division.ROWS.withPadding(true));
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -128,7 +127,6 @@ public final class ParallelEmbedding extends ShardedBlock {
         return new Shape[] {outputShape(vectors, size, false, true)};
     }
 
-    /** Builds a {@link ParallelEmbedding}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private long vocabulary;
@@ -137,31 +135,21 @@ public final class ParallelEmbedding extends ShardedBlock {
 
         private Builder() {}
 
-        /**
-         * Sets the size of the vocabulary.
-         *
-         * @param vocabulary the number of token ids
-         */
+        /** Sets the number of token ids. */
         public Builder setVocabulary(long vocabulary) {
             this.vocabulary = vocabulary;
             return this;
         }
 
-        /**
-         * Sets the size of the vectors.
-         *
-         * @param size the number of values for a token
-         */
+        /** Sets the number of values for a token. */
         public Builder setSize(long size) {
             this.size = size;
             return this;
         }
 
         /**
-         * Sets the element type of the activations, in which all later blocks compute.
-         *
-         * @param computeType a floating-point type, such as bfloat16; the type of the weight unless
-         *     set
+         * Sets the floating-point type of the activations, in which all later blocks compute;
+         * default that of the weight.
          */
         public Builder optComputeType(ScalarType computeType) {
             if (computeType != null
@@ -175,12 +163,6 @@ public final class ParallelEmbedding extends ShardedBlock {
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group, the vocabulary or the size are missing or
-         *     wrong
-         */
         public ParallelEmbedding build() {
             if (vocabulary < 1 || size < 1) {
                 throw new IllegalArgumentException(

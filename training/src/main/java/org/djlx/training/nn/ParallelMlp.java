@@ -35,7 +35,6 @@ public final class ParallelMlp extends ShardedBlock {
         down = new Projection("down", null, Division.COLUMNS_TRANSPOSED, builder.lora);
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -60,7 +59,6 @@ public final class ParallelMlp extends ShardedBlock {
         return inputShapes;
     }
 
-    /** Builds a {@link ParallelMlp}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private long hidden;
@@ -68,31 +66,21 @@ public final class ParallelMlp extends ShardedBlock {
 
         private Builder() {}
 
-        /**
-         * Sets the number of hidden values.
-         *
-         * @param hidden the number for all ranks together, divisible by the world size
-         */
+        /** Sets the number of hidden values of all ranks together, divisible by the world size. */
         public Builder setHidden(long hidden) {
             this.hidden = hidden;
             return this;
         }
 
         /**
-         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
-         *
-         * @param lora the adapters; null for none, the default
+         * Adds low-rank adapters; null, the default, for none. The weights are trained too unless
+         * they are frozen.
          */
         public Builder optLora(Lora lora) {
             this.lora = lora;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group or the hidden values are missing or wrong
-         */
         public ParallelMlp build() {
             if (hidden < 1) {
                 throw new IllegalArgumentException(

@@ -74,7 +74,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
         keyNorm = norms ? add("keyNorm", Parameter.Type.GAMMA, Division.SHARED) : null;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -114,7 +113,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return leaveRegion(store, joined, training, output);
     }
 
-    /** Returns the sequence length of an input. */
     private long sequence(Shape shape) {
         int dimensions = shape.dimension();
         if (dimensions == 3 && (sequenceLength == 0 || sequenceLength == shape.get(1))) {
@@ -137,9 +135,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
 
     /**
      * Returns queries, keys and values as (batch, sequence, heads, head size), normalised and
-     * rotated.
-     *
-     * @param in an array of each, or one array that holds them side by side
+     * rotated; {@code in} may hold them side by side in one array.
      */
     private List<NDArray> heads(
             ParameterStore store, List<NDArray> in, long sequence, boolean training) {
@@ -170,7 +166,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return results;
     }
 
-    /** Returns (batch, sequence, heads, head size). */
     private NDArray heads(NDArray x, long sequence) {
         return x.reshape(-1, sequence, x.getShape().getLastDimension() / headSize, headSize);
     }
@@ -206,7 +201,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return inputShapes;
     }
 
-    /** Builds a {@link ParallelSelfAttention}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private int heads;
@@ -221,21 +215,14 @@ public final class ParallelSelfAttention extends ShardedBlock {
 
         private Builder() {}
 
-        /**
-         * Sets the number of heads.
-         *
-         * @param heads the number for all ranks together, divisible by the world size
-         */
+        /** Sets the number of heads of all ranks together, divisible by the world size. */
         public Builder setHeads(int heads) {
             this.heads = heads;
             return this;
         }
 
         /**
-         * Sets the size of a head.
-         *
-         * @param headSize the number of values of a head, usually the size of the input divided by
-         *     the heads
+         * Sets the number of values of a head, usually the size of the input divided by the heads.
          */
         public Builder setHeadSize(int headSize) {
             this.headSize = headSize;
@@ -243,10 +230,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets the number of key and value heads.
-         *
-         * @param keyValueHeads the number, which divides the number of heads. It is divisible by
-         *     the world size, or divides the world size. The number of heads unless set
+         * Sets the number of key and value heads, which divides the number of heads, the default.
+         * It is divisible by the world size, or divides the world size.
          */
         public Builder optKeyValueHeads(int keyValueHeads) {
             this.keyValueHeads = keyValueHeads;
@@ -254,10 +239,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets the rotary position embedding of queries and keys. Positions of each sequence start
-         * at 0.
-         *
-         * @param rotary the embedding, for heads of this size; none unless set
+         * Sets the rotary embedding of queries and keys, for heads of this size; default none.
+         * Positions of each sequence start at 0.
          */
         public Builder optRotary(RotaryEmbedding rotary) {
             this.rotary = rotary;
@@ -265,10 +248,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets the length of each sequence in an input of shape (tokens, size).
-         *
-         * @param sequenceLength the number of tokens of each sequence; unless set, all tokens are
-         *     one sequence
+         * Sets the tokens of each sequence in an input of shape (tokens, size); unless set, it is
+         * one sequence.
          */
         public Builder optSequenceLength(long sequenceLength) {
             this.sequenceLength = sequenceLength;
@@ -276,9 +257,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
-         *
-         * @param lora the adapters; null for none, the default
+         * Adds low-rank adapters; null, the default, for none. The weights are trained too unless
+         * they are frozen.
          */
         public Builder optLora(Lora lora) {
             this.lora = lora;
@@ -287,9 +267,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
 
         /**
          * Sets whether query, key and value have a bias, as in Qwen 2: {@code queryBias}, {@code
-         * keyBias} and {@code valueBias}.
-         *
-         * @param bias whether to add a bias; default false
+         * keyBias} and {@code valueBias}; default false.
          */
         public Builder optInputBias(boolean bias) {
             this.bias = bias;
@@ -298,9 +276,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
 
         /**
          * Adds an RMSNorm of each head of queries and keys before the rotation, as in Qwen 3:
-         * {@code queryNorm} and {@code keyNorm} of shape (head size).
-         *
-         * @param epsilon the number added to the mean of squares
+         * {@code queryNorm} and {@code keyNorm} of shape (head size). {@code epsilon} is added to
+         * the mean of squares.
          */
         public Builder optHeadNorms(float epsilon) {
             this.epsilon = epsilon;
@@ -308,23 +285,14 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets a sliding window. Sequences longer than the window hold the scores of all pairs of
-         * tokens in memory.
-         *
-         * @param window the number of tokens that a token attends to, itself included; 0 for all,
-         *     the default
+         * Sets how many tokens a token attends to, itself included; 0, the default, for all.
+         * Sequences longer than the window hold the scores of all pairs of tokens in memory.
          */
         public Builder optWindow(long window) {
             this.window = window;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group, the heads or their size are missing or
-         *     wrong
-         */
         public ParallelSelfAttention build() {
             if (heads < 1
                     || headSize < 1

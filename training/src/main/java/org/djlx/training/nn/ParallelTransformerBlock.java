@@ -58,7 +58,6 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         mlp = addChildBlock("mlp", builder.shared(builder.mlp).build());
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -98,7 +97,10 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         return inputShapes;
     }
 
-    /** Builds a {@link ParallelTransformerBlock}. */
+    /**
+     * Builds the block; options are those of {@link ParallelSelfAttention.Builder}, {@link
+     * ParallelMlp.Builder} and {@link RmsNorm.Builder}.
+     */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private final ParallelSelfAttention.Builder attention = ParallelSelfAttention.builder();
@@ -112,104 +114,56 @@ public final class ParallelTransformerBlock extends AbstractBlock {
             return (epsilon == null ? norm : norm.optEpsilon(epsilon)).build();
         }
 
-        /**
-         * Sets the number of heads.
-         *
-         * @param heads as {@link ParallelSelfAttention.Builder#setHeads}
-         */
         public Builder setHeads(int heads) {
             attention.setHeads(heads);
             return this;
         }
 
-        /**
-         * Sets the size of a head.
-         *
-         * @param headSize as {@link ParallelSelfAttention.Builder#setHeadSize}
-         */
         public Builder setHeadSize(int headSize) {
             attention.setHeadSize(headSize);
             return this;
         }
 
-        /**
-         * Sets the number of hidden values of the MLP.
-         *
-         * @param hidden as {@link ParallelMlp.Builder#setHidden}
-         */
         public Builder setHidden(long hidden) {
             mlp.setHidden(hidden);
             return this;
         }
 
-        /**
-         * Sets the number of key and value heads.
-         *
-         * @param keyValueHeads as {@link ParallelSelfAttention.Builder#optKeyValueHeads}
-         */
         public Builder optKeyValueHeads(int keyValueHeads) {
             attention.optKeyValueHeads(keyValueHeads);
             return this;
         }
 
-        /**
-         * Sets the rotary position embedding.
-         *
-         * @param rotary as {@link ParallelSelfAttention.Builder#optRotary}
-         */
         public Builder optRotary(RotaryEmbedding rotary) {
             attention.optRotary(rotary);
             return this;
         }
 
-        /**
-         * Sets the length of each sequence in an input of shape (tokens, size).
-         *
-         * @param sequenceLength as {@link ParallelSelfAttention.Builder#optSequenceLength}
-         */
         public Builder optSequenceLength(long sequenceLength) {
             attention.optSequenceLength(sequenceLength);
             return this;
         }
 
         /**
-         * Sets further options of the attention, such as {@link
+         * Sets further options of the attention, at once, such as {@link
          * ParallelSelfAttention.Builder#optInputBias}.
-         *
-         * @param options sets them; called at once
          */
         public Builder optAttention(Consumer<ParallelSelfAttention.Builder> options) {
             options.accept(attention);
             return this;
         }
 
-        /**
-         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
-         *
-         * @param lora the adapters; null for none, the default
-         */
         public Builder optLora(Lora lora) {
             attention.optLora(lora);
             mlp.optLora(lora);
             return this;
         }
 
-        /**
-         * Sets the number added to the mean of squares in both norms.
-         *
-         * @param epsilon as {@link RmsNorm.Builder#optEpsilon}
-         */
         public Builder optEpsilon(float epsilon) {
             this.epsilon = epsilon;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group, the heads, their size or the hidden values
-         *     are missing or invalid
-         */
         public ParallelTransformerBlock build() {
             return new ParallelTransformerBlock(this);
         }

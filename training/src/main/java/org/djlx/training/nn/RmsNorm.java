@@ -28,7 +28,6 @@ public final class RmsNorm extends ShardedBlock {
         weight = add("weight", Parameter.Type.GAMMA, Division.NONE);
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -58,28 +57,18 @@ public final class RmsNorm extends ShardedBlock {
         return inputShapes;
     }
 
-    /** Builds a {@link RmsNorm}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private float epsilon = 1e-5f;
 
         private Builder() {}
 
-        /**
-         * Sets the number added to the mean of squares.
-         *
-         * @param epsilon the number, 1e-5 unless set
-         */
+        /** Sets the number added to the mean of squares; default 1e-5. */
         public Builder optEpsilon(float epsilon) {
             this.epsilon = epsilon;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group is missing
-         */
         public RmsNorm build() {
             return new RmsNorm(this);
         }

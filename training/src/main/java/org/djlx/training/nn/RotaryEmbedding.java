@@ -28,7 +28,6 @@ public final class RotaryEmbedding {
         this.magnitude = magnitude;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -38,20 +37,16 @@ public final class RotaryEmbedding {
         return frequencies.clone();
     }
 
-    /** {@return the number of a head's values} */
     public int headSize() {
         return 2 * frequencies.length;
     }
 
     /**
-     * The cosines and sines of angles, times the embedding's magnitude.
-     *
-     * @param cosines the cosines, of shape (positions, 1, half of a head's size)
-     * @param sines the sines, of the same shape
+     * The cosines and sines of angles, times the embedding's magnitude, of shape (positions, 1,
+     * half of a head's size).
      */
     public record Table(NDArray cosines, NDArray sines) implements AutoCloseable {
 
-        /** Closes both arrays. */
         @Override
         public void close() {
             cosines.close();
@@ -60,13 +55,8 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * Computes cosines and sines, in float64 with one rounding.
-     *
-     * @param manager the manager of the arrays; its device is the arrays' device
-     * @param first the first position
-     * @param count the number of positions
-     * @param type the element type
-     * @return the table; the caller closes it
+     * Computes cosines and sines, in float64 with one rounding, on the manager's device; the caller
+     * closes the table.
      */
     public Table table(NDManager manager, long first, int count, ScalarType type) {
         double[] cosines = new double[count * frequencies.length];
@@ -93,11 +83,9 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * Rotates heads. Autograd records it.
+     * Rotates heads of shape (…, positions, heads, head size) and of the table's type and
+     * positions. Autograd records it.
      *
-     * @param x the heads, of shape (…, positions, heads, head size), of the table's type
-     * @param table the table, with the same number of positions
-     * @return the rotated heads, of the same shape and type
      * @throws IllegalArgumentException if the shapes do not match
      */
     public NDArray rotate(NDArray x, Table table) {
@@ -120,7 +108,6 @@ public final class RotaryEmbedding {
         return NDArrays.concat(new NDList(turnedFirst, turnedSecond), dimensions - 1);
     }
 
-    /** Builds a {@link RotaryEmbedding}. */
     public static final class Builder {
 
         private int headSize;
@@ -130,20 +117,15 @@ public final class RotaryEmbedding {
 
         private Builder() {}
 
-        /**
-         * Sets the size of heads.
-         *
-         * @param headSize the number of values of a head, even
-         */
+        /** Sets the number of values of a head, even. Required. */
         public Builder setHeadSize(int headSize) {
             this.headSize = headSize;
             return this;
         }
 
         /**
-         * Sets the base of the frequencies, {@code rope_theta} in configurations of Llama.
-         *
-         * @param base the base, 10,000 unless set
+         * Sets the base of the frequencies, {@code rope_theta} in configurations of Llama; default
+         * 10,000.
          */
         public Builder optBase(double base) {
             this.base = base;
@@ -151,11 +133,9 @@ public final class RotaryEmbedding {
         }
 
         /**
-         * Sets frequencies of a scaled embedding instead of a base, such as those of Llama 3.
-         *
-         * @param frequencies the angle in radians between neighbouring positions, for each pair;
-         *     null for those of the base
-         * @param magnitude the factor of the rotated values; 1 for none
+         * Sets frequencies of a scaled embedding instead of a base: the angle in radians between
+         * neighbouring positions, for each pair, or null for those of the base; and a factor of the
+         * rotated values, 1 for none.
          */
         public Builder optFrequencies(double[] frequencies, double magnitude) {
             this.frequencies = frequencies == null ? null : frequencies.clone();
@@ -163,12 +143,6 @@ public final class RotaryEmbedding {
             return this;
         }
 
-        /**
-         * {@return the embedding}
-         *
-         * @throws IllegalArgumentException if the head size, the base or the number of frequencies
-         *     are missing or wrong
-         */
         public RotaryEmbedding build() {
             if (headSize < 2 || headSize % 2 != 0 || !(base > 1)) {
                 throw new IllegalArgumentException(

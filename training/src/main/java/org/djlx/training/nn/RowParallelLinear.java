@@ -27,7 +27,6 @@ public final class RowParallelLinear extends ShardedBlock {
         linear = new Projection("weight", bias, Division.COLUMNS_TRANSPOSED, null);
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -47,7 +46,6 @@ public final class RowParallelLinear extends ShardedBlock {
         return new Shape[] {outputShape(inputShapes[0], units, false, true)};
     }
 
-    /** Builds a {@link RowParallelLinear}. */
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private long units;
@@ -55,31 +53,18 @@ public final class RowParallelLinear extends ShardedBlock {
 
         private Builder() {}
 
-        /**
-         * Sets the number of outputs.
-         *
-         * @param units the number
-         */
+        /** Sets the number of outputs. */
         public Builder setUnits(long units) {
             this.units = units;
             return this;
         }
 
-        /**
-         * Sets whether there is a bias.
-         *
-         * @param bias whether to add a bias; default true
-         */
+        /** Sets whether there is a bias; default true. */
         public Builder optBias(boolean bias) {
             this.bias = bias;
             return this;
         }
 
-        /**
-         * {@return the block}
-         *
-         * @throws IllegalArgumentException if the group or the units are missing or wrong
-         */
         public RowParallelLinear build() {
             if (units < 1) {
                 throw new IllegalArgumentException(

@@ -143,7 +143,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return full.get(division.axis());
         }
 
-        /** Returns the size of each part along the divided dimension. */
         long partSize() {
             if (!division.padded() && size() % parts != 0) {
                 throw indivisible(parameter.getName(), size(), parts);
@@ -228,11 +227,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         sequenceParallel = builder.sequenceParallel;
     }
 
-    /**
-     * Builds a block.
-     *
-     * @param <B> the builder
-     */
     public abstract static class Builder<B extends Builder<B>> {
 
         private ProcessGroup group;
@@ -245,15 +239,13 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return (B) this;
         }
 
-        /** Gives another builder the group and the sequence parallelism. */
         final <C extends Builder<C>> C shared(C other) {
             return other.setGroup(group).optSequenceParallel(sequenceParallel);
         }
 
         /**
-         * Sets the group whose ranks share the block.
-         *
-         * @param group this rank's group; the caller closes it
+         * Sets this rank's handle, which the caller closes, on the group whose ranks share the
+         * block. Required.
          */
         public B setGroup(ProcessGroup group) {
             this.group = group;
@@ -261,10 +253,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
 
         /**
-         * Sets sequence parallelism: whether activations outside of parallel regions are divided
-         * along their first dimension.
-         *
-         * @param sequenceParallel whether to use sequence parallelism; default false
+         * Sets whether activations outside of parallel regions are divided along their first
+         * dimension; default false.
          */
         public B optSequenceParallel(boolean sequenceParallel) {
             this.sequenceParallel = sequenceParallel;
@@ -287,7 +277,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return sequenceParallel;
     }
 
-    /** Adds a parameter. */
     final Parameter add(String name, Parameter.Type type, Division division) {
         Parameter parameter = addParameter(Parameter.builder().setName(name).setType(type).build());
         layouts.put(name, new Layout(parameter, division));
@@ -305,7 +294,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
     }
 
-    /** Initialises the full parameter, and keeps this rank's part. */
     private final class PartInitializer implements Initializer {
 
         private final Layout layout;
@@ -330,7 +318,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
     }
 
-    /** Checks that a size can be divided among the ranks. */
     final void checkDivisible(String what, long size) {
         if (size % group.worldSize() != 0) {
             throw indivisible(what, size, group.worldSize());
@@ -360,13 +347,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return layout;
     }
 
-    /**
-     * Gathers a full parameter. All ranks call this.
-     *
-     * @param name the parameter's name
-     * @param manager the manager of the result
-     * @return the full parameter
-     */
+    /** Gathers a full parameter into {@code manager}. All ranks call this. */
     public final NDArray full(String name, NDManager manager) {
         Layout layout = layout(name);
         return NoGradient.get(
@@ -381,11 +362,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Sets this rank's part of a parameter. The block must be initialised.
-     *
-     * @param name the parameter's name
-     * @param full the full parameter, with its full shape and element type
-     * @throws IllegalArgumentException if it has another shape
+     * Sets this rank's part of a full parameter, which has its full shape and element type. The
+     * block must be initialised.
      */
     public final void setFull(String name, NDArray full) {
         Layout layout = layout(name);
@@ -475,10 +453,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         private final Lora lora;
 
         /**
-         * Adds the parameters.
-         *
-         * @param division by rows for {@link #enterRegion}, by columns for {@link #leaveRegion}
-         * @param lora the adapters of the block; null for none
+         * {@code division} is by rows for {@link #enterRegion}, by columns for {@link
+         * #leaveRegion}; {@code lora} is null for none.
          */
         Projection(String name, String bias, Division division, Lora lora) {
             boolean entering = division.axis() == 0;
@@ -563,7 +539,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return outputs;
     }
 
-    /** Leaves a parallel region with a projection. */
     final NDArray leaveRegion(
             ParameterStore store, NDArray x, boolean training, Projection projection) {
         NDArray y = outOfRegion(x, value(store, projection.weight, x, training));
@@ -673,7 +648,6 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return sums.get(layout.part);
     }
 
-    /** Checks the last dimension of the input. */
     private void checkLast(NDArray x, NDArray weight) {
         Shape shape = x.getShape();
         long inner = weight.getShape().get(0);

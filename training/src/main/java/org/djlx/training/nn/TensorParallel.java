@@ -68,7 +68,6 @@ public final class TensorParallel {
         ROW
     }
 
-    /** A layer that the plan divides. */
     private record Match(AbstractBlock parent, Linear layer, Style style) {}
 
     /** A divided layer. A subclass of DJL's layer, so that fields of that type can hold it. */
@@ -111,12 +110,9 @@ public final class TensorParallel {
     private TensorParallel() {}
 
     /**
-     * Divides the layers of a plan. If a layer cannot be divided, this throws and replaces none.
+     * Divides the layers of a plan, by their names, each of which matches one layer or more. If a
+     * layer cannot be divided, this throws and replaces none. The caller closes the group.
      *
-     * @param block the block whose layers are replaced
-     * @param plan how to divide layers, by their names; each name matches one layer or more
-     * @param group this rank's group; the caller closes it
-     * @param <B> the type of the block
      * @return the block
      * @throws IllegalArgumentException if a name matches no linear layer, a layer has two styles,
      *     or a layer cannot be divided among the ranks

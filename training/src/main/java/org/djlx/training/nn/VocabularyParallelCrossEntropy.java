@@ -51,26 +51,20 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         ignored = builder.ignored;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
 
     /**
-     * Values of each token that follow from its label.
-     *
-     * @param index the index of the label in this rank's part, of shape (tokens, 1); arbitrary if
-     *     the label belongs to another rank
-     * @param isOwn 1 if the label belongs to this rank, otherwise 0
-     * @param weights the weight of the token in the mean; NaN if its label is out of range
+     * Values of each token that follow from its label: its index in this rank's part, of shape
+     * (tokens, 1), arbitrary if it belongs to another rank; 1 if it belongs to this rank, otherwise
+     * 0; its weight in the mean, NaN if the label is out of range.
      */
     private record Tokens(NDArray index, NDArray isOwn, NDArray weights) {}
 
     /**
-     * Values of each token that the ranks compute together.
-     *
-     * @param losses the cross entropy
-     * @param logSums the logarithm of the sum of the exponentials
+     * Values of each token that the ranks compute together: the cross entropy, and the logarithm of
+     * the sum of the exponentials.
      */
     private record Entropies(NDArray losses, NDArray logSums) {}
 
@@ -208,7 +202,6 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         return Torch.cast(gradient.reshape(prediction.getShape()), Torch.scalarType(prediction));
     }
 
-    /** Builds a {@link VocabularyParallelCrossEntropy}. */
     public static final class Builder {
 
         private ProcessGroup group;
@@ -218,40 +211,29 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         private Builder() {}
 
         /**
-         * Sets the group whose ranks share the vocabulary.
-         *
-         * @param group this rank's group; the caller closes it
+         * Sets this rank's handle, which the caller closes, on the group whose ranks share the
+         * vocabulary. Required.
          */
         public Builder setGroup(ProcessGroup group) {
             this.group = group;
             return this;
         }
 
-        /**
-         * Sets the size of the vocabulary.
-         *
-         * @param vocabulary the number of token ids, without padding
-         */
+        /** Sets the number of token ids, without padding. */
         public Builder setVocabulary(long vocabulary) {
             this.vocabulary = vocabulary;
             return this;
         }
 
         /**
-         * Sets the label of tokens that are ignored.
-         *
-         * @param label the label, in the vocabulary or not, such as -100; none unless set
+         * Sets the label of tokens that are ignored, in the vocabulary or not, such as -100;
+         * default none.
          */
         public Builder optIgnoredLabel(long label) {
             ignored = label;
             return this;
         }
 
-        /**
-         * {@return the loss}
-         *
-         * @throws IllegalArgumentException if the group or the vocabulary are missing or wrong
-         */
         public VocabularyParallelCrossEntropy build() {
             if (group == null || vocabulary < 1) {
                 throw new IllegalArgumentException(

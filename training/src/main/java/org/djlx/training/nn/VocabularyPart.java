@@ -23,12 +23,10 @@ final class VocabularyPart {
         count = Math.max(0, Math.min(room, vocabulary - first));
     }
 
-    /** Returns the size of each part, including padding. */
     long room() {
         return room;
     }
 
-    /** Returns the number of tokens of this rank, without padding. */
     long count() {
         return count;
     }
