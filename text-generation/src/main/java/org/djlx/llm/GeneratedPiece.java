@@ -22,11 +22,7 @@ public record GeneratedPiece(
         float logProbability,
         List<TokenLogProbability> topLogProbabilities) {
 
-    /**
-     * Creates a piece without the most probable tokens.
-     *
-     * @param logProbability the log probability of the token
-     */
+    /** Creates a piece without the most probable tokens. */
     public GeneratedPiece(int token, String text, float logProbability) {
         this(token, text, logProbability, List.of());
     }

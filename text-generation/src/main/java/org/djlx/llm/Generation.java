@@ -15,34 +15,28 @@ public interface Generation {
     /**
      * Takes the next piece. Blocks until there is one or the generation has ended.
      *
-     * @param timeout how long to wait
      * @return the piece; null if the generation has ended and all pieces were taken
-     * @throws TimeoutException if the time is up; the generation continues
-     * @throws InterruptedException if the calling thread is interrupted; the generation continues
+     * @throws TimeoutException if the time is up; the generation continues, as after an {@link
+     *     InterruptedException}
      * @throws ai.djl.engine.EngineException if the generation has failed and all pieces were taken
      */
     GeneratedPiece next(Duration timeout) throws TimeoutException, InterruptedException;
 
     /**
-     * Takes the next piece if it has arrived. Does not block.
+     * Takes the next piece if it has arrived. Does not block. An empty result means "nothing yet"
+     * while the generation runs, and "no more" after its end. To distinguish the two, read {@link
+     * #finishReason} <em>before</em> this call: if it was present and the result is empty, all
+     * pieces were taken.
      *
-     * <p>An empty result means "nothing yet" while the generation runs, and "no more" after its
-     * end. To distinguish the two, read {@link #finishReason} <em>before</em> this call: if it was
-     * present and the result is empty, all pieces were taken.
-     *
-     * @return the piece, or empty
      * @throws ai.djl.engine.EngineException if the generation has failed and all pieces were taken
      */
     Optional<GeneratedPiece> poll();
 
     /**
-     * Waits for the end of the generation and takes all remaining pieces.
+     * Waits for the end of the generation and takes all remaining pieces, in order.
      *
-     * @param timeout how long to wait
-     * @return the pieces in order
-     * @throws TimeoutException if the time is up; no piece is taken and the generation continues
-     * @throws InterruptedException if the calling thread is interrupted; no piece is taken and the
-     *     generation continues
+     * @throws TimeoutException if the time is up; no piece is taken and the generation continues,
+     *     as after an {@link InterruptedException}
      * @throws ai.djl.engine.EngineException if the generation has failed
      */
     List<GeneratedPiece> await(Duration timeout) throws TimeoutException, InterruptedException;
@@ -60,7 +54,6 @@ public interface Generation {
     /** {@return why the generation failed, if the reason is {@link FinishReason#ERROR}} */
     Optional<Throwable> failure();
 
-    /** {@return the number of prompt tokens} */
     int promptTokens();
 
     /**
@@ -83,12 +76,9 @@ public interface Generation {
     int generatedTokens();
 
     /**
-     * Sets a listener for new pieces and the end, for callers that must not block. Replaces the
-     * listener set before.
-     *
-     * @param listener runs on the generator's thread and must not block; exceptions are logged. If
-     *     there is a piece or the generation has ended, it also runs once on the calling thread,
-     *     before this method returns
+     * Sets the listener for new pieces and the end, for callers that must not block. It runs on the
+     * generator's thread, must not block, and its exceptions are logged. If there is a piece or the
+     * generation has ended, it also runs once on the calling thread, before this method returns.
      */
     void onProgress(Runnable listener);
 }

@@ -15,7 +15,6 @@ import org.djlx.llm.sampling.SamplingOptions;
  */
 public final class GenerationRequest implements SamplingOptions {
 
-    /** The largest number of {@linkplain Builder#optTopLogProbabilities most probable tokens}. */
     public static final int MAX_TOP_LOG_PROBABILITIES = 20;
 
     private final Builder values; // never changed
@@ -24,7 +23,6 @@ public final class GenerationRequest implements SamplingOptions {
         this.values = values;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -39,7 +37,6 @@ public final class GenerationRequest implements SamplingOptions {
         return Optional.ofNullable(values.promptTokens).map(int[]::clone);
     }
 
-    /** {@return the maximum number of tokens to generate} */
     public int maxNewTokens() {
         return values.maxNewTokens;
     }
@@ -77,12 +74,10 @@ public final class GenerationRequest implements SamplingOptions {
         return values.stopTokens.clone();
     }
 
-    /** {@return the stop strings} */
     public List<String> stopStrings() {
         return values.stopStrings;
     }
 
-    /** {@return whether generation continues after the model's end-of-text tokens} */
     public boolean ignoresEndOfText() {
         return values.ignoreEndOfText;
     }
@@ -112,7 +107,6 @@ public final class GenerationRequest implements SamplingOptions {
         return values.minNewTokens;
     }
 
-    /** {@return the grammar that the generated text follows, if one was set} */
     public Optional<Grammar> grammar() {
         return Optional.ofNullable(values.grammar);
     }
@@ -122,12 +116,10 @@ public final class GenerationRequest implements SamplingOptions {
         return values.topLogProbabilities;
     }
 
-    /** {@return whether the log probabilities of the prompt's tokens are computed} */
     public boolean hasPromptLogProbabilities() {
         return values.promptLogProbabilities;
     }
 
-    /** Builds a {@link GenerationRequest}. */
     public static final class Builder implements Cloneable {
 
         private String prompt;
@@ -153,9 +145,8 @@ public final class GenerationRequest implements SamplingOptions {
         private Builder() {}
 
         /**
-         * Sets the prompt as text. Either this or {@link #setPromptTokens} is required.
-         *
-         * @param prompt the text; the tokenizer adds its special tokens
+         * Sets the prompt as text, to which the tokenizer adds its special tokens. Either this or
+         * {@link #setPromptTokens} is required.
          */
         public Builder setPrompt(String prompt) {
             this.prompt = prompt;
@@ -163,40 +154,30 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Sets the prompt by its tokens. Either this or {@link #setPrompt} is required.
-         *
-         * @param tokens the tokens; no special tokens are added
+         * Sets the prompt by its tokens; no special tokens are added. Either this or {@link
+         * #setPrompt} is required.
          */
         public Builder setPromptTokens(int... tokens) {
             promptTokens = tokens == null ? null : tokens.clone();
             return this;
         }
 
-        /**
-         * Sets the maximum number of tokens to generate.
-         *
-         * @param maxNewTokens the number, 1 or more; default 128
-         */
+        /** Sets the maximum number of tokens to generate, 1 or more; default 128. */
         public Builder optMaxNewTokens(int maxNewTokens) {
             this.maxNewTokens = maxNewTokens;
             return this;
         }
 
         /**
-         * Sets the temperature, by which the logits are divided.
-         *
-         * @param temperature the temperature, 0 or more; default 0, greedy sampling
+         * Sets the temperature, by which the logits are divided, 0 or more; default 0, greedy
+         * sampling.
          */
         public Builder optTemperature(double temperature) {
             this.temperature = temperature;
             return this;
         }
 
-        /**
-         * Samples only from the most probable tokens.
-         *
-         * @param topK the number of tokens, 0 or more; default 0, all tokens
-         */
+        /** Samples only from the {@code topK} most probable tokens; default 0, all tokens. */
         public Builder optTopK(int topK) {
             this.topK = topK;
             return this;
@@ -204,10 +185,8 @@ public final class GenerationRequest implements SamplingOptions {
 
         /**
          * Samples only from the smallest set of most probable tokens that together have the
-         * probability {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
-         * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
-         *
-         * @param topP the probability, above 0 and at most 1; default 1, all tokens
+         * probability {@code topP}, above 0 and at most 1 (nucleus sampling: Holtzman et al., 2019,
+         * <a href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>); default 1, all tokens.
          */
         public Builder optTopP(double topP) {
             this.topP = topP;
@@ -216,10 +195,9 @@ public final class GenerationRequest implements SamplingOptions {
 
         /**
          * Lowers the logits of tokens that occur in the prompt or in the generated text: positive
-         * logits are divided by the penalty, negative logits multiplied (Keskar et al., 2019, <a
-         * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
-         *
-         * @param repetitionPenalty the penalty, above 0; default 1, no change
+         * logits are divided by the penalty, above 0, negative logits multiplied (Keskar et al.,
+         * 2019, <a href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>); default 1, no
+         * change.
          */
         public Builder optRepetitionPenalty(double repetitionPenalty) {
             this.repetitionPenalty = repetitionPenalty;
@@ -227,48 +205,28 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Sets the seed of the random numbers.
-         *
-         * <ul>
-         *   <li>float16 and bfloat16: on the same ranks, the same request with the same seed gives
-         *       the same tokens, whatever other requests run, if prefix caching is off. With prefix
-         *       caching, keys and values of a shared beginning may differ in their last bit.
-         *   <li>float32: one matmul computes the tokens of several requests, and the batch size may
-         *       change the last bits of the logits. If two tokens are nearly equally probable,
-         *       these bits can change the choice, and then all tokens after it.
-         * </ul>
-         *
-         * @param seed the seed; default random
+         * Sets the seed of the random numbers; default random. When the same seed gives the same
+         * text: docs/text-generation.md, Reproducibility.
          */
         public Builder optSeed(long seed) {
             this.seed = seed;
             return this;
         }
 
-        /**
-         * Sets stop tokens, in addition to the model's end-of-text tokens.
-         *
-         * @param tokens the tokens; default none
-         */
+        /** Sets stop tokens, in addition to the model's end-of-text tokens; default none. */
         public Builder optStopTokens(int... tokens) {
             stopTokens = tokens == null ? null : tokens.clone();
             return this;
         }
 
-        /**
-         * Sets stop strings. The model must have a tokenizer.
-         *
-         * @param strings the strings, none of them empty; default none
-         */
+        /** Sets stop strings, none of them empty; default none. The model must have a tokenizer. */
         public Builder optStopStrings(List<String> strings) {
             stopStrings = strings;
             return this;
         }
 
         /**
-         * Sets whether generation continues after the model's end-of-text tokens.
-         *
-         * @param ignoreEndOfText whether to continue; default false
+         * Sets whether generation continues after the model's end-of-text tokens; default false.
          */
         public Builder optIgnoreEndOfText(boolean ignoreEndOfText) {
             this.ignoreEndOfText = ignoreEndOfText;
@@ -278,9 +236,8 @@ public final class GenerationRequest implements SamplingOptions {
         /**
          * Samples only from tokens that are at least {@code minP} times as probable as the most
          * probable token (Nguyen et al., 2024, <a
-         * href="https://arxiv.org/abs/2407.01082">arXiv:2407.01082</a>).
-         *
-         * @param minP the share, from 0 to 1; default 0, all tokens
+         * href="https://arxiv.org/abs/2407.01082">arXiv:2407.01082</a>); from 0, the default for
+         * all tokens, to 1.
          */
         public Builder optMinP(double minP) {
             this.minP = minP;
@@ -288,9 +245,8 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Subtracts the penalty from the logit of a token for each time it was generated.
-         *
-         * @param frequencyPenalty the penalty, from -2 to 2; default 0, no change
+         * Subtracts the penalty, from -2 to 2, from the logit of a token for each time it was
+         * generated; default 0.
          */
         public Builder optFrequencyPenalty(double frequencyPenalty) {
             this.frequencyPenalty = frequencyPenalty;
@@ -298,9 +254,8 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Subtracts the penalty from the logits of tokens that were generated.
-         *
-         * @param presencePenalty the penalty, from -2 to 2; default 0, no change
+         * Subtracts the penalty, from -2 to 2, from the logits of tokens that were generated;
+         * default 0.
          */
         public Builder optPresencePenalty(double presencePenalty) {
             this.presencePenalty = presencePenalty;
@@ -308,9 +263,8 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Adds to the logits of tokens, before the penalties.
-         *
-         * @param logitBias what is added, from -100 to 100, by token; default none
+         * Adds a value from -100 to 100 to the logits of tokens, before the penalties; default
+         * none.
          */
         public Builder optLogitBias(Map<Integer, Double> logitBias) {
             this.logitBias = logitBias;
@@ -318,10 +272,9 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Generates no end-of-text token and no stop token before a minimum number of new tokens.
-         * Stop strings in the text of these tokens are ignored.
-         *
-         * @param minNewTokens the number, from 0 to the maximum number of new tokens; default 0
+         * Generates no end-of-text token and no stop token before this number of new tokens, from
+         * 0, the default, to the maximum number. Stop strings in the text of these tokens are
+         * ignored.
          */
         public Builder optMinNewTokens(int minNewTokens) {
             this.minNewTokens = minNewTokens;
@@ -329,9 +282,8 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Generates only texts of a grammar (structured output). The model must have a tokenizer.
-         *
-         * @param grammar the texts; default null, any text
+         * Generates only texts of a grammar (structured output); default null, any text. The model
+         * must have a tokenizer.
          */
         public Builder optGrammar(Grammar grammar) {
             this.grammar = grammar;
@@ -339,10 +291,9 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Lists the most probable tokens in each {@link GeneratedPiece}, with the log probabilities
-         * of the model: before penalties, biases and temperature.
-         *
-         * @param count how many, from 0 to {@link #MAX_TOP_LOG_PROBABILITIES}; default 0
+         * Lists the most probable tokens in each {@link GeneratedPiece}, from 0, the default, to
+         * {@link #MAX_TOP_LOG_PROBABILITIES}, with the log probabilities of the model: before
+         * penalties, biases and temperature.
          */
         public Builder optTopLogProbabilities(int count) {
             topLogProbabilities = count;
@@ -350,22 +301,16 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /**
-         * Computes the log probabilities of the prompt's tokens, too: {@link
-         * Generation#promptPieces}. Such a prompt is computed in decode steps, which takes longer,
-         * and does not use the prefix cache.
-         *
-         * @param promptLogProbabilities whether to compute them; default false
+         * Sets whether the log probabilities of the prompt's tokens are computed, too: {@link
+         * Generation#promptPieces}; default false. Such a prompt is computed in decode steps, which
+         * takes longer, and does not use the prefix cache.
          */
         public Builder optPromptLogProbabilities(boolean promptLogProbabilities) {
             this.promptLogProbabilities = promptLogProbabilities;
             return this;
         }
 
-        /**
-         * {@return the request}
-         *
-         * @throws IllegalArgumentException if a value is out of range; the message names the value
-         */
+        /** Throws an {@link IllegalArgumentException} that names a value out of range. */
         public GenerationRequest build() {
             check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");
             check(prompt == null || !prompt.isEmpty(), "the prompt is empty");

@@ -22,30 +22,19 @@ import org.djlx.llm.text.TextTokenizer;
  */
 public interface TextGenerator extends AutoCloseable {
 
-    /**
-     * Submits a request. Returns immediately.
-     *
-     * @return the generation
-     * @throws IllegalArgumentException if the model cannot serve the request; see {@link
-     *     #submitAll}
-     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
-     * @throws IllegalStateException if the generator is closed or has failed
-     */
+    /** Submits a request, as {@link #submitAll}. */
     default Generation submit(GenerationRequest request) {
         return submitAll(Collections.singletonList(request)).get(0);
     }
 
     /**
-     * Submits requests: all of them or none. Returns immediately.
+     * Submits requests: all of them or none. Returns immediately. With prefix caching, a prompt
+     * that several of them have is computed once.
      *
-     * @param requests one or more requests. With prefix caching, a prompt that several of them have
-     *     is computed once
-     * @return a generation for each
      * @throws ContextLengthException if a prompt and its new tokens are longer than {@link
      *     #maxLength()}
-     * @throws IllegalArgumentException if a prompt is empty, a token of a prompt, a stop token or
-     *     another token of a request is not in the vocabulary, or there are more requests than the
-     *     queue holds
+     * @throws IllegalArgumentException if there is no request, a prompt is empty, a token of a
+     *     request is not in the vocabulary, or there are more requests than the queue holds
      * @throws java.util.concurrent.RejectedExecutionException if the queue is full
      * @throws IllegalStateException if the generator is closed or has failed; {@link
      *     #unavailabilityCause()} has the reason
@@ -66,7 +55,6 @@ public interface TextGenerator extends AutoCloseable {
      */
     Optional<TextTokenizer> tokenizer();
 
-    /** {@return the counters at one moment} */
     GeneratorStatistics statistics();
 
     /**

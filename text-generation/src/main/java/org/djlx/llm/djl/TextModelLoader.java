@@ -68,44 +68,20 @@ import org.slf4j.LoggerFactory;
  * <p><b>Progress</b> of loading goes to the log. The {@link ai.djl.util.Progress} of {@code
  * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
  *
- * <p><b>Options</b>, all optional. A value that is not supported is an error, and so is every other
- * option:
+ * <p><b>Options</b>: docs/serving.md, DJL Serving, has a table. All are optional; a value that is
+ * not supported is an error, and so is every other option. In addition to the table:
  *
  * <ul>
- *   <li>{@code tensor_parallel_degree}: the number of ranks. {@code max} means all GPUs that the
- *       model is loaded on; if it is loaded on one GPU, that GPU and all GPUs after it. The default
- *       is one rank per process if there are several processes; otherwise one per GPU that the
- *       model is loaded on, or one on the CPU. With one GPU and a larger degree, the ranks take
- *       that GPU and the GPUs after it. DJL Serving loads a model once for each GPU that {@code
- *       load_on_devices} allows.
- *   <li>{@code dtype}: {@code fp32}, {@code fp16}, {@code bf16}, or {@code auto} for the type in
- *       {@code config.json}; see {@link TextEngine.Builder#optDataType}.
- *   <li>{@code max_model_len}: see {@link TextEngine.Builder#optMaxLength}.
- *   <li>{@code max_rolling_batch_size}: see {@link TextEngine.Builder#optMaxRunning}. DJL Serving
- *       sets 32 unless {@code rolling_batch} is {@code vllm} or {@code trtllm}.
- *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link TextEngine.Builder#optPrefillTokens}.
- *       vLLM's name {@code max_num_batched_tokens} is accepted, too, and TensorRT-LLM's, {@code
- *       max_num_tokens}: DJL Serving sets it to 16384 if {@code rolling_batch} is {@code trtllm}.
- *   <li>{@code max_queue_size}: see {@link TextEngine.Builder#optMaxQueued}.
- *   <li>{@code kv_cache_bytes}: see {@link TextEngine.Builder#optCacheBytes}.
- *   <li>{@code gpu_memory_utilization}: see {@link TextEngine.Builder#optGpuMemoryUtilization}.
- *   <li>{@code quantize}: {@code fp8} on GPUs, {@code int8} on CPUs, or {@code int4}; see {@link
- *       TextEngine.Builder#optQuantization}.
- *   <li>{@code kv_cache_dtype}: {@code auto} or, on GPUs, {@code fp8}; see {@link
- *       TextEngine.Builder#optKvCacheDtype}.
- *   <li>{@code enable_prefix_caching}: see {@link TextEngine.Builder#optPrefixCaching}.
- *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
+ *   <li>{@code tensor_parallel_degree}: {@code max} means all GPUs that the model is loaded on; if
+ *       it is loaded on one GPU, that GPU and all GPUs after it. The default is one rank per
+ *       process if there are several processes; otherwise one per GPU that the model is loaded on,
+ *       or one on the CPU. With one GPU and a larger degree, the ranks take that GPU and the GPUs
+ *       after it.
+ *   <li>{@code max_rolling_batch_size}: DJL Serving sets 32 unless {@code rolling_batch} is {@code
+ *       vllm} or {@code trtllm}.
+ *   <li>vLLM's name {@code max_num_batched_tokens} stands for {@code
+ *       max_rolling_batch_prefill_tokens}, too.
  * </ul>
- *
- * <p>{@code model_id} names the model directory if it is not the one with the {@code
- * serving.properties}. Options of LMI that choose what this loader does anyway are accepted with
- * the values that do not change it: {@code rolling_batch}, {@code async_mode}, {@code mpi_mode},
- * {@code parallel_loading} and {@code trust_remote_code} with any, {@code entryPoint} with {@code
- * djl_python}'s, and the defaults of {@code output_formatter}, {@code pipeline_parallel_degree},
- * {@code enable_lora}, {@code enable_streaming}, {@code tgi_compat}, {@code model_loading_timeout},
- * {@code load_format}, {@code enforce_eager}, {@code enable_chunked_prefill}, {@code
- * cpu_offload_gb_per_gpu}, {@code tokenizer_mode}, {@code disable_sliding_window}, {@code
- * enable_auto_tool_choice} and {@code task}.
  */
 public final class TextModelLoader implements ParallelModelLoader {
 
@@ -259,14 +235,12 @@ public final class TextModelLoader implements ParallelModelLoader {
         }
     }
 
-    /** Returns whether the ranks are processes. */
     private static boolean areProcesses(Integer degree) {
         LaunchEnvironment launcher = LaunchEnvironment.current();
         return launcher.isDistributed()
                 && (degree == null || launcher.get("WORLD_SIZE").equals(degree.toString()));
     }
 
-    /** Takes an option, if it is there, and sets its value. */
     private static <T> void set(
             Map<String, String> left,
             String name,
@@ -299,7 +273,6 @@ public final class TextModelLoader implements ParallelModelLoader {
         return number;
     }
 
-    /** Returns a value in lower case, which is one of those of a pattern. */
     private static String oneOf(String value, String pattern) {
         String lower = value.toLowerCase(Locale.ROOT);
         if (!lower.matches(pattern)) {
@@ -325,10 +298,8 @@ public final class TextModelLoader implements ParallelModelLoader {
     }
 
     /**
-     * Returns the tensor-parallel degree for {@code max}.
-     *
-     * @param given the GPUs that the model is loaded on
-     * @param gpus the number of GPUs of the machine
+     * Returns the tensor-parallel degree for {@code max}: the model is loaded on the given ones of
+     * the machine's GPUs.
      */
     static int maxDegree(List<Device> given, int gpus) {
         int first = given.get(0).getDeviceId();
@@ -341,7 +312,6 @@ public final class TextModelLoader implements ParallelModelLoader {
         return given.size() > 1 ? given.size() : gpus - first;
     }
 
-    /** Returns the GPUs of a tensor-parallel degree, which may be null. */
     static List<Device> gpus(List<Device> given, Integer degree) {
         if (degree == null || degree == given.size()) {
             return given;

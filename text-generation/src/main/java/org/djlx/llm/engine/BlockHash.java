@@ -13,11 +13,8 @@ import org.djlx.llm.ops.KvCache;
 record BlockHash(long first, long second, long third, long fourth) {
 
     /**
-     * Returns the hash of a block.
-     *
-     * @param previous the hash of the block before; null for the first block of a sequence
-     * @param tokens the tokens of the sequence
-     * @param begin the index of the block's first token
+     * {@code previous} is null for the first block of a sequence; {@code begin} is the index of the
+     * block's first token.
      */
     static BlockHash of(BlockHash previous, int[] tokens, int begin) {
         ByteBuffer bytes =

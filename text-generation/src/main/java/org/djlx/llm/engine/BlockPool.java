@@ -66,7 +66,6 @@ final class BlockPool {
         return cached.get(hash);
     }
 
-    /** Adds a reference to a block. */
     void touch(int block) {
         if (references[block]++ == 0) {
             evictable.remove(block); // Not in `empty`, because only cached blocks are touched.
@@ -80,7 +79,6 @@ final class BlockPool {
         }
     }
 
-    /** Releases a reference. */
     void release(int block) {
         if (--references[block] == 0) {
             if (hashes[block] == null) {

@@ -63,12 +63,7 @@ final class CacheSize {
                 : new ObjectCollectives(group).allGatherObject(own);
     }
 
-    /**
-     * Returns the bytes for the KV cache of a rank.
-     *
-     * @param sharing the number of ranks that share the device
-     * @param mappedBytes as in {@link #blocks}
-     */
+    /** Returns the bytes for the KV cache of a rank; {@code sharing} ranks share the device. */
     private static long available(
             ModelConfig config,
             GeneratorSettings settings,

@@ -48,11 +48,6 @@ final class EngineCore {
     private long finishedBeforeReload = -1; // requests, at the last reload
     private int reloads;
 
-    /**
-     * Loads the model and starts the engine thread.
-     *
-     * @throws IOException if files cannot be read
-     */
     EngineCore(Path directory, ModelConfig config, GeneratorSettings settings) throws IOException {
         this.directory = directory;
         this.config = config;
@@ -82,10 +77,8 @@ final class EngineCore {
     }
 
     /**
-     * Accepts sequences: all of them or none.
-     *
-     * @throws IllegalStateException if the engine does not accept requests
-     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * Accepts all sequences or none. Throws if the engine does not accept requests, or the queue is
+     * full.
      */
     synchronized void add(List<Sequence> sequences) {
         checkAvailable();
@@ -176,9 +169,7 @@ final class EngineCore {
     }
 
     /**
-     * A step.
-     *
-     * @param sampled the sequences that get a token each, in the order of the batch
+     * A step; {@code sampled} are the sequences that get a token each, in the order of the batch.
      */
     private record Step(StepRequest request, List<Sequence> sampled) {}
 
@@ -229,10 +220,8 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step. Returns null if there is nothing to compute.
-     *
-     * @param async whether the tokens of the previous step are not known yet; a prefill then waits,
-     *     and the result is null
+     * Schedules the next step; null if there is nothing to compute. With {@code async} the tokens
+     * of the previous step are not known yet; a prefill then waits, and the result is null.
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();
@@ -331,7 +320,6 @@ final class EngineCore {
         }
     }
 
-    /** Cancels all sequences, ends the engine thread and frees the model. */
     void close() {
         if (Thread.currentThread() == thread) {
             throw new IllegalStateException(

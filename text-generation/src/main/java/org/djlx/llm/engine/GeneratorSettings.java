@@ -18,20 +18,11 @@ import org.djlx.llm.ops.ModelKernels;
 /**
  * The checked options of a {@link TextEngine}; its builder describes them.
  *
- * @param quantization how the weights of projections are stored
  * @param group the group in which this process is a rank; null if ranks are threads
  * @param devices the GPUs of ranks that are threads; empty for CPU ranks
- * @param maxLength the maximum number of tokens of a sequence
- * @param maxRunning the maximum number of running sequences
- * @param maxQueued the maximum number of waiting sequences
- * @param cacheBytes the size of the KV cache on each rank; 0 to take what the device has left
- * @param memoryUtilization the part of the memory that is left for the KV cache, if {@code
- *     cacheBytes} is 0
- * @param prefixCaching whether sequences share the blocks of equal beginnings
- * @param batchInvariant whether kernels give a sequence the same bits in every batch
- * @param prefillTokens the prefill budget of a step, in tokens
- * @param timeout how long ranks wait for each other
- * @param progress notified while the model loads; may be null
+ * @param cacheBytes the size of the KV cache on each rank; 0 to take {@code memoryUtilization} of
+ *     what the device has left
+ * @param progress may be null
  */
 record GeneratorSettings(
         Quantization quantization,
@@ -136,11 +127,9 @@ record GeneratorSettings(
     }
 
     /**
-     * Returns the number of KV cache blocks: as many as fit, but at most what {@code maxRunning}
-     * sequences of maximum length take.
-     *
-     * @param availableBytes the memory for the cache on this rank, if {@code cacheBytes} is 0
-     * @throws IllegalArgumentException if a sequence of maximum length does not fit
+     * Returns the number of KV cache blocks: as many as fit in {@code availableBytes}, or in {@code
+     * cacheBytes} if it is not 0, but at most what {@code maxRunning} sequences of maximum length
+     * take. Throws if not even one such sequence fits.
      */
     int cacheBlocks(ModelConfig config, long availableBytes) {
         long blockBytes = KvCache.byteSize(config, ranks(), KvCache.BLOCK_TOKENS);
@@ -176,7 +165,6 @@ record GeneratorSettings(
         return device().isGpu();
     }
 
-    /** Returns the device of the first rank of this process. */
     Device device() {
         return group != null ? group.device() : devices.isEmpty() ? Device.cpu() : devices.get(0);
     }

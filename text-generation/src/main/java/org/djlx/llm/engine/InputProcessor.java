@@ -17,9 +17,7 @@ import org.djlx.llm.text.TextTokenizer;
  * Checks requests and tokenizes their prompts. Thread-safe.
  *
  * @param directory the model directory, for messages
- * @param config the model's configuration
- * @param maxLength the maximum number of tokens of a sequence
- * @param tokenizer the tokenizer; null if the model has none
+ * @param tokenizer null if the model has none
  * @param vocabulary the bytes of the tokens, read when they are first needed; throws an
  *     IllegalArgumentException if the tokenizer does not tell them
  */
@@ -31,10 +29,8 @@ record InputProcessor(
         Supplier<Vocabulary> vocabulary) {
 
     /**
-     * Creates the sequence of a request.
-     *
-     * @param onCancel runs when the caller cancels the generation
-     * @throws IllegalArgumentException if the model cannot serve the request
+     * Creates the sequence of a request; throws an IllegalArgumentException if the model cannot
+     * serve it. {@code onCancel} runs when the caller cancels the generation.
      */
     Sequence sequence(GenerationRequest request, Runnable onCancel) {
         check(request != null, "it is null");
@@ -94,7 +90,6 @@ record InputProcessor(
         }
     }
 
-    /** Throws an exception that names the problem of a request, unless the condition holds. */
     static void check(boolean condition, String problem, Object... values) {
         if (!condition) {
             throw new IllegalArgumentException(

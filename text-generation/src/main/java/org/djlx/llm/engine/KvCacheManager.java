@@ -22,7 +22,6 @@ final class KvCacheManager {
         pool = new BlockPool(blocks);
     }
 
-    /** Returns the number of blocks that hold this many tokens. */
     static int blocks(int tokens) {
         return (tokens + KvCache.BLOCK_TOKENS - 1) / KvCache.BLOCK_TOKENS;
     }
@@ -36,21 +35,17 @@ final class KvCacheManager {
         return pool;
     }
 
-    /** Returns how many prompt tokens were looked up. */
     long queriedTokens() {
         return queriedTokens;
     }
 
-    /** Returns how many prompt tokens were found. */
     long hitTokens() {
         return hitTokens;
     }
 
     /**
-     * Gives a sequence blocks for all its known tokens. At least the last token is left to compute.
-     *
-     * @param reserved how many blocks must stay free
-     * @return false if too few blocks are free
+     * Gives a sequence blocks for all its known tokens; returns false if that would leave fewer
+     * than {@code reserved} free. At least the last token is left to compute.
      */
     boolean start(Sequence sequence, int reserved) {
         List<Integer> hits =

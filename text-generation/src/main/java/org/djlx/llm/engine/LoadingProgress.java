@@ -16,11 +16,7 @@ public final class LoadingProgress implements Progress {
     private long done;
     private long lastStep;
 
-    /**
-     * Creates a progress.
-     *
-     * @param lines receives each line, without line end; for example a logger
-     */
+    /** {@code lines} receives each line, without line end; for example a logger. */
     public LoadingProgress(Consumer<String> lines) {
         if (lines == null) {
             throw new IllegalArgumentException("lines is null");

@@ -28,7 +28,6 @@ import org.slf4j.LoggerFactory;
 /**
  * The ranks of a generator, with a loaded model.
  *
- * @param cacheBlocks the blocks of the KV cache
  * @param samplesOnDevice whether ranks sample on the GPU: step n+1 can then launch before the host
  *     knows the tokens of step n. If ranks are processes, valid on rank 0 only
  */
@@ -40,10 +39,8 @@ record ModelRanks(
     private static final Logger LOG = LoggerFactory.getLogger(ModelRanks.class);
 
     /**
-     * Starts the ranks and loads the model. Checks the files before anything is allocated.
-     *
-     * @param name the name of the ranks' threads
-     * @return the ranks; the caller closes the pool
+     * Starts the ranks and loads the model. Checks the files before anything is allocated. The
+     * caller closes the pool.
      */
     static ModelRanks load(
             String name, Path directory, ModelConfig config, GeneratorSettings settings)
@@ -128,7 +125,6 @@ record ModelRanks(
                         .allMatch(name -> files.spec(name).type() == config.type());
     }
 
-    /** Loads a rank's part of the model. */
     private static TransformerModel model(
             ModelConfig config,
             GeneratorSettings settings,
@@ -182,9 +178,8 @@ record ModelRanks(
 
     /**
      * Checks that all processes have the same model and the same options that all ranks need, as
-     * rank 0 schedules the blocks of all ranks. Users start each process separately.
-     *
-     * @throws IllegalArgumentException on all ranks if they differ
+     * rank 0 schedules the blocks of all ranks. Users start each process separately. Throws on all
+     * ranks if they differ.
      */
     static void checkAgreement(ModelConfig config, GeneratorSettings settings) {
         String own =

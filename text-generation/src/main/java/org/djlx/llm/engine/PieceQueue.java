@@ -37,7 +37,6 @@ class PieceQueue implements Generation {
     private Throwable failure;
     private Runnable listener;
 
-    /** Creates a queue. {@code onCancel} runs when the caller cancels the generation. */
     PieceQueue(int promptTokens, Runnable onCancel) {
         this.promptTokens = promptTokens;
         this.onCancel = onCancel;
@@ -62,7 +61,6 @@ class PieceQueue implements Generation {
         run(toNotify);
     }
 
-    /** Sets how many prompt tokens were found in the prefix cache. */
     synchronized void setCachedTokens(int tokens) {
         cachedTokens = tokens;
     }

@@ -43,20 +43,14 @@ final class Scheduler {
     private long promptTokens;
     private long generatedTokens;
 
-    /**
-     * Creates a scheduler.
-     *
-     * @param cacheBlocks the blocks of the KV cache
-     */
     Scheduler(GeneratorSettings settings, int cacheBlocks) {
         this.settings = settings;
         cache = new KvCacheManager(cacheBlocks, settings.prefixCaching());
     }
 
     /**
-     * Appends sequences to the waiting queue: all of them or none.
-     *
-     * @throws RejectedExecutionException if the queue has no room for all
+     * Appends all sequences to the waiting queue, or none: throws a RejectedExecutionException if
+     * it has no room.
      */
     void addAll(List<Sequence> sequences) {
         int room = settings.maxQueued() - sequences.size();
@@ -135,7 +129,6 @@ final class Scheduler {
         return true;
     }
 
-    /** Removes ended sequences and frees their blocks. */
     void removeEnded() {
         removeEnded(running);
         removeEnded(waiting);

@@ -63,9 +63,7 @@ final class Sequence {
     }
 
     /**
-     * Makes this sequence wait until an earlier sequence has computed the same prompt.
-     *
-     * @param other the earlier sequence; null for none
+     * Makes this sequence wait until an earlier one, null for none, has computed the same prompt.
      */
     void awaitPrompt(Sequence other) {
         samePrompt = other;
@@ -75,7 +73,6 @@ final class Sequence {
         return IntBuffer.wrap(tokens, 0, promptTokens);
     }
 
-    /** Returns whether an earlier sequence has still to compute the same prompt. */
     boolean awaitsPrompt() {
         return samePrompt != null
                 && !needsPromptLogits() // They are computed for each sequence.
@@ -83,7 +80,6 @@ final class Sequence {
                 && samePrompt.countedPromptTokens < samePrompt.promptTokens;
     }
 
-    /** Returns whether the log probabilities of the prompt's tokens are asked for. */
     boolean needsPromptLogits() {
         return request.hasPromptLogProbabilities();
     }
@@ -104,16 +100,10 @@ final class Sequence {
         return queue.finishReason().isPresent();
     }
 
-    /** Returns how many tokens the host knows: the prompt, and the new tokens it has received. */
     int knownTokens() {
         return count;
     }
 
-    /**
-     * Returns the hash of a full block of known tokens.
-     *
-     * @param block the index of the block in the sequence
-     */
     BlockHash blockHash(int block) {
         while (hashes.size() <= block) {
             int size = hashes.size();
@@ -124,10 +114,8 @@ final class Sequence {
     }
 
     /**
-     * Starts the sequence, or starts it again after it was preempted.
-     *
-     * @param all blocks for all known tokens
-     * @param hits how many of the blocks, the first ones, hold computed tokens
+     * Starts the sequence, or starts it again after it was preempted. {@code all} are blocks for
+     * all known tokens, of which the first {@code hits} hold computed tokens.
      */
     void start(List<Integer> all, int hits) {
         addBlocks(all);
@@ -173,7 +161,6 @@ final class Sequence {
         computed = 0;
     }
 
-    /** Returns the index among the running sequences. */
     int index() {
         return index;
     }
@@ -182,12 +169,10 @@ final class Sequence {
         this.index = index;
     }
 
-    /** Returns whether a token has been scheduled. */
     boolean isStarted() {
         return started;
     }
 
-    /** Returns how many tokens have been scheduled. */
     int scheduledTokens() {
         return computed;
     }
@@ -217,7 +202,6 @@ final class Sequence {
         return Math.max(0, Math.min(promptTokens, (computed / chunk + 1) * chunk) - computed);
     }
 
-    /** Returns whether the next token is being computed. */
     boolean isTokenPending() {
         return pending;
     }
@@ -241,11 +225,7 @@ final class Sequence {
                 sampler.next());
     }
 
-    /**
-     * Schedules the next tokens.
-     *
-     * @param maxTokens the most tokens to schedule
-     */
+    /** Schedules at most this many of the next tokens. */
     TokenBatch.Chunk nextChunk(int maxTokens) {
         int start = computed;
         started = true;

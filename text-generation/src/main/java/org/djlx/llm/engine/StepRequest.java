@@ -52,7 +52,6 @@ class StepRequest {
 
     private final TokenBatch batch;
 
-    /** Creates a step that computes a batch. */
     StepRequest(TokenBatch batch) {
         this.batch = batch;
     }

@@ -58,12 +58,6 @@ import org.djlx.nativeops.NativeLibrary;
  *       Builder#optProcessGroup process group} was created with.
  * </ul>
  *
- * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
- * batch when the KV cache has room for its prompt, and gets more blocks as it grows. If no block is
- * free, the youngest request is preempted: it waits and is computed again later, and generates the
- * same tokens. Long prompts are prefilled in chunks, beside decode steps of other requests.
- * Requests with equal beginnings share {@linkplain Builder#optPrefixCaching blocks}.
- *
  * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
  * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
  *
@@ -120,7 +114,6 @@ public final class TextEngine implements TextGenerator {
         return vocabulary;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -160,7 +153,6 @@ public final class TextEngine implements TextGenerator {
         return Optional.ofNullable(tokenizer);
     }
 
-    /** {@return the model's configuration} */
     public ModelConfig config() {
         return config;
     }
@@ -174,11 +166,8 @@ public final class TextEngine implements TextGenerator {
     }
 
     /**
-     * Waits until rank 0 has closed its generator. For {@linkplain #isFollower followers} only.
-     *
-     * @throws CollectiveException if a rank has failed
-     * @throws IllegalStateException if this process is not a follower
-     * @throws InterruptedException if the thread is interrupted
+     * Waits until rank 0 has closed its generator. Throws if a rank has failed, or this process is
+     * not a {@linkplain #isFollower follower}.
      */
     public void awaitEnd() throws InterruptedException {
         if (!isFollower()) {
@@ -214,7 +203,6 @@ public final class TextEngine implements TextGenerator {
         reader.close();
     }
 
-    /** Builds a {@link TextEngine}. */
     public static final class Builder {
 
         // Package-private fields are read by GeneratorSettings.
@@ -238,33 +226,23 @@ public final class TextEngine implements TextGenerator {
 
         private Builder() {}
 
-        /**
-         * Sets the model directory. Required.
-         *
-         * @param directory a directory with {@code config.json} and safetensors files
-         */
+        /** Sets a directory with {@code config.json} and safetensors files. Required. */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
             return this;
         }
 
         /**
-         * Sets the number of CPU ranks. Each rank computes with libtorch's threads, which wait for
-         * each other by spinning. With few or busy cores, {@code -Dai.djl.pytorch.num_threads=1} is
-         * much faster.
-         *
-         * @param ranks the number of ranks; default 1
+         * Sets the number of CPU ranks; default 1. Each rank computes with libtorch's threads,
+         * which wait for each other by spinning. With few or busy cores, {@code
+         * -Dai.djl.pytorch.num_threads=1} is much faster.
          */
         public Builder optRanks(int ranks) {
             this.ranks = ranks;
             return this;
         }
 
-        /**
-         * Sets the GPUs, one for each rank.
-         *
-         * @param devices the GPUs in the order of the ranks; empty for CPU ranks, the default
-         */
+        /** Sets the GPUs in the order of the ranks; empty, the default, for CPU ranks. */
         public Builder optDevices(List<Device> devices) {
             this.devices = devices;
             return this;
@@ -272,13 +250,10 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Makes this process one rank of a process group on one host, instead of {@link #optRanks}
-         * and {@link #optDevices}. All processes build a generator with the same options; each
-         * loads its part of the model. Send requests to rank 0. On the {@linkplain
-         * TextEngine#isFollower followers}, {@link TextEngine#close} waits until rank 0 closes its
-         * generator.
-         *
-         * @param group the group; {@link #build} takes ownership and destroys the group, also if
-         *     {@code build} throws
+         * and {@link #optDevices}. {@link #build} takes ownership and destroys the group, also if
+         * it throws. All processes build a generator with the same options; each loads its part of
+         * the model. Send requests to rank 0. On the {@linkplain TextEngine#isFollower followers},
+         * {@link TextEngine#close} waits until rank 0 closes its generator.
          */
         public Builder optProcessGroup(ProcessGroup group) {
             this.group = group;
@@ -286,42 +261,31 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets the maximum number of tokens of a prompt and its new tokens together.
-         *
-         * @param maxLength the number of tokens; by default the {@linkplain ModelConfig#maxLength()
-         *     maximum of the model}, but at most {@link TextEngine#DEFAULT_MAX_LENGTH}
+         * Sets the maximum number of tokens of a prompt and its new tokens together; by default the
+         * {@linkplain ModelConfig#maxLength() maximum of the model}, but at most {@link
+         * TextEngine#DEFAULT_MAX_LENGTH}.
          */
         public Builder optMaxLength(int maxLength) {
             this.maxLength = maxLength;
             return this;
         }
 
-        /**
-         * Sets the maximum number of requests that run at the same time.
-         *
-         * @param maxRunning the number of requests; default 256
-         */
+        /** Sets the maximum number of requests that run at the same time; default 256. */
         public Builder optMaxRunning(int maxRunning) {
             this.maxRunning = maxRunning;
             return this;
         }
 
-        /**
-         * Sets the maximum number of queued requests.
-         *
-         * @param maxQueued the number of requests; default 1024
-         */
+        /** Sets the maximum number of queued requests; default 1024. */
         public Builder optMaxQueued(int maxQueued) {
             this.maxQueued = maxQueued;
             return this;
         }
 
         /**
-         * Sets the size of the KV cache. It must hold one sequence of {@linkplain #optMaxLength
+         * Sets the bytes of the KV cache on each rank; by default what {@link
+         * #optGpuMemoryUtilization} says. It must hold one sequence of {@linkplain #optMaxLength
          * maximum length}.
-         *
-         * @param cacheBytes the bytes on each rank; by default what {@link
-         *     #optGpuMemoryUtilization} says
          */
         public Builder optCacheBytes(long cacheBytes) {
             this.cacheBytes = cacheBytes;
@@ -329,13 +293,12 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets the size of the KV cache as a part of the memory that the device has left after the
-         * weights and the activations of a step. Ranks on the same device share it; all ranks take
-         * the smallest size. The cache is never larger than {@link #optMaxRunning} sequences of
-         * {@linkplain #optMaxLength maximum length}. On CPUs it is at most 2 GiB for each rank, and
-         * always holds one such sequence. Has no effect with {@link #optCacheBytes}.
-         *
-         * @param utilization the part, above 0 and at most 1; default 0.9
+         * Sets the size of the KV cache as a part, above 0 and at most 1, default 0.9, of the
+         * memory that the device has left after the weights and the activations of a step. Ranks on
+         * the same device share it; all ranks take the smallest size. The cache is never larger
+         * than {@link #optMaxRunning} sequences of {@linkplain #optMaxLength maximum length}. On
+         * CPUs it is at most 2 GiB for each rank, and always holds one such sequence. Has no effect
+         * with {@link #optCacheBytes}.
          */
         public Builder optGpuMemoryUtilization(double utilization) {
             memoryUtilization = utilization;
@@ -344,12 +307,8 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets whether requests share the KV cache blocks of equal beginnings (prefix caching),
-         * also with requests that have ended. In float16 and bfloat16, keys and values of a shared
-         * block may differ in their last bit from those that the request itself would compute.
-         * Without prefix caching blocks are never shared: requests of one {@link
-         * TextEngine#submitAll} that have the same prompt each compute it.
-         *
-         * @param prefixCaching whether to share; default true
+         * also with requests that have ended; default true. What it may change in a text:
+         * docs/text-generation.md, Reproducibility.
          */
         public Builder optPrefixCaching(boolean prefixCaching) {
             this.prefixCaching = prefixCaching;
@@ -358,13 +317,8 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets whether, on GPUs in float16 and bfloat16, a sequence gets the same bits in every
-         * batch. If true, steps have at most 64 tokens, those of more than 32 tokens, with FP8 of
-         * more than 8, take longer, and prompts of more than 64 tokens are computed one by one. If
-         * false, other kernels multiply these larger steps, except with INT4, and all prompts of a
-         * step together, and attention divides sequences in another way: the order of summation
-         * depends on the other sequences of the step.
-         *
-         * @param batchInvariant whether the bits are the same; default false
+         * batch; default false. Large steps and several prompts at a time are then slower:
+         * docs/text-generation.md, Reproducibility.
          */
         public Builder optBatchInvariant(boolean batchInvariant) {
             this.batchInvariant = batchInvariant;
@@ -373,15 +327,11 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one
-         * token of each request that decodes. Requests that decode wait while these tokens are
-         * computed: a smaller budget bounds their delay, a larger one gives more tokens a second.
-         * On an H100 a prompt of 4096 tokens takes 95 ms with 8 billion parameters in bfloat16.
-         * Prompts are cut into chunks of this size. The first chunk of a prompt is computed faster
-         * than later chunks. With the kernels of GPUs, the prompts of a step are computed together
-         * if they have more than 64 tokens, otherwise with the tokens that decode; with {@link
-         * #optBatchInvariant} this holds for each prompt alone.
-         *
-         * @param prefillTokens the number of tokens; default 4096
+         * token of each request that decodes; default 4096. Requests that decode wait while these
+         * tokens are computed: a smaller budget bounds their delay, a larger one gives more tokens
+         * a second. On an H100 a prompt of 4096 tokens takes 95 ms with 8 billion parameters in
+         * bfloat16. Prompts are cut into chunks of this size; the first chunk is computed faster
+         * than later ones.
          */
         public Builder optPrefillTokens(int prefillTokens) {
             this.prefillTokens = prefillTokens;
@@ -389,10 +339,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets the type of the weights and of the computation; weights are converted while they are
-         * read.
-         *
-         * @param type float32, float16 or bfloat16; default that of {@code config.json}, as null
+         * Sets the type of the weights and of the computation: float32, float16, bfloat16, or null,
+         * the default, for that of {@code config.json}. Weights are converted while they are read.
          */
         public Builder optDataType(DataType type) {
             this.type = type;
@@ -400,12 +348,10 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets how the weights of projections are stored: in fewer bits they take less memory, and
-         * decode steps are faster. CPUs need {@linkplain NativeLibrary#CPU_KERNELS kernels}, GPUs
-         * those of {@link ModelKernels}; {@link #build} refuses what the device or the model does
-         * not have.
-         *
-         * @param quantization the way, the same on all ranks; default {@link Quantization#NONE}
+         * Sets how the weights of projections are stored, the same on all ranks; default {@link
+         * Quantization#NONE}. In fewer bits they take less memory, and decode steps are faster.
+         * CPUs need {@linkplain NativeLibrary#CPU_KERNELS kernels}, GPUs those of {@link
+         * ModelKernels}; {@link #build} refuses what the device or the model does not have.
          */
         public Builder optQuantization(Quantization quantization) {
             this.quantization = quantization;
@@ -413,12 +359,10 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets how the KV cache stores keys and values. In fp8 it has room for nearly twice the
-         * tokens in the same memory, and decode steps of many or long sequences are faster. Fp8
-         * needs GPUs and a model that has {@linkplain ModelKernels kernels}; otherwise {@link
-         * #build} throws an {@link IllegalArgumentException}.
-         *
-         * @param dtype how to store them, the same on all ranks; default {@link KvCacheDtype#AUTO}
+         * Sets how the KV cache stores keys and values, the same on all ranks; default {@link
+         * KvCacheDtype#AUTO}. Fp8 needs GPUs and a model that has {@linkplain ModelKernels
+         * kernels}; otherwise {@link #build} throws an {@link IllegalArgumentException}. When it
+         * pays: docs/text-generation.md, GPUs.
          */
         public Builder optKvCacheDtype(KvCacheDtype dtype) {
             kvCacheDtype = dtype;
@@ -426,10 +370,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets how long ranks wait for each other.
-         *
-         * @param timeout the time after which a missing rank counts as failed; default {@link
-         *     BackendOptions#DEFAULT_TIMEOUT}
+         * Sets after how long a missing rank counts as failed; default {@link
+         * BackendOptions#DEFAULT_TIMEOUT}.
          */
         public Builder optTimeout(Duration timeout) {
             this.timeout = timeout;
@@ -437,10 +379,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets a listener for the progress of loading.
-         *
-         * @param progress receives the loaded bytes of the first rank's weights, on that rank's
-         *     thread
+         * Sets a listener, which receives the loaded bytes of the first rank's weights, on that
+         * rank's thread.
          */
         public Builder optProgress(Progress progress) {
             this.progress = progress;
@@ -448,10 +388,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Loads the model. Blocks until the model is ready.
+         * Loads the model. Blocks until the model is ready. The caller closes the engine.
          *
-         * @return the generator; the caller closes it
-         * @throws IOException if files cannot be read
          * @throws IllegalArgumentException if the model is not supported or an option is out of
          *     range, thrown before anything is allocated; or if {@code tokenizer.json} is not a
          *     tokenizer

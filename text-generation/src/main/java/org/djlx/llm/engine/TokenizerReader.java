@@ -21,7 +21,6 @@ final class TokenizerReader extends Thread {
     private ModelTokenizer tokenizer; // null if there is no file
     private Throwable failure; // null if there is none
 
-    /** Starts to read. */
     TokenizerReader(Path directory) {
         super("tokenizer-" + directory.getFileName());
         file = directory.resolve("tokenizer.json");
@@ -42,11 +41,7 @@ final class TokenizerReader extends Thread {
         }
     }
 
-    /**
-     * Waits for the tokenizer. Returns null if the model has none.
-     *
-     * @throws IOException as {@link ModelTokenizer#read}
-     */
+    /** Waits for the tokenizer. Returns null if the model has none. */
     ModelTokenizer tokenizer() throws IOException {
         await();
         if (failure instanceof IOException e) {

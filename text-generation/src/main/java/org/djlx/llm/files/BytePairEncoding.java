@@ -26,13 +26,10 @@ import java.util.regex.Pattern;
  */
 public final class BytePairEncoding {
 
-    /** Begins every text. */
     public static final String BEGIN = "<|begin_of_text|>";
 
-    /** Ends a text. */
     public static final String END = "<|end_of_text|>";
 
-    /** Ends a message of a chat. */
     public static final String END_OF_TURN = "<|eot_id|>";
 
     /** All special tokens; they are the last tokens of the vocabulary. */
@@ -90,10 +87,8 @@ public final class BytePairEncoding {
     private BytePairEncoding() {}
 
     /**
-     * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens.
-     *
-     * @param most the maximum number of tokens of the vocabulary, 261 or more; a short text yields
-     *     fewer
+     * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens, up to {@code
+     * most} tokens, 261 or more; a short text yields fewer.
      */
     public static BytePairEncoding train(String text, int most) {
         refuseIf(
@@ -116,9 +111,8 @@ public final class BytePairEncoding {
     }
 
     /**
-     * Adds tokens that the encoder never uses; their texts are numbers.
-     *
-     * @param size the size of the vocabulary afterwards
+     * Adds tokens that the encoder never uses, up to a size of the vocabulary; their texts are
+     * numbers.
      */
     BytePairEncoding fillUp(int size) {
         for (int number = 0; size() < size; number++) {
@@ -127,17 +121,14 @@ public final class BytePairEncoding {
         return this;
     }
 
-    /** Returns the size of a vocabulary without merged tokens. */
     public static int smallest() {
         return BYTES + SPECIAL.size();
     }
 
-    /** Returns the size of the vocabulary. */
     public int size() {
         return tokens.size() + SPECIAL.size();
     }
 
-    /** Returns the id of a special token. */
     public int id(String special) {
         return tokens.size() + SPECIAL.indexOf(special);
     }
@@ -207,7 +198,6 @@ public final class BytePairEncoding {
         return result;
     }
 
-    /** Returns Hugging Face's {@code tokenizer.json}. */
     JsonObject toJson() {
         String begin = TOKENIZER.replace("BEGIN", BEGIN).replace("NUMBER", "" + id(BEGIN));
         JsonObject json = JsonParser.parseString(begin).getAsJsonObject();

@@ -82,11 +82,7 @@ public final class LlamaDirectory {
                 KvCacheDtype.AUTO);
     }
 
-    /**
-     * Returns the tensors of a model.
-     *
-     * @return their names, types and shapes, from the embedding to the output
-     */
+    /** Returns names, types and shapes of a model's tensors, from the embedding to the output. */
     public static List<TensorSpec> tensors(ModelConfig config) {
         List<TensorSpec> specs = new ArrayList<>();
         WeightMap.shapes(config)
@@ -95,15 +91,12 @@ public final class LlamaDirectory {
     }
 
     /**
-     * Writes a model.
+     * Writes a model. Creates the directory if it is missing, and replaces its files.
      *
-     * @param directory the directory; created if missing; its files are replaced
      * @param config the sizes; RoPE scaling is not written
      * @param tokenizer the tokenizer, with at most as many tokens as the model
      * @param ranks the number of ranks on which DJL Serving loads the model
-     * @param maxFileBytes the largest file of weights
      * @param weights supplies each of the {@linkplain #tensors tensors}
-     * @throws IOException if a file cannot be written
      */
     public static void write(
             Path directory,

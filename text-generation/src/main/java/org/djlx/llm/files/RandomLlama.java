@@ -33,7 +33,6 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class RandomLlama implements AutoCloseable {
 
-    /** Model sizes. */
     public enum Size {
         /** The defaults of {@code serve-model}, for CPUs. */
         TINY(
@@ -85,14 +84,9 @@ public final class RandomLlama implements AutoCloseable {
     }
 
     /**
-     * Writes a model.
-     *
-     * @param type the type of the weights; null for that of the size
-     * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
-     *     the JVM's temporary folder
-     * @return the model, to be closed
-     * @throws IOException if there is too little room or a file cannot be written; then no file
-     *     remains
+     * Writes a model; {@code type} is null for that of the size, {@code parent} for /dev/shm if
+     * memory suffices, otherwise the JVM's temporary folder. If there is too little room or a file
+     * cannot be written, no file remains.
      */
     public static RandomLlama write(Size size, ScalarType type, Path parent) throws IOException {
         return write(size.config.apply(type == null ? size.type : type), parent);
@@ -172,7 +166,6 @@ public final class RandomLlama implements AutoCloseable {
         }
     }
 
-    /** Generates random weights, one for each kind of tensor. */
     private static Function<TensorSpec, NDArray> draw(NDManager manager, List<TensorSpec> tensors) {
         manager.getEngine().setRandomSeed(SEED);
         Map<String, NDArray> drawn = new HashMap<>();
@@ -190,17 +183,14 @@ public final class RandomLlama implements AutoCloseable {
         return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
     }
 
-    /** Returns the name without the layer's number. */
     private static String kind(TensorSpec tensor) {
         return tensor.name().replaceFirst("\\d+", "");
     }
 
-    /** Returns the model directory. */
     public Path directory() {
         return directory;
     }
 
-    /** Deletes the directory. */
     @Override
     public void close() {
         try {

@@ -97,24 +97,16 @@ public final class TextChatModel implements ChatModel {
     private final List<ChatModelListener> listeners;
 
     /**
-     * Creates a model whose requests have the model's own defaults.
-     *
-     * @param api reads requests for the model
-     * @param generator the generator; the caller closes it
-     * @throws IllegalArgumentException if an argument is null
+     * Creates a model whose requests have the model's own defaults. The caller closes the
+     * generator.
      */
     public TextChatModel(TextApi api, TextGenerator generator) {
         this(api, generator, ChatRequestParameters.builder().build(), List.of());
     }
 
     /**
-     * Creates a model.
-     *
-     * @param api reads requests for the model
-     * @param generator the generator; the caller closes it
-     * @param defaults parameters for requests that leave them out
-     * @param listeners are told of requests, responses and errors
-     * @throws IllegalArgumentException if an argument is null
+     * Creates a model. The caller closes the generator. {@code defaults} are for requests that
+     * leave parameters out; the listeners are told of requests, responses and errors.
      */
     public TextChatModel(
             TextApi api,
@@ -206,7 +198,6 @@ public final class TextChatModel implements ChatModel {
         return api.chat(json.getBytes(StandardCharsets.UTF_8)).submit(generator);
     }
 
-    /** Returns LangChain4j's exception. */
     private static RuntimeException mapped(RuntimeException e) {
         int status = 500;
         if (e instanceof ApiException refusal) {
@@ -225,7 +216,6 @@ public final class TextChatModel implements ChatModel {
         return mapped;
     }
 
-    /** Returns a request in OpenAI's schema. */
     private static String json(ChatRequest request) {
         Map<String, Object> json = new HashMap<>(Map.of("stream", true));
         json.put("stream_options", Map.of("include_usage", true));

@@ -33,7 +33,6 @@ abstract class Architecture {
                             Map.entry("qwen3", new Qwen3()),
                             Map.entry("qwen3_moe", new Qwen3Moe())));
 
-    /** Reads a {@code config.json}. */
     static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
         String type = json.text("model_type", "");
         Architecture architecture = ALL.get(type);
@@ -144,7 +143,6 @@ abstract class Architecture {
         return LayerConfig.Attention.of(rope(json), headSize(json), false);
     }
 
-    /** Reads a gated MLP without biases. */
     static LayerConfig.Mlp mlp(ConfigEntries json) {
         return new LayerConfig.Mlp(
                 json.integer("intermediate_size", null), activation(json), false, null);
@@ -162,9 +160,8 @@ abstract class Architecture {
     }
 
     /**
-     * Returns the sliding window of a layer: 0 if it attends to all tokens.
-     *
-     * @param sliding whether the layer has a window if {@code layer_types} is missing
+     * Returns the sliding window of a layer, 0 if it attends to all tokens. {@code sliding} is used
+     * if {@code layer_types} is missing.
      */
     static int window(ConfigEntries json, int index, boolean sliding) {
         boolean slides = sliding;

@@ -11,7 +11,6 @@ import java.util.function.Predicate;
 /** The entries of a JSON object of a model's files. An entry of null counts as missing. */
 record ConfigEntries(JsonObject json) {
 
-    /** Throws an exception that names the problem of a file, unless the condition holds. */
     static void check(boolean condition, String problem, Object... values) {
         if (!condition) {
             throw new IllegalArgumentException(String.format(problem, values));

@@ -10,22 +10,13 @@ import static org.djlx.llm.model.ConfigEntries.check;
  */
 public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
 
-    /**
-     * {@return a layer as in Llama, without biases}
-     *
-     * @param rope the rotary embedding
-     * @param intermediateSize the intermediate size of the MLP
-     */
+    /** {@return a layer as in Llama, without biases} */
     public static LayerConfig llama(Rope rope, int headSize, int intermediateSize) {
         Mlp mlp = new Mlp(intermediateSize, Activation.SILU, false, null);
         return new LayerConfig(Attention.of(rope, headSize, false), mlp, false);
     }
 
-    /**
-     * {@return this layer with experts in place of its MLP}
-     *
-     * @param intermediateSize the intermediate size of an expert
-     */
+    /** {@return this layer with experts in place of its MLP} */
     public LayerConfig withExperts(int intermediateSize, Experts experts) {
         Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
         return new LayerConfig(attention, mixture, postNorms);
@@ -40,15 +31,12 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
     }
 
     /**
-     * Attention.
+     * Attention. {@code headNorms}: an RMSNorm of each head of queries and keys, before the
+     * rotation.
      *
-     * @param rope the rotary embedding of queries and keys
      * @param window the number of tokens that a token attends to, itself included; 0 for all
      * @param scale the factor of the scores
      * @param cap limits scores to {@code cap · tanh(score / cap)}; 0 for no limit
-     * @param inputBias whether the projections to queries, keys and values have biases
-     * @param outputBias whether the output projection has a bias
-     * @param headNorms whether queries and keys have an RMSNorm of each head, before the rotation
      */
     public record Attention(
             Rope rope,
@@ -64,11 +52,7 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, 0, 1 / Math.sqrt(headSize), 0, bias, bias, false);
         }
 
-        /**
-         * {@return this attention with another window}
-         *
-         * @param tokens the number of tokens that a token attends to, itself included; 0 for all
-         */
+        /** {@return this attention with another window, in tokens; 0 for all} */
         public Attention withWindow(int tokens) {
             check(tokens >= 0, "sliding_window must be 1 or more, not %d", tokens);
             return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
@@ -78,11 +62,7 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, window, scale, cap, inputBias, outputBias, true);
         }
 
-        /**
-         * {@return whether all tokens of a sequence are attended to, by softmax of the scores}
-         *
-         * @param length the length of the sequence
-         */
+        /** {@return whether all tokens of a sequence are attended to, by softmax of the scores} */
         public boolean isPlain(int headSize, int length) {
             boolean all = window == 0 || length <= window;
             return all && cap == 0 && scale == 1 / Math.sqrt(headSize);
@@ -90,22 +70,15 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
     }
 
     /**
-     * An MLP, {@code down(activation(gate(x)) · up(x))}, or a mixture of such experts.
-     *
-     * @param intermediateSize the number of outputs of gate and up
-     * @param activation the function of the gate
-     * @param bias whether the three projections have biases
-     * @param experts the experts; null if the layer has one MLP
+     * An MLP, {@code down(activation(gate(x)) · up(x))}, with biases of all three projections or
+     * none; or, unless {@code experts} is null, a mixture of such experts.
      */
     public record Mlp(int intermediateSize, Activation activation, boolean bias, Experts experts) {}
 
     /**
      * A mixture of experts. A router scores the experts of each token; the result is the sum of the
-     * chosen experts' results, weighted by the softmax of the scores.
-     *
-     * @param count the number of experts
-     * @param chosen the number of experts that compute a token
-     * @param normalizes whether the weights of the chosen experts are divided by their sum
+     * results of the {@code chosen} ones, weighted by the softmax of the scores, divided by the sum
+     * of the weights if {@code normalizes}.
      */
     public record Experts(int count, int chosen, boolean normalizes) {
 

@@ -21,17 +21,11 @@ import org.djlx.nativeops.torch.ScalarType;
  * The configuration of a model, from Hugging Face's {@code config.json}: its sizes, and what its
  * layers compute.
  *
- * @param modelType the architecture's name
- * @param vocabularySize the number of tokens in the vocabulary
- * @param heads the number of query heads
  * @param kvHeads the number of key-value heads; divides the number of query heads
  * @param maxLength the maximum number of tokens of a sequence
- * @param epsilon the epsilon of RMSNorm
  * @param tied whether the output matrix is the embedding
  * @param endTokens the end-of-text tokens
  * @param type the type of the weights and of the computation: float32, float16 or bfloat16
- * @param layerConfigs what each layer computes
- * @param embeddingScale the factor of embeddings
  * @param logitCap limits logits to {@code cap · tanh(logit / cap)}; 0 for no limit
  * @param addsOneToNorms whether norms multiply by 1 plus their weight
  * @param kvCacheDtype how keys and values are stored; not in {@code config.json}
@@ -57,11 +51,7 @@ public record ModelConfig(
     static final int MAX_LAYERS = 10_000; // bounds the list of tensor names
     static final int MAX_SIZE = 1 << 24; // so that the product of two sizes fits a long
 
-    /**
-     * Checks the values.
-     *
-     * @throws IllegalArgumentException if a value is out of range
-     */
+    /** Throws an {@link IllegalArgumentException} if a value is out of range. */
     public ModelConfig {
         check(kvCacheDtype != null, "the KV cache dtype is null; use KvCacheDtype.AUTO");
         size("vocab_size", vocabularySize);
@@ -110,9 +100,6 @@ public record ModelConfig(
      * Reads {@code config.json} of a model directory. The end-of-text tokens of {@code
      * generation_config.json}, if that exists, take precedence.
      *
-     * @param directory the model directory
-     * @return the configuration
-     * @throws IOException if a file cannot be read
      * @throws IllegalArgumentException if the architecture or an entry is not supported; the
      *     message names the file and the entry
      */
@@ -121,15 +108,8 @@ public record ModelConfig(
     }
 
     /**
-     * Reads {@code config.json} as {@link #read(Path)} does, for other types.
-     *
-     * @param directory the model directory
-     * @param type the type of the weights and of the computation; null for that of {@code
-     *     config.json}
-     * @param kvCacheDtype how keys and values are stored
-     * @return the configuration
-     * @throws IOException if a file cannot be read
-     * @throws IllegalArgumentException if the architecture, an entry or the type is not supported
+     * Reads {@code config.json} as {@link #read(Path)} does, for other types; {@code type} is null
+     * for that of {@code config.json}.
      */
     public static ModelConfig read(Path directory, DataType type, KvCacheDtype kvCacheDtype)
             throws IOException {
@@ -168,16 +148,11 @@ public record ModelConfig(
         }
     }
 
-    /** {@return the number of layers} */
     public int layers() {
         return layerConfigs.size();
     }
 
-    /**
-     * {@return what a layer computes}
-     *
-     * @param index the index of the layer
-     */
+    /** {@return what a layer computes} */
     public LayerConfig layer(int index) {
         return layerConfigs.get(index);
     }
@@ -196,10 +171,7 @@ public record ModelConfig(
     }
 
     /**
-     * Checks that the model can be divided among ranks (tensor parallelism).
-     *
-     * @param ranks the number of ranks
-     * @throws IllegalArgumentException if heads or the MLP cannot be divided
+     * Throws an {@link IllegalArgumentException} if heads or the MLP cannot be divided among ranks.
      */
     public void checkDivisible(int ranks) {
         check(ranks >= 1, "the number of ranks must be 1 or more, not %d", ranks);

@@ -32,11 +32,7 @@ public record Rope(
         int originalLength,
         int maxLength) {
 
-    /**
-     * {@return an embedding of whole heads, without scaling}
-     *
-     * @param theta the base of the frequencies
-     */
+    /** {@return an embedding of whole heads, without scaling} */
     public static Rope of(double theta, int headSize) {
         return linear(theta, headSize / 2, 1);
     }
@@ -54,9 +50,6 @@ public record Rope(
      * / low} are multiplied by the factor, those shorter than {@code originalLength / high} are
      * not, with a ramp between}
      *
-     * @param theta the base of the frequencies
-     * @param pairs half of the head size
-     * @param factor the factor, such as 8
      * @param low {@code low_freq_factor}, such as 1
      * @param high {@code high_freq_factor}, such as 4
      * @param originalLength the length of the original training in tokens, such as 8192
@@ -77,9 +70,8 @@ public record Rope(
     }
 
     /**
-     * Returns divisors between a factor and 1.
-     *
-     * @param kept the part of each frequency that is not divided; limited to 0 to 1
+     * Returns divisors between a factor and 1: {@code kept} is the part of each frequency that is
+     * not divided, limited to 0 to 1.
      */
     private static List<Double> divisors(int pairs, double factor, IntToDoubleFunction kept) {
         return IntStream.range(0, pairs)
@@ -96,11 +88,8 @@ public record Rope(
     }
 
     /**
-     * Reads the embedding of a {@code config.json}.
-     *
-     * @param json the entries of the file
-     * @param entries its rope entries, {@code rope_scaling} or {@code rope_parameters}
-     * @param defaultTheta the base if {@code entries} has none
+     * Reads the embedding of a file from its rope entries, {@code rope_scaling} or {@code
+     * rope_parameters}; {@code defaultTheta} is the base if these have none.
      */
     static Rope read(ConfigEntries json, ConfigEntries entries, double defaultTheta, int headSize) {
         double theta = entries.number("rope_theta", defaultTheta);
@@ -247,9 +236,6 @@ public record Rope(
      * <p>With dynamic NTK, each query and key has the frequencies of its own position. transformers
      * gives a prompt the frequencies of its last position, so results are equal if the prompt has
      * at most {@code originalLength} tokens.
-     *
-     * @param position the position in the sequence, from 0
-     * @param maxLength the maximum number of tokens of a sequence
      */
     public double[] frequencies(int headSize, int position, int maxLength) {
         List<Double> of = maxLength > originalLength ? longDivisors : divisors;
@@ -262,18 +248,11 @@ public record Rope(
         return frequencies;
     }
 
-    /** {@return the number of rotated pairs of a head} */
     public int pairs() {
         return divisors.size();
     }
 
-    /**
-     * Computes cosines and sines, (positions, headSize / 2) each.
-     *
-     * @param positions the number of positions
-     * @param cosines receives the cosines
-     * @param sines receives the sines
-     */
+    /** Computes cosines and sines, (positions, headSize / 2) each. */
     public void fillTables(int headSize, int positions, float[] cosines, float[] sines) {
         int half = headSize / 2;
         double[] frequencies = frequencies(headSize, 0, positions);

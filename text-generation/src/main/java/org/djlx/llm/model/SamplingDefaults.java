@@ -12,25 +12,17 @@ import java.util.Map;
 /**
  * The sampling parameters that a model's authors recommend, from {@code generation_config.json}.
  * They hold for requests that do not set them; as in vLLM, what the file leaves out has no effect.
- *
- * @param temperature the temperature; 0 if {@code do_sample} is false; 1 by default
- * @param topK the number of most probable tokens to sample from; 0, the default, for all
- * @param topP the probability of the tokens to sample from; 1, the default, for all
- * @param minP the least probability of a token, relative to the most probable; 0 by default
- * @param repetitionPenalty the repetition penalty; 1, the default, for none
+ * {@code temperature} is 0 if {@code do_sample} is false.
  */
 public record SamplingDefaults(
         double temperature, int topK, double topP, double minP, double repetitionPenalty) {
 
-    /** The defaults of a model that recommends nothing. */
     public static final SamplingDefaults NONE = new SamplingDefaults(1, 0, 1, 0, 1);
 
     /**
-     * Reads the defaults of a model directory.
+     * Reads the defaults of a model directory; {@link #NONE} if there is no {@code
+     * generation_config.json}.
      *
-     * @param directory the model directory
-     * @return the defaults; {@link #NONE} if there is no {@code generation_config.json}
-     * @throws IOException if the file cannot be read
      * @throws IllegalArgumentException if an entry is out of range; the message names the file and
      *     the entry
      */

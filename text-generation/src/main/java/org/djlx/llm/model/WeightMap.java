@@ -47,33 +47,17 @@ public final class WeightMap {
     private WeightMap() {}
 
     /**
-     * Rows of a tensor: one part of a layer's weights.
-     *
-     * @param name the name of the tensor
-     * @param first the first row in the tensor
-     * @param rows the number of rows, outputs of a projection
-     * @param columns the number of inputs; 0 for a vector
-     * @param division how ranks divide the rows
-     * @param type the type in memory
+     * Rows of a tensor, from {@code first} on: one part of a layer's weights. {@code columns} is
+     * the number of inputs, 0 for a vector; {@code type} is that in memory.
      */
     public record Slice(
             String name, long first, long rows, long columns, Division division, ScalarType type) {
 
-        /**
-         * {@return the shape of some rows}
-         *
-         * @param rows the number of rows
-         */
         public Shape shape(long rows) {
             return columns == 0 ? new Shape(rows) : new Shape(rows, columns);
         }
 
-        /**
-         * {@return the number of rows that a rank has}
-         *
-         * @param config the model's configuration
-         * @param ranks the number of ranks
-         */
+        /** {@return the number of rows that a rank has} */
         public long rows(ModelConfig config, int ranks) {
             return switch (division) {
                 case ROWS -> rows / ranks;
@@ -82,12 +66,7 @@ public final class WeightMap {
             };
         }
 
-        /**
-         * {@return the first of the rows that a rank has, counted from the first of the slice}
-         *
-         * @param config the model's configuration
-         * @param ranks the number of ranks
-         */
+        /** {@return the first of the rows that a rank has, counted from the first of the slice} */
         public long firstRow(ModelConfig config, int rank, int ranks) {
             return switch (division) {
                 case ROWS -> rank * rows(config, ranks);
@@ -104,7 +83,6 @@ public final class WeightMap {
 
     private record Key(TensorPart part, int expert, boolean isBias) {}
 
-    /** The slices of a layer's weights. */
     public static final class Layer {
 
         private final Map<Key, Slice> slices = new LinkedHashMap<>();
@@ -115,12 +93,6 @@ public final class WeightMap {
         private final Map<TensorPart, String> names;
         private final String prefix;
 
-        /**
-         * Maps a layer.
-         *
-         * @param config the model's configuration
-         * @param index the index of the layer
-         */
         public Layer(ModelConfig config, int index) {
             this.config = config;
             names = Architecture.of(config).names();
@@ -192,22 +164,15 @@ public final class WeightMap {
         }
 
         /**
-         * {@return a slice; null if the layer does not have it}
-         *
-         * @param part the part of the layer
-         * @param expert the expert; 0 for parts that are not of an expert
-         * @param isBias whether its bias is meant
+         * {@return a slice; null if the layer does not have it} {@code expert} is 0 for parts that
+         * are not of an expert.
          */
         public Slice get(TensorPart part, int expert, boolean isBias) {
             return slices.get(new Key(part, expert, isBias));
         }
     }
 
-    /**
-     * {@return the norm after the last layer}
-     *
-     * @param config the model's configuration
-     */
+    /** {@return the norm after the last layer} */
     public static Slice norm(ModelConfig config) {
         return new Slice(NORM, 0, config.hiddenSize(), 0, Division.NONE, normType(config));
     }
@@ -221,7 +186,6 @@ public final class WeightMap {
      * Checks that the files have exactly the tensors of the model, with the right shapes and
      * readable types. Allocates nothing.
      *
-     * @param config the model's configuration
      * @throws IllegalArgumentException if a tensor is missing, wrong or unknown; the message names
      *     it
      */
@@ -268,11 +232,7 @@ public final class WeightMap {
                 TYPES);
     }
 
-    /**
-     * {@return the shapes of a model's tensors, by name}
-     *
-     * @param config the model's configuration
-     */
+    /** {@return the shapes of a model's tensors, by name} */
     public static Map<String, Shape> shapes(ModelConfig config) {
         long hidden = config.hiddenSize();
         Map<String, Shape> shapes = new LinkedHashMap<>();
@@ -289,12 +249,7 @@ public final class WeightMap {
         return shapes;
     }
 
-    /**
-     * {@return the size of a rank's part in bytes}
-     *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     */
+    /** {@return the size of a rank's part in bytes} */
     public static long byteSize(ModelConfig config, int ranks) {
         long hidden = config.hiddenSize();
         long tokens = (config.tied() ? 1 : 2) * hidden * vocabularyPart(config, ranks);
@@ -307,22 +262,12 @@ public final class WeightMap {
         return bytes;
     }
 
-    /**
-     * {@return the number of KV heads of a rank}
-     *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     */
+    /** {@return the number of KV heads of a rank} */
     public static int kvHeads(ModelConfig config, int ranks) {
         return Math.max(1, config.kvHeads() / ranks);
     }
 
-    /**
-     * {@return the number of rows of a rank's part of the embedding, including padding}
-     *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     */
+    /** {@return the number of rows of a rank's part of the embedding, including padding} */
     public static int vocabularyPart(ModelConfig config, int ranks) {
         return (config.vocabularySize() + ranks - 1) / ranks;
     }

@@ -34,10 +34,8 @@ abstract class ArrayOps implements LayerOps<Operand> {
     private NDArray partial; // with sequence parallelism the sum of all ranks; null at first
 
     /**
-     * Begins a step. The subclass calls {@link #begin} before the first operator.
-     *
-     * @param step owns the activations
-     * @param tokens the number of tokens
+     * Begins a step, which owns the activations. The subclass calls {@link #begin} before the first
+     * operator.
      */
     ArrayOps(RankModel model, NDManager step, int tokens) {
         this.model = model;
@@ -65,7 +63,6 @@ abstract class ArrayOps implements LayerOps<Operand> {
     /** Multiplies rows by a projection, without the bias. */
     abstract NDArray multiply(Operand x, ModelWeights.Linear linear);
 
-    /** Returns the RMSNorm of rows. */
     abstract Operand norm(NDArray rows, NDArray weight);
 
     /** The residual stream, and its RMSNorm. */

@@ -64,9 +64,8 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     private boolean hasPartial;
 
     /**
-     * A projection.
-     *
-     * @param parts the address of {@code count} parts for {@link CpuKernels#djlx_cpu_products}
+     * A projection: {@code parts} is the address of {@code count} parts for {@link
+     * CpuKernels#djlx_cpu_products}.
      */
     private record Projection(long inputs, long outputs, long count, long parts) {
 
@@ -82,7 +81,6 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         }
     }
 
-    /** {@return whether a device can decode with kernels} */
     static boolean supports(Device device) {
         return !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
     }
@@ -156,13 +154,9 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     }
 
     /**
-     * Computes tokens, and writes their keys and values to the cache. All ranks call this at the
-     * same time.
-     *
-     * @param chunks the tokens: chunks of one token each
-     * @param manager the manager of the result
-     * @return the logits of this rank's part of the vocabulary in float32, a row for each chunk
-     *     that needs logits; null if there is none
+     * Computes chunks of one token each, and writes their keys and values to the cache. All ranks
+     * call this at the same time. Returns the logits of this rank's part of the vocabulary in
+     * float32, a row for each chunk that needs logits; null if there is none.
      */
     NDArray decode(List<TokenBatch.Chunk> chunks, NDManager manager) {
         this.chunks = chunks;
@@ -177,7 +171,6 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         return ForwardPass.logits(model, this);
     }
 
-    /** Makes room for rows. */
     private void reserve() {
         if (rows <= capacity) {
             return;
@@ -213,7 +206,6 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         slots = address + offsets[6];
     }
 
-    /** Writes positions and slots. */
     private void place() {
         length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
         int[] starts = chunks.stream().mapToInt(TokenBatch.Chunk::start).toArray();

@@ -35,31 +35,19 @@ final class CudaAttention {
         kvHeads = model.kvHeads();
     }
 
-    /**
-     * What all layers of a prefill share.
-     *
-     * @param inputs the tokens, slots and positions
-     * @param packed the chunks
-     */
     record Metadata(ModelKernels.PrefillInputs inputs, List<Packed> packed) {}
 
     /**
-     * Adjacent chunks of a prefill, whose attention is computed in one call.
-     *
-     * @param first the first row
-     * @param sequences the queries and keys of each chunk
-     * @param slots the cache slots of all keys; null for first chunks, which attend to themselves
-     *     only
+     * Adjacent chunks of a prefill, whose attention is computed in one call. {@code slots} has the
+     * cache slots of all keys; null for first chunks, which attend to themselves only.
      */
     record Packed(int first, int rows, PackedSequences sequences, NDArray slots) {}
 
     /**
-     * Returns the metadata of a prefill. Padding belongs to the last chunk, and gets any slot of
-     * its sequence: causal attention hides it from the chunk's own tokens.
-     *
-     * @param chunks first chunks of prompts, then later ones. Those are divided, so that the copies
-     *     of keys of one call are limited by the maximum length
-     * @param maxLength the maximum number of tokens of a sequence
+     * Returns the metadata of a prefill: first chunks of prompts, then later ones, which are
+     * divided, so that the copies of keys of one call are limited by the maximum length. Padding
+     * belongs to the last chunk, and gets any slot of its sequence: causal attention hides it from
+     * the chunk's own tokens.
      */
     static Metadata metadata(
             NDManager manager,
@@ -111,10 +99,8 @@ final class CudaAttention {
 
     /**
      * Applies head norms and rotary embedding in place, writes keys and values to the cache, and
-     * computes attention.
-     *
-     * @param qkv of shape (tokens, (query + 2 · KV heads) · head size)
-     * @return of shape (tokens, query heads · head size)
+     * computes attention: from (tokens, (query + 2 · KV heads) · head size) to (tokens, query heads
+     * · head size).
      */
     NDArray apply(NDManager manager, int layer, NDArray qkv, Metadata metadata) {
         gpu.rotate(model, layer, qkv, metadata.inputs);
@@ -132,10 +118,8 @@ final class CudaAttention {
     }
 
     /**
-     * Computes adjacent chunks.
-     *
-     * @param isAll whether they are the whole prefill, whose number of rows is one of few: libtorch
-     *     keeps a plan for each number
+     * Computes adjacent chunks. If {@code isAll} they are the whole prefill, whose number of rows
+     * is one of few: libtorch keeps a plan for each number.
      */
     private NDArray attend(
             NDManager manager, int layer, NDArray qkv, Packed packed, boolean isAll) {

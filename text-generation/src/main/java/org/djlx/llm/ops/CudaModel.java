@@ -17,11 +17,7 @@ final class CudaModel extends TransformerModel {
     private final CudaAttention attention;
     private final Decoder decoder;
 
-    /**
-     * Allocates buffers.
-     *
-     * @param gpu owned by this model, unless this throws
-     */
+    /** Owns {@code gpu}, unless this throws. */
     CudaModel(RankModel model, NDManager manager, ModelKernels gpu, boolean batchInvariant) {
         super(model, manager);
         this.gpu = gpu;
@@ -70,10 +66,8 @@ final class CudaModel extends TransformerModel {
     }
 
     /**
-     * Computes chunks of several sequences. The last layer computes keys and values only, except
-     * for the last tokens of chunks that need logits.
-     *
-     * @param chunks first chunks of prompts, then later ones
+     * Computes first chunks of prompts, then later ones. The last layer computes keys and values
+     * only, except for the last tokens of chunks that need logits.
      */
     private Optional<Logits> prefill(List<TokenBatch.Chunk> chunks) {
         int count = chunks.stream().mapToInt(chunk -> chunk.tokens().length).sum();

@@ -139,12 +139,9 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * The key of a graph.
-     *
-     * @param rows the rows, one of {@link #GRAPH_ROWS}
-     * @param splits the attention splits of the longest sequence, a power of two
-     * @param sharesSequences whether several rows belong to one sequence
-     * @param lastLayer whether only the last layer is computed
+     * The key of a graph: the rows, one of {@link #GRAPH_ROWS}; the attention splits of the longest
+     * sequence, a power of two; whether several rows belong to one sequence, and whether only the
+     * last layer is computed.
      */
     private record Key(int rows, int splits, boolean sharesSequences, boolean lastLayer) {
 
@@ -156,7 +153,6 @@ final class Decoder implements AutoCloseable {
                     graphRows(rows.size()), roundUpToPower(splits), sharesSequences, lastLayer);
         }
 
-        /** Returns the number of block table entries of a row. */
         int tableStride() {
             return splits * SPLIT_BLOCKS;
         }
@@ -210,10 +206,7 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Allocates buffers. Graphs are captured later.
-     *
-     * @param gpu the kernels; must be closed after this decoder
-     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
+     * Allocates buffers. Graphs are captured later. {@code gpu} must be closed after this decoder.
      */
     Decoder(RankModel model, ModelKernels gpu, boolean batchInvariant) {
         kernels = gpu.kernels();
@@ -296,9 +289,8 @@ final class Decoder implements AutoCloseable {
 
     /**
      * Computes chunks of a few tokens each, and writes their keys and values to the cache. All
-     * ranks call this at the same time. The GPU may still be computing when this returns.
-     *
-     * @return the sampled tokens of the chunks that need logits
+     * ranks call this at the same time. The GPU may still be computing when this returns the
+     * sampled tokens of the chunks that need logits.
      */
     Logits decode(List<TokenBatch.Chunk> chunks) {
         List<Row> rows = new ArrayList<>();
@@ -334,7 +326,6 @@ final class Decoder implements AutoCloseable {
      * call this at the same time, after {@link #await}. The GPU may still be computing when this
      * returns.
      *
-     * @param chunks the last chunks of the prompts
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     prefill; on the current stream
      * @param rows the row of each chunk's last token, on the rank that has this row; -1 on other
@@ -383,10 +374,8 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Launches a step.
-     *
-     * @param prefill the residual stream before the last layer, if only that is computed; otherwise
-     *     null
+     * Launches a step; {@code prefill} is the residual stream before the last layer, if only that
+     * is computed, otherwise null.
      */
     private Results launch(List<Row> rows, PrefillRows prefill) {
         Key key = Key.of(rows, prefill != null);
@@ -635,10 +624,8 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Writes the allowed tokens of a row after its entries.
-     *
-     * @param address the address of the entries in the memory
-     * @param words the ints with a bit for each token
+     * Writes the allowed tokens of a row after its entries at {@code address}: a bit for each
+     * token, {@code words} ints.
      */
     static void writeAllowed(NativeMemory memory, long address, LogitEdits edits, int words) {
         int bytes = words * Integer.BYTES;

@@ -141,9 +141,7 @@ public final class DecoderKernels implements AutoCloseable {
      *     QuantizeKernels}
      * @param rows the largest number of rows of {@link #matmul} at a time: 8, 16, 32 or 64, up to
      *     {@value #MATMUL_ROWS} with weights of 16 bits and {@value #QUANTIZED_ROWS} with others
-     * @param headSize the elements of a head
      * @param groupSize the query heads that share a key and value head
-     * @param blockTokens the tokens of a block of the KV cache
      * @param cacheBits the bits of the elements of the KV cache: 16 for those of {@code type}, or 8
      *     for e4m3 with scales
      */
@@ -165,7 +163,6 @@ public final class DecoderKernels implements AutoCloseable {
     /** Kernels that are compiled together. */
     private record Part(KernelSource source, String... options) {}
 
-    /** Compiles the kernels, or takes them from the cache. */
     public DecoderKernels(CudaDevice device, KernelCompiler compiler, Model model) {
         this.model = model;
         this.device = device;
@@ -214,11 +211,7 @@ public final class DecoderKernels implements AutoCloseable {
         }
     }
 
-    /**
-     * Starts compiling the kernels on other threads.
-     *
-     * @return a future that completes when compilation has ended; the constructor reports a failure
-     */
+    /** Starts compiling the kernels on other threads. The constructor reports a failure. */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, Model model) {
         return CompletableFuture.allOf(
@@ -227,7 +220,6 @@ public final class DecoderKernels implements AutoCloseable {
                         .toArray(CompletableFuture[]::new));
     }
 
-    /** Returns the module of a source; null if no part has this source. */
     private CudaModule module(List<Part> parts, KernelSource source) {
         for (int i = 0; i < parts.size(); i++) {
             if (parts.get(i).source == source) {
@@ -280,10 +272,8 @@ public final class DecoderKernels implements AutoCloseable {
 
     /**
      * Returns a chain of matmuls for one rank, valid as long as these kernels; null if the GPU is
-     * not of Hopper.
-     *
-     * @param hidden the depth of matmuls that normalise their rows
-     * @param depths the depths of the other matmuls
+     * not of Hopper. {@code hidden} is the depth of matmuls that normalise their rows, {@code
+     * depths} of the others.
      */
     public MatmulChain chain(int hidden, int... depths) {
         return chainModule == null
@@ -353,11 +343,7 @@ public final class DecoderKernels implements AutoCloseable {
         return (a + b - 1) / b;
     }
 
-    /**
-     * Returns whether there are kernels for a GPU and a model.
-     *
-     * @param depths the inner dimensions of the matmuls
-     */
+    /** {@code depths} are the inner dimensions of the matmuls. */
     public static boolean isSupported(CudaDevice device, Model model, int... depths) {
         boolean packs = true;
         for (int depth : depths) {
@@ -373,17 +359,12 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Looks up the embeddings of tokens.
+     * Looks up this rank's part of the embedding, {@code count} tokens from {@code first} on.
      *
-     * @param output the output, of shape (rows, hidden)
      * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
      *     last sampled token
      * @param slots an int for each row: the index of its sequence in {@code sampled}
      * @param sampled the tokens of {@link #sample}
-     * @param embedding the embedding, of shape (count, hidden)
-     * @param first the first token of this rank's part of the embedding
-     * @param count the number of tokens of this rank's part
-     * @param hidden the length of a row
      */
     public void embed(
             CudaStream stream,
@@ -411,18 +392,14 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Multiplies rows with a weight and adds a bias: {@code output = x weightᵀ + bias}, or {@code
-     * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
+     * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
+     * biases of both. Every {@link Model#rows} rows read the weights once. {@code output} has rows
+     * of {@code width}, {@code stride} elements apart; {@code x} has shape (rows, depth).
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param rows the number of rows; every {@link Model#rows} rows read the weights once
-     * @param output the output: rows of {@code width}, {@code stride} apart
-     * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
      * @param scales the scales of quantized weights; not read with 16 bits
      * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
-     * @param depth the inner dimension
-     * @param stride the distance between rows of the output, in elements
      */
     public void matmul(
             CudaStream stream,
@@ -469,26 +446,23 @@ public final class DecoderKernels implements AutoCloseable {
      * The KV cache of a layer, by address. A head in e4m3 has a scale in float32: the head's
      * largest magnitude divided by 448; NaN or infinite if an element is.
      *
-     * @param keys the keys, of shape (slots, heads of keys, head size)
-     * @param values the values, of the same shape
-     * @param keyScales of shape (blocks, heads of keys, tokens of a block); not used with 16 bits
-     * @param valueScales of the same shape
+     * @param keys the keys, as the values, of shape (slots, heads of keys, head size)
+     * @param keyScales the scales of keys, as those of values, of shape (blocks, heads of keys,
+     *     tokens of a block); not used with 16 bits
      */
     public record Cache(long keys, long values, long keyScales, long valueScales) {}
 
     /**
-     * The arrays of attention, by address.
+     * The arrays of attention, by address: {@code output} of shape (rows, heads of queries, head
+     * size), {@code qkv} of shape (rows, heads of all three, head size). With 8 bits, attention
+     * uses the new keys and values as the cache stores them, too.
      *
-     * @param output the output, of shape (rows, heads of queries, head size)
-     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
-     * @param cache the KV cache. With 8 bits, attention uses the new keys and values as they are
-     *     stored, too
      * @param positions an int for each row: the position of the new token, or -1 for none. The
      *     kernel reads positions and table while the previous matmul still runs, so write them
      *     before a kernel or copy that ends before that matmul starts
      * @param table the block table: for each row, the first cache row of each block, as ints
-     * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, of the same shape
+     * @param cosines the cosines, as the sines, of shape (positions, half of the head size), in
+     *     float32
      * @param firstChunks an int for each row: the number of chunks of all previous rows
      * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
      *     + {@value #CHUNK_EXTRA}) floats
@@ -518,8 +492,6 @@ public final class DecoderKernels implements AutoCloseable {
      *     each row is of another sequence, attention of many rows is faster
      * @param besideChain whether a {@link MatmulChain} runs before and after, so that attention
      *     shares SMs with the next one
-     * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
-     * @param tableStride the ints of a row of the block table
      */
     public void attend(
             CudaStream stream,
@@ -576,14 +548,12 @@ public final class DecoderKernels implements AutoCloseable {
     /**
      * Finds for each row: the highest logit, the sum of the exponentials relative to the highest
      * logit, and the first token with that logit. The last of the {@value #TOP_FLOATS} floats is
-     * unused.
+     * unused. {@code logits} are rows of {@code width}, {@code stride} elements apart, of at most
+     * 32 ranks.
      *
      * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
-     * @param logits the logits: rows of {@code width}, {@code stride} apart
      * @param parts temporary memory for {@value #TOP_BLOCKS} such results for each row
      * @param blocksEnded an int for each row, initially 0
-     * @param stride the distance between rows, in elements
-     * @param ranks the number of ranks, at most 32
      */
     public void top(
             CudaStream stream,
@@ -621,7 +591,6 @@ public final class DecoderKernels implements AutoCloseable {
      *     be pinned memory
      * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
      *     #TOP_FLOATS})
-     * @param sampled receives the sampled tokens, as ints
      * @param slots an int for each row: its index in {@code sampled}; -1 for none
      * @param parameters {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
      *     <ol>
@@ -644,12 +613,10 @@ public final class DecoderKernels implements AutoCloseable {
      *
      * @param logits the logits of all ranks, used by rows that are not plainly greedy: rows of
      *     {@code width}, {@code stride} apart
-     * @param stride the distance between rows, in elements
      * @param tokens the tokens of {@link #embed}: edits do not count the {@link #LAST_SAMPLED} yet
      * @param most receives the listed logits of each row, {@value #MAX_TOP_LOGPROBS} times {@value
      *     #MOST_BYTES} bytes a row; may be pinned memory
      * @param edited temporary memory for {@code width} floats of each row; used by rows with edits
-     * @param editedStride the distance between its rows, in floats
      */
     public record Sampling(
             long top,
@@ -689,14 +656,9 @@ public final class DecoderKernels implements AutoCloseable {
 
     /**
      * Applies the rotary embedding to queries and keys of prompts' tokens, in place, and writes
-     * keys and values to the KV cache.
-     *
-     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
-     * @param slots an int for each row: its slot in the KV cache
-     * @param positions an int for each row: its position in its sequence
-     * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, of the same shape
-     * @param queries the heads of queries; 0 if there are only keys and values
+     * keys and values to the KV cache. {@code qkv} has shape (rows, heads of all three, head size);
+     * {@code queries} is 0 if there are only keys and values. Slots and positions are an int for
+     * each row; cosines and sines are float32 of shape (positions, half of the head size).
      */
     public void rotateAndCache(
             CudaStream stream,
@@ -727,11 +689,8 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Copies keys and values of the given slots from the KV cache, in the model's type.
-     *
-     * @param keys the output, of shape (rows, heads, head size)
-     * @param values the output, of the same shape
-     * @param slots a long for each row
+     * Copies keys and values of the given slots, a long for each row, from the KV cache, in the
+     * model's type and shape (rows, heads, head size).
      */
     public void gather(
             CudaStream stream,
@@ -756,13 +715,9 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Normalises each head of queries and keys, in place.
-     *
-     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
-     * @param queryWeights the weights of the norm of queries, of shape (head size)
-     * @param keyWeights the weights of the norm of keys
-     * @param queries the heads of queries; 0 if there are only keys and values
-     * @param heads the heads of keys
+     * Normalises each head of queries and keys, in place. {@code qkv} has shape (rows, heads of all
+     * three, head size); {@code queries} is 0 if there are only keys and values, and {@code heads}
+     * are those of keys.
      */
     public void normHeads(
             CudaStream stream,
@@ -786,10 +741,8 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Computes {@code silu(gates) * values}.
-     *
-     * @param output the output, of shape (rows, width)
-     * @param both the gates and then the values of each row, of shape (rows, 2 width)
+     * Computes {@code silu(gates) * values}, of shape (rows, width), of the gates and then the
+     * values of each row, of shape (rows, 2 width).
      */
     public void activate(CudaStream stream, long output, long both, long rows, long width) {
         arguments

@@ -59,13 +59,7 @@ final class DecoderMatmuls {
 
     /**
      * Allocates buffers and clears some, on the current stream. The caller synchronizes it before
-     * the first step.
-     *
-     * @param manager owns the buffers
-     * @param stream the decoder's stream
-     * @param maxRows the most rows of a step
-     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows;
-     *     then no step is large
+     * the first step. If {@code batchInvariant}, no step is large.
      */
     DecoderMatmuls(
             RankModel model,
@@ -178,7 +172,6 @@ final class DecoderMatmuls {
             spare = first(residuals[2], rows);
         }
 
-        /** Returns whether {@link WideMatmul} or cuBLASLt multiplies. */
         boolean isLarge() {
             return large;
         }
@@ -301,11 +294,9 @@ final class DecoderMatmuls {
 
         /**
          * Multiplies x by a weight and adds its bias; if the step is chained, only adds the matmul
-         * to the chain.
-         *
-         * @param gated whether the weight has {@code width} rows of gates, then of values, and the
-         *     result is {@code silu(gates) * values}
-         * @param chainNorm how the chain normalises x first; null for none
+         * to the chain. If {@code gated}, the weight has {@code width} rows of gates, then of
+         * values, and the result is {@code silu(gates) * values}. {@code chainNorm} normalises x
+         * first; null for none.
          */
         private void multiply(
                 boolean gated,
@@ -419,7 +410,6 @@ final class DecoderMatmuls {
             return to;
         }
 
-        /** Returns the buffer for rows in e4m3. */
         private QuantizeKernels.Matrix e4m3Rows(int depth) {
             return new QuantizeKernels.Matrix(
                     8, Torch.dataPointer(e4m3Rows), Torch.dataPointer(e4m3Scales), rows, depth);

@@ -20,10 +20,9 @@ final class ExpertRouter {
     private ExpertRouter() {}
 
     /**
-     * Chooses for each token the experts with the highest scores; of equal scores the first ones.
-     *
-     * @param scores of shape (tokens, experts)
-     * @return the tokens of each expert that has some; without those whose weight rounds to 0
+     * Chooses for each token the experts with the highest scores, of shape (tokens, experts); of
+     * equal scores the first ones. Returns the tokens of each expert that has some; without those
+     * whose weight rounds to 0.
      */
     static Map<Integer, ExpertRouter> route(LayerConfig.Experts experts, float[] scores) {
         int count = experts.count();
@@ -58,7 +57,6 @@ final class ExpertRouter {
         return routes;
     }
 
-    /** Returns the rows of the tokens. */
     long[] tokens() {
         return tokens.stream().mapToLong(Integer::longValue).toArray();
     }

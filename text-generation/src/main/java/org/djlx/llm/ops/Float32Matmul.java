@@ -39,11 +39,8 @@ final class Float32Matmul {
     }
 
     /**
-     * Returns {@code x weights}, in the type and manager of x.
-     *
-     * @param x of shape (rows, inputs)
-     * @param weights of shape (inputs, outputs), with some of the outputs each
-     * @param outputs all outputs
+     * Returns {@code x weights}, in the type and manager of x, of shape (rows, inputs). The weights
+     * have some of the outputs each, of shape (inputs, outputs).
      */
     static NDArray multiply(NDArray x, List<NDArray> weights, long outputs) {
         long rows = x.getShape().get(0);

@@ -40,14 +40,6 @@ public final class KvCache implements AutoCloseable {
     private final List<NDArray> values = new ArrayList<>();
     private final List<NDArray> scales = new ArrayList<>(); // FP8: of keys and values of each layer
 
-    /**
-     * Allocates the cache.
-     *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     * @param slots the number of slots
-     * @param device the rank's device
-     */
     public KvCache(ModelConfig config, int ranks, int slots, Device device) {
         this.slots = slots;
         manager = NDManager.newBaseManager(device);
@@ -91,13 +83,7 @@ public final class KvCache implements AutoCloseable {
         return slots;
     }
 
-    /**
-     * {@return the size of a rank's part in bytes}
-     *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     * @param slots the number of slots
-     */
+    /** {@return the size of a rank's part in bytes} */
     public static long byteSize(ModelConfig config, int ranks, long slots) {
         int headBytes =
                 config.kvCacheDtype() == KvCacheDtype.FP8
@@ -112,17 +98,14 @@ public final class KvCache implements AutoCloseable {
         values.get(layer).set(new NDIndex("{}", slots), newValues);
     }
 
-    /** Returns all keys of a layer, of shape (slots, KV heads, head size). */
     NDArray keys(int layer) {
         return keys.get(layer);
     }
 
-    /** Returns all values of a layer, of shape (slots, KV heads, head size). */
     NDArray values(int layer) {
         return values.get(layer);
     }
 
-    /** Returns the arrays of a layer. */
     DecoderKernels.Cache addresses(int layer) {
         return new DecoderKernels.Cache(
                 Torch.dataPointer(keys.get(layer)),

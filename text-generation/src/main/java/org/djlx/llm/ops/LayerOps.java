@@ -18,12 +18,9 @@ import org.djlx.llm.model.LayerConfig;
 interface LayerOps<T> {
 
     /**
-     * Adds the partial sums of all ranks to the residual stream. Then multiplies the RMSNorm of the
-     * stream by a column-parallel projection, bias included.
-     *
-     * @param postNorm weight of the RMSNorm that the sum passes before it is added; null if the
-     *     model has none
-     * @param norm weight of the RMSNorm of the stream
+     * Adds the partial sums of all ranks, after an RMSNorm by {@code postNorm} unless it is null,
+     * to the residual stream. Then multiplies the RMSNorm of the stream, by {@code norm}, by a
+     * column-parallel projection, bias included.
      */
     T project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear);
 
@@ -33,9 +30,6 @@ interface LayerOps<T> {
     /**
      * Applies head norms and rotary embedding, writes keys and values to the cache, and computes
      * the attention of this rank's heads.
-     *
-     * @param layer the index of the layer
-     * @param qkv queries, keys and values of {@link #project}
      */
     T attend(int layer, T qkv);
 
@@ -54,10 +48,8 @@ interface LayerOps<T> {
 
     /**
      * As {@link #project} with the output projection: the logits of this rank's part of the
-     * vocabulary.
-     *
-     * @return a row for each chunk that needs logits; in a CUDA graph, a row for each row of the
-     *     step. Null without such rows
+     * vocabulary, a row for each chunk that needs them; in a CUDA graph, a row for each row of the
+     * step. Null without such rows.
      */
     NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear output);
 }

@@ -65,16 +65,8 @@ public final class MatmulChain {
 
     /**
      * A matmul, {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
-     * biases of both. Arrays are given by address.
-     *
-     * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param output the output: rows of {@code width}, {@code stride} elements apart
-     * @param x the rows, of shape (rows, depth); may be the output of an earlier matmul of the
-     *     chain
-     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
-     * @param scales the scales of quantized weights; not read with 16 bits
-     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
-     * @param norm how to normalise x first; null for none
+     * biases of both; arrays as in {@link DecoderKernels#matmul}. {@code x} may be the output of an
+     * earlier matmul of the chain; {@code norm} normalises it first, null for none.
      */
     public record Link(
             boolean gated,
@@ -94,15 +86,12 @@ public final class MatmulChain {
      * except the weight have the shape of x.
      *
      * @param newResidual receives the sum; must be neither x nor the residual
-     * @param epsilon the number added to the mean of squares
      */
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Prepares launches.
-     *
-     * @param hidden the depth of matmuls that normalise their rows
-     * @param depths the depths of the other matmuls
+     * {@code hidden} is the depth of matmuls that normalise their rows, {@code depths} of the
+     * others.
      */
     MatmulChain(CudaDevice device, CudaModule module, int bits, int hidden, int... depths) {
         this.bits = bits;
@@ -152,12 +141,10 @@ public final class MatmulChain {
     }
 
     /**
-     * Launches matmuls.
+     * Launches matmuls; those with a norm have the depth {@code hidden}.
      *
-     * @param rows the number of rows, allowed by {@link #isFor}
      * @param arrivals the address of an int, the counter of a barrier: initially 0, and used by one
      *     stream only
-     * @param links the matmuls; those with a norm have the depth {@code hidden}
      * @throws IllegalArgumentException if there are no matmuls or too many, or for too many rows
      */
     public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {

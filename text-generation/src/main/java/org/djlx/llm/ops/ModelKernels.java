@@ -135,15 +135,9 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Starts to compile the kernels that {@link #create} needs, before a group exists.
-     *
-     * @param config the model's configuration
-     * @param device a GPU of the same kind as those of all ranks
-     * @param ranks the number of ranks
-     * @param quantization how weights are stored
-     * @param batchInvariant whether a sequence gets the same bits in steps of any number of rows
-     * @return the compilations, to be closed after all ranks have created their kernels; empty if
-     *     there are no kernels for the model
+     * Starts to compile the kernels that {@link #create} needs, before a group exists, for a GPU of
+     * the same kind as those of all ranks. Empty if there are no kernels for the model. Close the
+     * result after all ranks have created their kernels.
      */
     public static Optional<Compilations> compile(
             ModelConfig config,
@@ -204,13 +198,9 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Checks that a device can compute with quantized weights, and with a KV cache in fp8. That all
-     * ranks have peer access is checked later.
+     * Checks that a device, of the same kind as those of all ranks, can compute with quantized
+     * weights, and with a KV cache in fp8. That all ranks have peer access is checked later.
      *
-     * @param config the model's configuration
-     * @param device a device of the same kind as those of all ranks
-     * @param ranks the number of ranks
-     * @param quantization how weights are stored
      * @throws IllegalArgumentException if the device, or the kernels for this model, cannot
      * @throws UnsatisfiedLinkError if the CPU lacks the kernels
      */
@@ -264,10 +254,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Requires kernels for a KV cache in fp8, and for quantized weights.
-     *
-     * @param forCache whether there are kernels for the model with weights in 16 bits
-     * @param forWeights whether there are kernels for its weights as they are stored
+     * Requires kernels for a KV cache in fp8 (with weights in 16 bits), and for quantized weights
+     * as they are stored.
      */
     private static void requireKernels(
             ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
@@ -367,11 +355,9 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Returns {@code out = x weight^T}, to be run on the current stream.
-     *
-     * @param type the type of x and of the weight
-     * @param stride the distance between rows of the output, in elements
-     * @param fast whether products of float8 matrices may be added in fewer bits than float32
+     * Returns {@code out = x weight^T}, to be run on the current stream, with rows {@code stride}
+     * elements apart. If {@code fast}, products of float8 matrices may be added in fewer bits than
+     * float32.
      */
     Product product(ScalarType type, long rows, long width, long depth, long stride, boolean fast) {
         compute.begin();
@@ -410,7 +396,6 @@ public final class ModelKernels implements AutoCloseable {
         }
     }
 
-    /** Rounds rows of the model's type to e4m3. */
     private Operand toE4m3(NDArray rows) {
         Operand to = Operand.allocateE4m3(rows.getManager(), rows.getShape());
         quantize.quantize(Torch.dataPointer(rows), to.matrix());
@@ -419,10 +404,8 @@ public final class ModelKernels implements AutoCloseable {
 
     /**
      * Multiplies rows in e4m3 by weights in e4m3, into rows {@code stride} elements apart at {@code
-     * out}.
-     *
-     * @param fast whether products may be added in fewer bits than float32: the error is small
-     *     beside that of rounding to e4m3
+     * out}. If {@code fast}, products may be added in fewer bits than float32: the error is small
+     * beside that of rounding to e4m3.
      */
     void multiply(
             QuantizeKernels.Matrix x,
@@ -439,9 +422,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * As {@link #multiply}, without the scales: cuBLASLt has faster algorithms for few rows then.
-     *
-     * @return the scales of the product's rows and columns
+     * As {@link #multiply}, without the scales, which it returns: cuBLASLt has faster algorithms
+     * for few rows then.
      */
     Product.Scales multiplyUnscaled(
             QuantizeKernels.Matrix x, QuantizedMatrix weights, long out, long stride) {
@@ -452,11 +434,9 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * The input of prefill kernels: chunks of sequences one after the other, padded.
-     *
-     * @param inputs int32: the tokens of all rows, the KV cache slots of all rows, then the
-     *     positions of all rows
-     * @param rows the number of rows, padding included
+     * The input of prefill kernels: chunks of sequences one after the other, padded. {@code inputs}
+     * has int32: the tokens of all rows, the KV cache slots of all rows, then the positions of all
+     * rows.
      */
     record PrefillInputs(NDArray inputs, int rows, int tokens) {
 
@@ -546,12 +526,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Adds rows to a residual and returns the RMSNorm of the sum; in e4m3 if the next matmul takes
-     * that.
-     *
-     * @param sum the rows; the sum is written to them
-     * @param residual the residual; not changed
-     * @param weight the norm's weight
+     * Adds rows to {@code sum}, and returns the RMSNorm of the sum; in e4m3 if the next matmul
+     * takes that. The residual does not change.
      */
     Operand addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
         Shape shape = sum.getShape();
@@ -603,10 +579,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the keys and the values of the given slots, of shape (slots, KV heads, head size) in
-     * the model's type.
-     *
-     * @param slots int64
+     * Returns the keys and the values of the given int64 slots, of shape (slots, KV heads, head
+     * size) in the model's type.
      */
     NDList gather(NDManager manager, int layer, NDArray slots, KvCache cache) {
         Shape shape = new Shape(slots.size(), kvHeads, config.headSize());
@@ -624,9 +598,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Applies the norms of heads in place, if the layer has them.
-     *
-     * @param qkv contiguous; may have no queries
+     * Applies the norms of heads in place, if the layer has them. {@code qkv} is contiguous, and
+     * may have no queries.
      */
     void normHeads(CudaStream stream, ModelWeights.Layer weights, int rows, NDArray qkv) {
         if (weights.queryNorm() == null) {

@@ -43,11 +43,7 @@ public final class ModelWeights implements AutoCloseable {
             this(List.of(weight), bias, null);
         }
 
-        /**
-         * Returns the only matrix.
-         *
-         * @throws IllegalStateException if there is another number of matrices
-         */
+        /** Returns the only matrix; throws if there is another number. */
         NDArray weight() {
             if (weights.size() != 1) {
                 throw new IllegalStateException(
@@ -95,11 +91,7 @@ public final class ModelWeights implements AutoCloseable {
         }
     }
 
-    /**
-     * The weights of an MLP, or of an expert.
-     *
-     * @param gateUp gates, then values
-     */
+    /** The weights of an MLP, or of an expert: {@code gateUp} has gates, then values. */
     record Mlp(Linear gateUp, Linear down) {}
 
     /**
@@ -144,18 +136,13 @@ public final class ModelWeights implements AutoCloseable {
     }
 
     /**
-     * Reads a rank's part.
+     * Reads a rank's part; the caller closes it.
      *
-     * @param config the model's configuration
-     * @param ranks the number of ranks
-     * @param device the rank's device
-     * @param quantization how projections are stored
      * @param files the files, which must have passed {@link WeightMap#check}
      * @param inPlace whether matrices that need not be changed stay in the mapped files, which
      *     ranks then share; if the model is quantized, only the embedding does. All ranks must
      *     agree. Without effect on GPUs. See {@link Safetensors#view}
      * @param progress receives the number of bytes read, after each tensor
-     * @return the weights; the caller closes them
      */
     public static ModelWeights read(
             ModelConfig config,
@@ -194,7 +181,6 @@ public final class ModelWeights implements AutoCloseable {
         return quantization;
     }
 
-    /** Returns the projection to this rank's part of the vocabulary. */
     Linear output() {
         return output;
     }

@@ -8,19 +8,15 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The input of a projection: rows in the model's type, or in e4m3 with a scale for each row.
- *
- * @param elements (rows, inputs), contiguous: of the model's type, or e4m3 in bytes; owned
- * @param scales (rows) in float32; null for rows in the model's type; owned
+ * The input of a projection: contiguous rows, (rows, inputs), in the model's type, or in bytes of
+ * e4m3 with a float32 scale for each row, otherwise null. Owns both arrays.
  */
 record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
 
-    /** Wraps rows in the model's type. */
     Operand(NDArray elements) {
         this(elements, null);
     }
 
-    /** Allocates rows in e4m3, to be filled. */
     static Operand allocateE4m3(NDManager manager, Shape shape) {
         return new Operand(
                 Torch.empty(manager, shape, ScalarType.UINT8),
@@ -41,7 +37,6 @@ record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
                 elements.getShape().get(1));
     }
 
-    /** Moves the arrays to a manager. */
     void attach(NDManager manager) {
         elements.attach(manager);
         if (scales != null) {

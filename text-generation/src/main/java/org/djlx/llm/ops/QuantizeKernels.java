@@ -62,11 +62,7 @@ public final class QuantizeKernels implements AutoCloseable {
     private final CudaKernel dequantize;
     private final KernelArguments arguments = new KernelArguments();
 
-    /**
-     * Compiles the kernels, or takes them from the cache.
-     *
-     * @param type float16 or bfloat16
-     */
+    /** For float16 or bfloat16. */
     public QuantizeKernels(Device gpu, ScalarType type) {
         device = CudaDevice.open(gpu);
         streams = new CurrentStreams(device);
@@ -91,9 +87,7 @@ public final class QuantizeKernels implements AutoCloseable {
      *
      * @param bits 8 for e4m3 with a scale for each row; 4 for groups of {@link #GROUP} with a scale
      *     each; 16 for one that is not quantized
-     * @param elements the rows: {@link #rowBytes} each if quantized
      * @param scales float32, {@link #rowScales} for each row; not used with 16 bits
-     * @param rows the number of rows
      * @param depth the elements of a row, a multiple of 8
      */
     public record Matrix(int bits, long elements, long scales, long rows, long depth) {}
@@ -113,11 +107,7 @@ public final class QuantizeKernels implements AutoCloseable {
         return bits == 8 ? 1 : (depth + GROUP - 1) / GROUP;
     }
 
-    /**
-     * Quantizes rows.
-     *
-     * @param from the address of the rows, contiguous and aligned to 16 bytes
-     */
+    /** Quantizes rows at a contiguous address, aligned to 16 bytes. */
     public void quantize(long from, Matrix to) {
         if (to.bits == 8) {
             launchRow(quantize.get(8), from, to);
@@ -128,31 +118,22 @@ public final class QuantizeKernels implements AutoCloseable {
     }
 
     /**
-     * Computes {@code silu(gates) * values} of rows, rounds to 16 bits, and quantizes to e4m3.
-     *
-     * @param both the address of the gates and then the values of each row
+     * Computes {@code silu(gates) * values} of rows, which have the gates and then the values,
+     * rounds to 16 bits, and quantizes to e4m3.
      */
     public void activate(long both, Matrix to) {
         launchRow(activate, both, to);
     }
 
-    /**
-     * Converts a matrix of 4 bits to 16 bits.
-     *
-     * @param to the address of contiguous rows
-     */
+    /** Converts a matrix of 4 bits to contiguous rows of 16 bits. */
     public void dequantize(Matrix from, long to) {
         launch(dequantize, from.rows * from.depth / PACK, to, from);
     }
 
     /**
-     * Adds a partial sum, times its scales, to the residual, and quantizes the RMSNorm of the
-     * result, rounded to 16 bits, to e4m3.
-     *
-     * @param of the arrays; {@code norm} is not used
-     * @param scales of the partial's rows and columns, null for none; those of rows may be the
-     *     scales of {@code to}
-     * @param epsilon the number added to the mean of squares
+     * Adds a partial sum, times the scales of its rows and columns unless they are null, to the
+     * residual, and quantizes the RMSNorm of the result, rounded to 16 bits, to e4m3. {@code norm}
+     * of the rows is not used; the scales of rows may be those of {@code to}.
      */
     public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
         arguments
@@ -175,7 +156,6 @@ public final class QuantizeKernels implements AutoCloseable {
         launch(kernel, rowSize(ROW_THREADS, of), from, of);
     }
 
-    /** Returns a launch of a thread block for each row. */
     private static LaunchSize rowSize(int mostThreads, Matrix of) {
         long packs = of.depth / PACK;
         int threads = (int) Math.min(mostThreads, (packs + WARP - 1) / WARP * WARP);

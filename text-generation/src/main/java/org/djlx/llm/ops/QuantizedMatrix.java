@@ -11,12 +11,9 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Quantized weights of a projection, with scales in float32.
- *
- * @param memory the weights and their scales; owned, except by {@link #slice}
- * @param weights the address of the weights
- * @param scales the address of the scales; 0 on the CPU, where they are beside the weights
- * @param gpu the kernels; null on the CPU
+ * Quantized weights of a projection, with scales in float32. Owns the memory, unless it is a {@link
+ * #slice}. On the CPU the scales are beside the weights, their address is 0 and {@code gpu} is
+ * null.
  */
 record QuantizedMatrix(
         NativeMemory memory,
@@ -34,10 +31,8 @@ record QuantizedMatrix(
     private static final int ALIGNMENT = 16; // of scales, for cuBLASLt
 
     /**
-     * Allocates a matrix, to be filled by {@link #put}.
-     *
-     * @param shape (outputs, inputs)
-     * @param gpu the kernels; null on the CPU
+     * Allocates a matrix of shape (outputs, inputs), to be filled by {@link #put}; {@code gpu} is
+     * null on the CPU.
      */
     static QuantizedMatrix allocate(Shape shape, Quantization quantization, QuantizeKernels gpu) {
         long outputs = shape.get(0);
@@ -59,11 +54,8 @@ record QuantizedMatrix(
     }
 
     /**
-     * Quantizes weights of outputs.
-     *
-     * @param first the first output, a multiple of {@link #PANEL}; 0 on a GPU
-     * @param rows of shape (outputs, inputs), contiguous; on a GPU of all outputs, and of the type
-     *     of the kernels
+     * Quantizes weights of outputs from {@code first} on, a multiple of {@link #PANEL}: contiguous
+     * rows of shape (outputs, inputs); on a GPU of all outputs, and of the type of the kernels.
      */
     void put(long first, NDArray rows) {
         if (gpu != null) {
@@ -80,7 +72,6 @@ record QuantizedMatrix(
                 weights + CpuKernels.quantizedBytes(type(), first, inputs));
     }
 
-    /** Returns the matrix as kernels take it. */
     QuantizeKernels.Matrix onGpu() {
         return new QuantizeKernels.Matrix(quantization.gpuBits(), weights, scales, outputs, inputs);
     }

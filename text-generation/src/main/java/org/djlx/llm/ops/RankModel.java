@@ -21,12 +21,10 @@ record RankModel(
         return group.worldSize();
     }
 
-    /** Returns the query heads of this rank. */
     int queryHeads() {
         return config.heads() / ranks();
     }
 
-    /** Returns the KV heads of this rank. */
     int kvHeads() {
         return WeightMap.kvHeads(config, ranks());
     }
@@ -57,7 +55,6 @@ record RankModel(
         return heads.expandDims(0).transpose(0, 2, 1, 3);
     }
 
-    /** Returns the rows of all ranks. */
     NDArray gather(NDArray x) {
         Shape shape = x.getShape();
         Shape whole = new Shape(shape.get(0) * ranks(), shape.get(1));

@@ -21,12 +21,6 @@ final class RotaryTables {
     /** Tables of one embedding, of shape (positions, 1, head size / 2). */
     record Tables(NDArray cosines, NDArray sines) {}
 
-    /**
-     * Computes the tables.
-     *
-     * @param manager owns the tables
-     * @param maxLength the maximum number of tokens of a sequence
-     */
     RotaryTables(ModelConfig config, NDManager manager, int maxLength) {
         this.config = config;
         this.maxLength = maxLength;
@@ -44,12 +38,10 @@ final class RotaryTables {
         return new Tables(manager.create(cosines, shape), manager.create(sines, shape));
     }
 
-    /** Returns the maximum number of tokens of a sequence. */
     int maxLength() {
         return maxLength;
     }
 
-    /** Returns the tables of a layer, of all positions. */
     Tables of(int layer) {
         return tables.get(config.layer(layer).attention().rope());
     }

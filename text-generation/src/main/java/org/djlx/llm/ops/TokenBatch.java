@@ -7,9 +7,7 @@ import org.djlx.llm.sampling.SamplingParameters;
 
 /**
  * The tokens of one forward pass: a chunk of each scheduled sequence, or several chunks of one
- * token each. The same on all ranks.
- *
- * @param chunks the chunks; chunks of one token come first
+ * token each, which come first. The same on all ranks.
  */
 public record TokenBatch(List<Chunk> chunks) {
 
@@ -37,7 +35,6 @@ public record TokenBatch(List<Chunk> chunks) {
      * @param start the position of the first token, which is the number of tokens in the KV cache
      * @param slots the KV cache slots of the sequence by position: at least up to the last of these
      *     tokens
-     * @param needsLogits whether the logits after the last token are needed
      * @param sampling how ranks with kernels sample the next token; with {@link
      *     SamplingParameters#GREEDY} the host may sample another token from the full logits
      */
@@ -56,9 +53,7 @@ public record TokenBatch(List<Chunk> chunks) {
     }
 
     /**
-     * Checks the order of the chunks.
-     *
-     * @throws IllegalArgumentException if a chunk of one token follows a longer chunk
+     * Throws an {@link IllegalArgumentException} if a chunk of one token follows a longer chunk.
      */
     public TokenBatch {
         boolean seenLonger = false;
@@ -95,12 +90,10 @@ public record TokenBatch(List<Chunk> chunks) {
         return List.of(chunks.stream().sorted(firstChunksFirst).toList());
     }
 
-    /** Returns the number of chunks of one token. */
     int decodes() {
         return (int) chunks.stream().filter(chunk -> chunk.tokens.length == 1).count();
     }
 
-    /** Returns the number of tokens of all chunks. */
     int tokens() {
         return chunks.stream().mapToInt(chunk -> chunk.tokens.length).sum();
     }

@@ -48,12 +48,9 @@ final class TorchAttention {
     }
 
     /**
-     * What all layers of a forward pass share.
-     *
-     * @param tables the rotary embeddings at the tokens' positions
-     * @param slots the KV cache slot of each token
-     * @param decodes the sequences with one token, computed together; null if there are none
-     * @param prefills the sequences with more than one token, computed one by one
+     * What all layers of a forward pass share: rotary embeddings at the tokens' positions; the KV
+     * cache slot of each token; the sequences with one token, computed together, null if there are
+     * none; and those with more tokens, computed one by one.
      */
     record Metadata(
             int tokens,
@@ -63,11 +60,10 @@ final class TorchAttention {
             List<Span> prefills) {}
 
     /**
-     * Query tokens that are computed in one call.
+     * Query tokens that are computed in one call. Several sequences have one token each; {@code
+     * length} is that of the longest. If {@code isFirst}, they are the first chunk of a prompt,
+     * which attends to itself only.
      *
-     * @param sequences the number of sequences; more than one have one token each
-     * @param length the length of the longest sequence
-     * @param isFirst whether this is the first chunk of a prompt, which attends to itself only
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
      *     sequences are padded. Null for a first chunk that attends to itself only
      * @param masks masks added to the scores by window, of shape (sequences, 1, 1, tokens, length):
@@ -82,7 +78,6 @@ final class TorchAttention {
             NDArray slots,
             Map<Integer, NDArray> masks) {}
 
-    /** Returns the metadata of a batch. */
     Metadata metadata(NDManager manager, TokenBatch batch) {
         long[] positions = new long[batch.tokens()];
         long[] slots = new long[batch.tokens()];
@@ -108,7 +103,6 @@ final class TorchAttention {
                 prefills);
     }
 
-    /** Returns the span of all chunks that have one token. */
     private Span decodes(NDManager manager, List<TokenBatch.Chunk> chunks) {
         int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
         long[] slots = new long[chunks.size() * length];
@@ -127,10 +121,8 @@ final class TorchAttention {
     }
 
     /**
-     * Returns a mask for each window of the layers.
-     *
-     * @param positions the positions of query tokens
-     * @param shape of a mask; has a row for each query token
+     * Returns a mask for each window of the layers, of a shape with a row for each query token;
+     * {@code positions} are those of query tokens.
      */
     private Map<Integer, NDArray> masks(NDArray positions, Shape shape) {
         NDManager manager = positions.getManager();
@@ -167,7 +159,6 @@ final class TorchAttention {
         return Float.BYTES * length * (5 * block * heads + 3 * tokens + 2 * block);
     }
 
-    /** Returns the span of a chunk with more than one token. */
     private Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
         int length = chunk.length();
@@ -185,14 +176,7 @@ final class TorchAttention {
         return layer.attention().isPlain(config.headSize(), length);
     }
 
-    /**
-     * Applies head norms and rotary embedding, writes keys and values to the cache, and computes
-     * attention.
-     *
-     * @param weights the weights of the layer
-     * @param qkv of shape (tokens or more, (query + 2 · KV heads) · head size)
-     * @return of shape (tokens, query heads · head size)
-     */
+    /** As {@link CudaAttention#apply}, for as many tokens or more; the result is a new array. */
     NDArray apply(
             NDManager manager,
             int layer,

@@ -28,13 +28,6 @@ public abstract sealed class TransformerModel implements AutoCloseable
     /**
      * {@return the model, with kernels if there are some for it} Takes ownership of weights and
      * cache. All ranks call this at the same time.
-     *
-     * @param config the configuration
-     * @param group the ranks
-     * @param weights this rank's weights
-     * @param cache this rank's KV cache
-     * @param maxLength the maximum number of tokens of a sequence
-     * @param batchInvariant whether kernels give a sequence the same bits in every batch
      */
     public static TransformerModel create(
             ModelConfig config,
@@ -71,19 +64,11 @@ public abstract sealed class TransformerModel implements AutoCloseable
     /** Makes {@link Logits#toArray} work for tokens that the device samples: for tests. */
     abstract void keepLogits();
 
-    /** {@return the slots of the KV cache} */
     public int cacheSlots() {
         return model.cache().slots();
     }
 
-    /**
-     * {@return an upper estimate of the bytes of a rank's activations in a prefill}
-     *
-     * @param config the configuration
-     * @param ranks the number of ranks
-     * @param tokens the tokens of the prefill
-     * @param maxLength the maximum number of tokens of a sequence
-     */
+    /** {@return an upper estimate of the bytes of a rank's activations in a prefill} */
     public static long activationBytes(ModelConfig config, int ranks, int tokens, int maxLength) {
         long kvWidth = (long) WeightMap.kvHeads(config, ranks) * config.headSize();
         long qkvWidth = (long) config.heads() / ranks * config.headSize() + 2 * kvWidth;
@@ -107,7 +92,6 @@ public abstract sealed class TransformerModel implements AutoCloseable
      * same time. With kernels, the GPU may still be computing when this returns; few tokens of
      * prompts, and the last token of each prompt, run on the decode kernels.
      *
-     * @param batch the tokens
      * @param manager the manager of returned arrays, of any device
      * @return the logits of the chunks that need logits, on the model's device, in the order of the
      *     batch

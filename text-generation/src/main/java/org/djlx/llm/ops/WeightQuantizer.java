@@ -32,7 +32,6 @@ final class WeightQuantizer implements AutoCloseable {
                         : null;
     }
 
-    /** Quantizes the rows of an array. */
     QuantizedMatrix quantize(NDArray rows) {
         QuantizedMatrix matrix = allocate(rows.getShape());
         matrix.put(0, rows);
@@ -40,11 +39,9 @@ final class WeightQuantizer implements AutoCloseable {
     }
 
     /**
-     * Reads and quantizes a matrix; on a CPU some rows at a time, through memory that is reused.
-     *
-     * @param shape (outputs, inputs)
-     * @param whole whether it must be read at once
-     * @param source fills an array with rows, from a row on
+     * Reads and quantizes a matrix of shape (outputs, inputs); on a CPU some rows at a time,
+     * through memory that is reused, unless {@code whole}. {@code source} fills an array with rows,
+     * from a row on.
      */
     QuantizedMatrix quantize(Shape shape, boolean whole, ObjLongConsumer<NDArray> source) {
         QuantizedMatrix matrix = allocate(shape);
@@ -70,7 +67,6 @@ final class WeightQuantizer implements AutoCloseable {
         return matrix;
     }
 
-    /** Returns an array for rows to be quantized, to be closed before the next. */
     private NDArray unquantized(Shape shape) {
         if (kernels != null) {
             return Torch.empty(manager, shape, config.type());

@@ -136,9 +136,7 @@ final class WeightReader implements AutoCloseable {
 
     /**
      * Reads this rank's rows of parts: into one matrix, or, if weights stay in the files, a matrix
-     * for each part.
-     *
-     * @param pairs the rotated pairs of a head of queries and keys
+     * for each part. {@code pairs} of a head of queries and keys are rotated.
      */
     private ModelWeights.Linear rows(Rows of, int pairs) {
         NDArray bias = of.isBiased() ? array(of, pairs, true) : null;
@@ -186,13 +184,7 @@ final class WeightReader implements AutoCloseable {
                 });
     }
 
-    /**
-     * Reads a projection.
-     *
-     * @param shape (outputs, inputs)
-     * @param whole whether it must be read at once
-     * @param source fills an array with rows, from a row on
-     */
+    /** Reads a projection; parameters as in {@link WeightQuantizer#quantize}. */
     private ModelWeights.Linear projection(
             Shape shape, NDArray bias, boolean whole, ObjLongConsumer<NDArray> source) {
         if (quantizer != null) {
@@ -247,7 +239,6 @@ final class WeightReader implements AutoCloseable {
         }
     }
 
-    /** Returns an array to be filled. */
     private NDArray empty(Shape shape, ScalarType type) {
         if (memory == null) {
             return Torch.empty(manager, shape, type);
@@ -265,8 +256,7 @@ final class WeightReader implements AutoCloseable {
      * Reads rows of a part into the rows of an array from {@code row} on. If heads are rotated in
      * part, reorders their rows: the first half of a head holds the first elements of pairs, then
      * half of the elements that are not rotated. So all heads rotate alike; scores do not change.
-     *
-     * @param pairs the rotated pairs of a head; 0 if the rows are not rotated
+     * {@code pairs} of a head is 0 if the rows are not rotated.
      */
     private void fill(NDArray array, long row, Slice slice, long from, long count, int pairs) {
         int head = config.headSize();

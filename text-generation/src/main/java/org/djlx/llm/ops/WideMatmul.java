@@ -50,11 +50,8 @@ public final class WideMatmul {
     private final KernelArguments arguments = new KernelArguments();
 
     /**
-     * A variant of the kernel.
-     *
-     * @param rows the largest number of rows of x, 64 or {@value #MAX_ROWS}
-     * @param columns the rows of the weight in a tile
-     * @param cluster the thread blocks that share a tile
+     * A variant of the kernel: the largest number of rows of x, 64 or {@value #MAX_ROWS}; the rows
+     * of the weight in a tile; the thread blocks that share a tile.
      */
     private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
 
@@ -98,10 +95,8 @@ public final class WideMatmul {
     }
 
     /**
-     * Returns whether the kernel supports a matmul.
-     *
-     * @param width the columns of the output
-     * @param stride the distance between rows of the output, in elements
+     * Returns whether the kernel supports {@code rows} and an output of {@code width} columns, with
+     * rows {@code stride} elements apart.
      */
     public boolean isFor(int rows, long width, long stride) {
         return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
@@ -123,9 +118,6 @@ public final class WideMatmul {
      *
      * @param gated whether the weight holds the rows of the gates, then as many of the values
      * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
-     * @param weight the weight, of the type and the depth of x; a scale for each row if in e4m3
-     * @param bias the bias of the weight's rows; 0 for none
-     * @param output the output, rows {@code stride} elements apart
      */
     public void launch(
             CudaStream stream,

@@ -12,11 +12,8 @@ public final class Constraint {
     private Terms.Term state;
 
     /**
-     * Creates a constraint at the beginning of a text.
-     *
-     * @param grammar the texts that are allowed
-     * @param vocabulary the model's tokens
-     * @param stopTokens the tokens that end a text, allowed where a text of the grammar may end
+     * Creates a constraint at the beginning of a text. Stop tokens are allowed where a text of the
+     * grammar may end.
      */
     public Constraint(Grammar grammar, Vocabulary vocabulary, int... stopTokens) {
         if (grammar == null || vocabulary == null || stopTokens == null) {
@@ -30,8 +27,6 @@ public final class Constraint {
     /**
      * {@return a bit for each token of the model, token 0 in the lowest bit of the first element: 1
      * if the token may be the next one}
-     *
-     * @throws IllegalArgumentException if the grammar has too many states
      */
     public int[] mask() {
         return mask(state);
@@ -49,9 +44,8 @@ public final class Constraint {
 
     /**
      * Starts to compute the {@link #mask} of the next token on another thread, while the device
-     * computes the step.
-     *
-     * @return waits for the mask; empty if it cannot be computed. Thread-safe
+     * computes the step. The result waits for the mask, which is empty if it cannot be computed.
+     * Thread-safe.
      */
     public Supplier<int[]> prepare() {
         Terms.Term from = state;
@@ -59,9 +53,8 @@ public final class Constraint {
     }
 
     /**
-     * Continues after a token.
+     * Continues after a token that does not stop.
      *
-     * @param token the token; a stop token is not one
      * @throws IllegalArgumentException if the token is not allowed, or the grammar has too many
      *     states
      */

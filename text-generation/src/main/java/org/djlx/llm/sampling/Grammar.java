@@ -65,7 +65,6 @@ public final class Grammar {
      *       1,200 required ones.
      * </ul>
      *
-     * @return the grammar
      * @throws IllegalArgumentException if the schema is wrong, or has a keyword that is not
      *     supported; the message names the keyword and its place
      */
@@ -75,10 +74,8 @@ public final class Grammar {
     }
 
     /**
-     * Allows some texts.
+     * Allows one of some texts, none of them empty.
      *
-     * @param texts the texts, one or more, none of them empty
-     * @return the grammar
      * @throws IllegalArgumentException if there is no text, or a text is empty or null
      */
     public static Grammar choice(List<String> texts) {
@@ -95,12 +92,11 @@ public final class Grammar {
     }
 
     /**
-     * Allows texts that a regular expression matches from their first to their last character.
+     * Allows texts that a regular expression matches from their first to their last character:
+     * alternatives, groups, classes, repetitions and escapes as in {@code java.util.regex}.
+     * Lookaround, back references, word boundaries, Unicode properties, flags and possessive
+     * repetitions are not supported.
      *
-     * @param regex the expression: alternatives, groups, classes, repetitions and escapes as in
-     *     {@code java.util.regex}. Lookaround, back references, word boundaries, Unicode
-     *     properties, flags and possessive repetitions are not supported
-     * @return the grammar
      * @throws IllegalArgumentException if the expression is wrong or not supported; the message
      *     names the part
      */
@@ -116,9 +112,6 @@ public final class Grammar {
      * Allows texts that one {@linkplain #regex(String) regular expression} matches and another one
      * does not.
      *
-     * @param regex the expression
-     * @param except the expression of texts that are not allowed
-     * @return the grammar
      * @throws IllegalArgumentException if an expression is wrong or not supported, or no text is
      *     allowed
      */
@@ -136,12 +129,7 @@ public final class Grammar {
                 except);
     }
 
-    /**
-     * Allows texts of some grammars, one after the other.
-     *
-     * @param parts the grammars
-     * @return the grammar
-     */
+    /** Allows texts of some grammars, one after the other. */
     public static Grammar sequence(Grammar... parts) {
         List<Grammar> all = copy(require(parts, "the array of grammars"));
         return new Grammar(
@@ -154,12 +142,7 @@ public final class Grammar {
                 all);
     }
 
-    /**
-     * Allows texts of any of some grammars.
-     *
-     * @param alternatives the grammars
-     * @return the grammar
-     */
+    /** Allows texts of any of some grammars. */
     public static Grammar anyOf(List<Grammar> alternatives) {
         List<Grammar> all =
                 copy(require(alternatives, "the list of grammars").toArray(Grammar[]::new));
@@ -170,9 +153,8 @@ public final class Grammar {
     }
 
     /**
-     * {@return a grammar for one or more texts of this grammar}
-     *
-     * @param separator the text between two of them
+     * {@return a grammar for one or more texts of this grammar, with the separator between two of
+     * them}
      */
     public Grammar separatedBy(String separator) {
         require(separator, "the separator");

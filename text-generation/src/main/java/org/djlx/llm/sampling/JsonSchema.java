@@ -228,7 +228,6 @@ final class JsonSchema {
         return values == null || values.contains(only) ? List.of(only) : List.of();
     }
 
-    /** Returns the elements of a keyword's array; null without the keyword. */
     private static List<JsonElement> array(JsonObject schema, String keyword, String path) {
         JsonElement value = schema.get(keyword);
         if (value != null && !value.isJsonArray()) {
@@ -255,9 +254,8 @@ final class JsonSchema {
     }
 
     /**
-     * Returns the types of a schema.
-     *
-     * @param defaults the types if neither {@code type} nor another keyword names one
+     * Returns the types of a schema; {@code defaults} if neither {@code type} nor another keyword
+     * names one.
      */
     private static Set<Type> types(JsonObject schema, Set<Type> defaults, String path) {
         JsonElement type = schema.get("type");
@@ -280,7 +278,6 @@ final class JsonSchema {
         return types;
     }
 
-    /** Compiles a reference or a combination of schemas. */
     private Terms.Term combined(
             JsonObject schema, String keyword, List<String> keywords, String path) {
         JsonElement value = schema.get(keyword);
@@ -372,7 +369,6 @@ final class JsonSchema {
         };
     }
 
-    /** Returns the term for any value. */
     private Terms.Term any() {
         if (any == null) {
             any = terms.reference("#");
@@ -548,9 +544,8 @@ final class JsonSchema {
     }
 
     /**
-     * Returns the term for the numbers of a term, none negative, between two bounds.
-     *
-     * @param most the upper bound; null for none
+     * Returns the term for the numbers of a term, none negative, between two bounds; the upper one
+     * is null for none.
      */
     private Terms.Term between(
             Terms.Term numbers,

@@ -30,10 +30,8 @@ public record LogitEdits(
     /** Marks a token of the prompt in a count of {@link #entries}. */
     public static final int IN_PROMPT = 1 << 30;
 
-    /** The ints of an entry. */
     public static final int ENTRY = 3;
 
-    /** Changes the logits of all tokens. */
     void apply(float[] logits) {
         int[] bits = allowed == null ? null : allowed.get();
         for (int token = 0; bits != null && token < logits.length; token++) {

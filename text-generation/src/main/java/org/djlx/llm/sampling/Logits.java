@@ -21,15 +21,12 @@ import org.djlx.nativeops.torch.Torch;
 public interface Logits {
 
     /**
-     * The token that the device selects for a sequence: the sampled one, or the argmax.
+     * The token that the device selects for a sequence: the sampled one, with the most probable
+     * ones if the parameters ask for them, or the argmax.
      *
      * @param token the token; for the argmax, the first token with the highest logit
-     * @param sampled whether it was sampled with {@link SamplingParameters}; otherwise it is the
-     *     argmax
      * @param logSumExp the logarithm of the sum of the exponentials of all logits; not finite if a
      *     logit is NaN or the highest is infinite
-     * @param top the most probable tokens, if the device has sampled and the parameters ask for
-     *     them
      */
     record DeviceToken(
             int token,
@@ -38,34 +35,23 @@ public interface Logits {
             double logSumExp,
             List<TokenLogProbability> top) {}
 
-    /**
-     * Waits until the logits are computed. All ranks call this.
-     *
-     * @throws org.djlx.collectives.CollectiveException if a rank has failed
-     */
+    /** Waits until the logits are computed. All ranks call this. Throws if a rank has failed. */
     default void await() {}
 
-    /** {@return the number of sequences} */
     int count();
 
     /** {@return the token that the device selects for each sequence} Waits for the device. */
     List<DeviceToken> deviceTokens();
 
     /**
-     * Copies all logits of a sequence to the host. Call it only for a sequence whose token the
-     * device has not {@linkplain DeviceToken#sampled sampled}.
-     *
-     * @param sequence the index of the sequence
-     * @return a logit for each token of the vocabulary
+     * Copies the logits of all tokens of a sequence to the host. Call it only for a sequence whose
+     * token the device has not {@linkplain DeviceToken#sampled sampled}.
      */
     float[] toArray(int sequence);
 
     /**
-     * Wraps an array.
-     *
-     * @param logits of shape (sequences, vocabulary), in float32; intermediate results go to its
-     *     manager
-     * @return the logits
+     * Wraps an array of shape (sequences, vocabulary), in float32; intermediate results go to its
+     * manager.
      */
     static Logits of(NDArray logits) {
         return new Logits() {
@@ -129,11 +115,7 @@ public interface Logits {
         return new NDArray[] {tokens, maxima, sums};
     }
 
-    /**
-     * Concatenates logits. Computes and copies nothing.
-     *
-     * @return the logits of the sequences of all parts, in order
-     */
+    /** Concatenates logits, in order. Computes and copies nothing. */
     static Logits concat(List<Logits> parts) {
         if (parts.size() == 1) {
             return parts.get(0);
@@ -143,10 +125,7 @@ public interface Logits {
     }
 
     /**
-     * Concatenates logits and reorders the sequences. Computes and copies nothing.
-     *
-     * @param order the indices of sequences in the concatenation
-     * @return the logits of these sequences, in this order
+     * As {@link #concat(List)}; then reorders the sequences by their indices in the concatenation.
      */
     static Logits concat(List<Logits> parts, List<Integer> order) {
         return new Logits() {

@@ -42,8 +42,6 @@ final class Regex {
      * @param encoder returns the term for one code point of a set
      * @param searches whether text before and after a match is allowed where the expression has no
      *     anchor
-     * @throws IllegalArgumentException if the expression is wrong or not supported; the message
-     *     names the part
      */
     static Terms.Term compile(
             Terms terms, String regex, Function<BitSet, Terms.Term> encoder, boolean searches) {
@@ -223,7 +221,6 @@ final class Regex {
         return of(Character.toString(next()));
     }
 
-    /** Reads what follows a backslash. */
     private BitSet escape() {
         int codePoint = next();
         return switch (codePoint) {

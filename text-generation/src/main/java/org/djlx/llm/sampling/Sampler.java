@@ -18,18 +18,11 @@ import java.util.function.Supplier;
 public final class Sampler {
 
     /**
-     * A sampled token.
-     *
-     * @param logProbability the token's log probability, before edits and temperature
-     * @param top the most probable tokens, as many as were asked for, the most probable first
+     * A sampled token, its log probability before edits and temperature, and as many of the most
+     * probable tokens as were asked for, the most probable first.
      */
     public record SampledToken(int token, float logProbability, List<TokenLogProbability> top) {
 
-        /**
-         * Creates a token without a list of the most probable ones.
-         *
-         * @param logProbability its log probability, before edits and temperature
-         */
         public SampledToken(int token, float logProbability) {
             this(token, logProbability, List.of());
         }
@@ -48,11 +41,8 @@ public final class Sampler {
     private int[] entries = {};
 
     /**
-     * Creates the sampler of a sequence.
-     *
-     * @param options how tokens are sampled
-     * @param prompt the tokens of the prompt, to which the repetition penalty applies
-     * @param stopTokens the tokens that end the sequence
+     * The repetition penalty applies to the tokens of the prompt, too; stop tokens end the
+     * sequence.
      */
     public Sampler(SamplingOptions options, int[] prompt, Set<Integer> stopTokens) {
         this.options = options;
@@ -82,11 +72,7 @@ public final class Sampler {
         }
     }
 
-    /**
-     * Samples only tokens that follow a grammar.
-     *
-     * @param constraint the state of the grammar, which this sampler advances
-     */
+    /** Samples only tokens that follow a grammar, whose state this sampler advances. */
     public void follow(Constraint constraint) {
         this.constraint = constraint;
     }
@@ -118,9 +104,8 @@ public final class Sampler {
 
     /**
      * Tells the sampler a generated token. May be called after {@link #next} for the token after
-     * it, if the device has sampled it and counts it itself.
-     *
-     * @throws IllegalArgumentException if the grammar does not allow the token
+     * it, if the device has sampled it and counts it itself. Throws if the grammar does not allow
+     * the token.
      */
     public void append(int token) {
         if (constraint != null && !stopTokens.contains(token)) {
@@ -169,11 +154,8 @@ public final class Sampler {
 
     /**
      * Samples a token for each sequence. Takes the token that the device has sampled, if it has;
-     * otherwise copies the logits of the sequence to the host.
-     *
-     * @param parameters the parameters of each sequence
-     * @return the tokens; null for a sequence whose {@link Logits.DeviceToken#logSumExp} is not
-     *     finite
+     * otherwise copies the logits of the sequence to the host. Null for a sequence whose {@link
+     * Logits.DeviceToken#logSumExp} is not finite.
      */
     public static List<SampledToken> sample(Logits logits, List<SamplingParameters> parameters) {
         List<SampledToken> tokens = new ArrayList<>();
@@ -199,12 +181,7 @@ public final class Sampler {
         return (float) (logit - logSumExp);
     }
 
-    /**
-     * Samples a token.
-     *
-     * @param logits the logits of all tokens
-     * @param logSumExp the logarithm of the sum of their exponentials
-     */
+    /** {@code logSumExp} is the logarithm of the sum of the exponentials of the logits. */
     static SampledToken sample(float[] logits, double logSumExp, SamplingParameters parameters) {
         int token = parameters.given();
         if (token < 0) {

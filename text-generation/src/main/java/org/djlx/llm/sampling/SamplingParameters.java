@@ -31,11 +31,7 @@ public record SamplingParameters(
     public static final SamplingParameters GREEDY =
             new SamplingParameters(0, 0, 1, 0, 0, -1, 0, null);
 
-    /**
-     * {@return the parameters that report a given token}
-     *
-     * @param topLogProbabilities the number of the most probable tokens to report
-     */
+    /** {@return the parameters that report a given token} */
     public static SamplingParameters ofGiven(int token, int topLogProbabilities) {
         return new SamplingParameters(0, 0, 1, 0, 0, token, topLogProbabilities, null);
     }

@@ -78,7 +78,6 @@ final class Terms {
     final Term none = term(Kind.NONE, List.of(), null, 0, 0, false);
     final Term empty = term(Kind.EMPTY, List.of(), null, 0, 0, true);
 
-    /** A term. Its methods use the terms of its grammar. */
     final class Term {
 
         final Kind kind;
@@ -101,7 +100,6 @@ final class Terms {
             this.nullable = nullable;
         }
 
-        /** Returns whether the term matches the empty text. */
         boolean isNullable() {
             return nullable;
         }
@@ -125,9 +123,8 @@ final class Terms {
         }
 
         /**
-         * Returns the term for what may follow a byte; {@link #none} if the byte is wrong.
-         *
-         * @throws IllegalArgumentException if a reference begins with itself
+         * Returns the term for what may follow a byte; {@link #none} if the byte is wrong. Throws
+         * if a reference begins with itself.
          */
         Term derive(int b) {
             int index = classes[b];
@@ -242,14 +239,12 @@ final class Terms {
         }
     }
 
-    /** Returns a term for one byte of a range. */
     Term range(int first, int last) {
         BitSet bytes = new BitSet(BYTES);
         bytes.set(first, last + 1);
         return term(Kind.BYTE, List.of(), bytes, 0, 0, false);
     }
 
-    /** Returns a term for one text. */
     Term literal(String text) {
         if (!StandardCharsets.UTF_8.newEncoder().canEncode(text)) {
             throw new IllegalArgumentException("a text has an unpaired surrogate");
@@ -307,7 +302,6 @@ final class Terms {
         return choice(parts);
     }
 
-    /** Returns a term for some parts, one after the other. */
     Term sequence(Term... parts) {
         Term result = empty;
         for (int i = parts.length - 1; i >= 0; i--) {
@@ -340,7 +334,6 @@ final class Terms {
         return term(Kind.SEQUENCE, List.of(first, rest), null, 0, 0, nullable);
     }
 
-    /** Returns a term for any of some parts. */
     Term choice(Collection<Term> parts) {
         List<Term> flat = new ArrayList<>();
         BitSet bytes = new BitSet(BYTES);
@@ -370,16 +363,11 @@ final class Terms {
         return term(Kind.CHOICE, sorted, null, 0, 0, nullable);
     }
 
-    /** Returns a term for a part or nothing. */
     Term optional(Term part) {
         return choice(List.of(empty, part));
     }
 
-    /**
-     * Returns a term for a repeated part.
-     *
-     * @param max the most repetitions, or {@link #UNBOUNDED}
-     */
+    /** {@code max} may be {@link #UNBOUNDED}. */
     Term repeat(Term part, int min, int max) {
         if (max == 0 || part == empty || (part == none && min == 0)) {
             return empty;
@@ -452,9 +440,8 @@ final class Terms {
     }
 
     /**
-     * Returns a term to be {@linkplain Term#define defined} later.
-     *
-     * @param place its place in a JSON schema, for errors
+     * Returns a term to be {@linkplain Term#define defined} later; errors name its place in a JSON
+     * schema.
      */
     Term reference(String place) {
         Term reference = new Term(Kind.REFERENCE, List.of(), null, 0, 0, false);
@@ -468,10 +455,8 @@ final class Terms {
     }
 
     /**
-     * Checks a grammar whose references are all defined.
-     *
-     * @throws IllegalArgumentException if a reference begins with itself or never ends, or if no
-     *     text matches
+     * Checks a grammar whose references are all defined. Throws if a reference begins with itself
+     * or never ends, or if no text matches.
      */
     void check(Term root) {
         references.keySet().forEach(reference -> reference.derive('{'));

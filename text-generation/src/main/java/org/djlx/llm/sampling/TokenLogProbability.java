@@ -2,8 +2,7 @@
 package org.djlx.llm.sampling;
 
 /**
- * A token that could have been generated.
- *
- * @param logProbability its log probability, before penalties, biases and temperature
+ * A token that could have been generated, and its log probability before penalties, biases and
+ * temperature.
  */
 public record TokenLogProbability(int token, float logProbability) {}

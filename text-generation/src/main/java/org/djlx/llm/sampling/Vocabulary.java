@@ -45,11 +45,9 @@ public final class Vocabulary {
     }
 
     /**
-     * Creates a vocabulary.
-     *
-     * @param tokens the bytes of each token; null for tokens that no grammar allows, such as
-     *     special tokens
-     * @param size the number of tokens of the model, which may differ from the tokenizer's
+     * {@code tokens} are the bytes of each token, null for those that no grammar allows, such as
+     * special tokens; {@code size} is the number of tokens of the model, which may differ from the
+     * tokenizer's.
      */
     public Vocabulary(List<byte[]> tokens, int size) {
         if (tokens == null) {
@@ -109,7 +107,6 @@ public final class Vocabulary {
         return bytes == null ? new byte[0] : bytes;
     }
 
-    /** Returns the masks of a grammar. */
     synchronized Masks masks(Grammar grammar) {
         Masks known = masks.get(grammar);
         if (known == null || known.grammar.terms().size() > MAX_SIZE) {
@@ -163,11 +160,9 @@ public final class Vocabulary {
 
         /**
          * Adds the tokens below a node that begin a text of the term. A token that goes on after
-         * the end of the text is not among them.
-         *
-         * @param known the results of this mask, so that terms which are reached many ways are
-         *     walked once
-         * @return the nodes at which a text of the term may end, if they are needed
+         * the end of the text is not among them. Returns the nodes at which a text of the term may
+         * end, if they are needed. {@code known} has the results of this mask, so that terms which
+         * are reached many ways are walked once.
          */
         private Set<Integer> allow(Start start, int[] mask, Map<Start, Set<Integer>> known) {
             Set<Integer> ends = known.get(start);

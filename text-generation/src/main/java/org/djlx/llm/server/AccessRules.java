@@ -40,9 +40,8 @@ final class AccessRules {
     }
 
     /**
-     * Returns whether a request may name this host.
-     *
-     * @param host the value of the request's header; empty in HTTP/1.0, which no browser speaks
+     * {@code host} is the value of the request's header; empty in HTTP/1.0, which no browser
+     * speaks.
      */
     boolean allowsHost(String host) {
         String name = normalize(host.replaceFirst(":[0-9]*$", ""));

@@ -40,10 +40,8 @@ final class Answer {
     /** Called at the end of an answer. */
     interface Ending {
         /**
-         * Called once, after the last byte was handed to the operating system.
-         *
-         * @param status the HTTP status of the answer
-         * @param sent whether it could be sent
+         * Called once, after the last byte was handed to the operating system. {@code sent}:
+         * whether the answer could be sent.
          */
         void ended(int status, boolean sent);
     }
@@ -64,17 +62,9 @@ final class Answer {
     private boolean over;
 
     /**
-     * Creates an answer.
-     *
-     * @param context the connection
-     * @param format the API's format
-     * @param text the text to send
-     * @param chunked whether the client's HTTP version has chunks; without them, a streamed answer
-     *     ends with the connection
-     * @param keepAlive whether the connection stays open
-     * @param start when the request arrived, by {@link System#nanoTime}
-     * @param metrics counts times
-     * @param ending called at the end
+     * Creates an answer to a request that arrived at {@code start}, by {@link System#nanoTime}.
+     * {@code chunked}: whether the client's HTTP version has chunks; without them, a streamed
+     * answer ends with the connection.
      */
     Answer(
             ChannelHandlerContext context,
@@ -96,7 +86,6 @@ final class Answer {
         this.ending = ending;
     }
 
-    /** Starts sending. */
     void start() {
         text.onProgress(this::wake);
     }
@@ -190,11 +179,7 @@ final class Answer {
         }
     }
 
-    /**
-     * Ends the answer with an error. No-op if it has ended.
-     *
-     * @param failure the error for the client
-     */
+    /** Ends the answer with an error. No-op if it has ended. */
     void fail(ApiException failure) {
         if (over) {
             return;

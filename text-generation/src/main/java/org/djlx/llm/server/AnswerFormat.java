@@ -18,10 +18,8 @@ import org.djlx.llm.Generation;
  */
 public interface AnswerFormat {
 
-    /** {@return whether the client has asked for a streamed answer} */
     boolean isStreamed();
 
-    /** {@return the MIME type of the answer} */
     default String contentType() {
         return isStreamed() ? "text/event-stream" : "application/json";
     }
@@ -31,55 +29,25 @@ public interface AnswerFormat {
         return "";
     }
 
-    /**
-     * Formats a piece of a streamed answer.
-     *
-     * @param choice the index of the choice
-     * @return the text to send
-     */
+    /** {@return a piece of a streamed answer} */
     String piece(int choice, GeneratedPiece piece, Generation generation);
 
-    /**
-     * Ends a choice of a streamed answer.
-     *
-     * @param choice the index of the choice
-     * @param generation its generation, which has ended
-     * @return the text to send
-     */
+    /** {@return the end of a choice of a streamed answer, whose generation has ended} */
     String end(int choice, Generation generation);
 
-    /**
-     * Ends a streamed answer after all choices have ended.
-     *
-     * @param generations the generation of each choice
-     * @return the text to send
-     */
+    /** {@return the end of a streamed answer, after all choices have ended} */
     String end(List<Generation> generations);
 
     /**
-     * Ends a streamed answer after a failure. The start of the answer has been sent.
-     *
-     * @param failure the error
-     * @return the text to send
+     * {@return the end of a streamed answer after a failure} The start of the answer has been sent.
      */
     String failure(ApiException failure);
 
-    /**
-     * Formats an error that occurs before the answer begins.
-     *
-     * @param failure the error
-     * @return the same error in the schema of the request
-     */
+    /** {@return an error before the answer begins, in the schema of the request} */
     default ApiException refusal(ApiException failure) {
         return failure;
     }
 
-    /**
-     * Formats an answer that is not streamed.
-     *
-     * @param pieces all pieces of each choice
-     * @param generations the generation of each choice, which has ended
-     * @return the answer
-     */
+    /** {@return an answer that is not streamed, of all pieces of each choice} */
     String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations);
 }

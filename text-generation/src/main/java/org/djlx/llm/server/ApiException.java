@@ -20,24 +20,19 @@ public final class ApiException extends RuntimeException {
                     429, "rate_limit_error",
                     504, "timeout_error");
 
-    /** The HTTP status. */
     private final int status;
 
-    /** The wrong entry of the request, or null. */
     private final String option;
 
     /** OpenAI's code of the error, or null for the HTTP status. */
     private final String code;
 
-    /** Whether the error is in DJL Serving's schema. */
     private final boolean ofInvocation;
 
     /**
-     * Creates an error in OpenAI's schema. The status decides the error's type, for example {@code
-     * invalid_request_error}.
-     *
-     * @param status the HTTP status, 400 or more
-     * @param option the wrong entry of the request; null if the error is not about an entry
+     * Creates an error in OpenAI's schema. The status, 400 or more, decides the error's type, for
+     * example {@code invalid_request_error}. {@code option} is the wrong entry of the request; null
+     * if the error is not about an entry.
      */
     public ApiException(int status, String option, String message) {
         this(status, option, null, message, false, null);
@@ -67,17 +62,11 @@ public final class ApiException extends RuntimeException {
         return new ApiException(status, option, code, getMessage(), ofInvocation, this);
     }
 
-    /**
-     * Creates an error about a wrong request, with status 400.
-     *
-     * @param option the wrong entry of the request; null if the error is not about an entry
-     * @return the error
-     */
+    /** {@return an error with status 400} {@code option} is as in the constructor. */
     public static ApiException badRequest(String option, String message) {
         return new ApiException(400, option, message);
     }
 
-    /** {@return the HTTP status, 400 or more} */
     public int status() {
         return status;
     }

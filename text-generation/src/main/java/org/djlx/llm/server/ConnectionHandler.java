@@ -113,7 +113,6 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    /** Returns the id of the request that is being answered. */
     String requestId() {
         return requestId;
     }
@@ -134,7 +133,6 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                 requestId);
     }
 
-    /** Returns whether a request is being answered. */
     boolean isBusy() {
         return busy;
     }
@@ -232,7 +230,6 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    /** Drops all further requests. */
     private void takeNoMore(ChannelHandlerContext context) {
         last = true;
         context.pipeline().addFirst(DRAIN);

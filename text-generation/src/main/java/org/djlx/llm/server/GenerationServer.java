@@ -71,12 +71,8 @@ public final class GenerationServer implements AutoCloseable {
     private volatile boolean closing;
 
     /**
-     * Starts a server.
-     *
-     * @param api reads requests
-     * @param generator the model, which the caller closes after this
-     * @param options the address and the limits
-     * @throws IOException if the server cannot listen there
+     * Starts a server. The caller closes the generator after this; throws an IOException if the
+     * server cannot listen.
      */
     public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
             throws IOException {
@@ -111,12 +107,7 @@ public final class GenerationServer implements AutoCloseable {
         listener = bound.channel();
     }
 
-    /**
-     * Checks that a server could listen.
-     *
-     * @param options the address, which stays free
-     * @throws IOException if it cannot
-     */
+    /** Throws an IOException if a server could not listen at the address, which stays free. */
     static void checkAddress(ServerOptions options) throws IOException {
         try (ServerSocketChannel channel = ServerSocketChannel.open()) {
             channel.bind(new InetSocketAddress(options.host(), options.port()));
@@ -243,11 +234,7 @@ public final class GenerationServer implements AutoCloseable {
         return generator.unavailabilityCause().map(cause -> UNAVAILABLE);
     }
 
-    /**
-     * Returns the port that the server listens on.
-     *
-     * @return the port
-     */
+    /** Returns the port that the server listens on. */
     public int port() {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }
@@ -257,7 +244,6 @@ public final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
     }
 
-    /** Waits until the server is closed. */
     void await() throws InterruptedException {
         listener.closeFuture().await();
     }

@@ -21,12 +21,8 @@ final class InvocationAnswer implements AnswerFormat {
     private GeneratedPiece held; // sent with the next call, because the last line differs
 
     /**
-     * Creates the format of an answer.
-     *
-     * @param details whether an answer that is not streamed has details
-     * @param echoes whether the generated text begins with the prompt
-     * @param prompts the prompts; exactly one if the answer is streamed
-     * @param array whether an answer that is not streamed is an array
+     * {@code details} and {@code array} shape an answer that is not streamed. {@code echoes}: the
+     * generated text begins with the prompt. A streamed answer has one prompt.
      */
     InvocationAnswer(
             boolean streamed,

@@ -131,9 +131,8 @@ final class JsonOptions {
     }
 
     /**
-     * Reads an option that does not change the answer.
-     *
-     * @param values the accepted values in JSON; none if all values are accepted
+     * Reads an option that does not change the answer. {@code values} are the accepted ones in
+     * JSON; none if all are.
      */
     void neutral(String name, String... values) {
         JsonElement value = get(name);
@@ -271,7 +270,6 @@ final class JsonOptions {
                                 && first.isString());
     }
 
-    /** Returns the names of all options. */
     Set<String> names() {
         return json.keySet();
     }

@@ -55,7 +55,6 @@ final class LogProbabilities {
         return text.substring(Math.min(contextLength, text.length()));
     }
 
-    /** Returns the tokens of a chat or a response. */
     JsonArray tokens(List<GeneratedPiece> pieces) {
         JsonArray all = new JsonArray();
         for (GeneratedPiece piece : pieces) {
@@ -81,10 +80,8 @@ final class LogProbabilities {
     }
 
     /**
-     * Returns the tokens of a completion. The most probable tokens of each place include the token
-     * itself; the first token of a prompt has none.
-     *
-     * @param offset where the text of the first token begins
+     * Returns the tokens of a completion, whose text begins at {@code offset}. The most probable
+     * tokens of each place include the token itself; the first token of a prompt has none.
      */
     JsonObject completion(List<GeneratedPiece> pieces, int offset) {
         JsonArray tokens = new JsonArray();

@@ -20,16 +20,11 @@ import picocli.CommandLine.Command;
         })
 public final class Main extends RootCommand {
 
-    /**
-     * Runs a command and ends the JVM with its exit code.
-     *
-     * @param args the command and its arguments
-     */
+    /** Runs a command and ends the JVM with its exit code. */
     public static void main(String[] args) {
         new Main().runAndExit(args);
     }
 
-    /** Returns a new command line. */
     static CommandLine commandLine() {
         return new Main().build();
     }

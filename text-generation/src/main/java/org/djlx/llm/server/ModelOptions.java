@@ -119,11 +119,10 @@ public final class ModelOptions {
     private int rankTimeout = 60;
 
     /**
-     * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
+     * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part: it may
+     * then {@linkplain TextEngine#isFollower follow} the generator of another process. The caller
+     * closes it.
      *
-     * @return the generator, to be closed; it may {@linkplain TextEngine#isFollower follow} the
-     *     generator of another process
-     * @throws IOException if a file cannot be read
      * @throws UsageException if an option does not fit the model
      */
     public TextEngine load(Path directory) throws IOException {
@@ -131,11 +130,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Loads a model as {@link #load(Path)} does.
-     *
-     * @param change sets options that the user cannot give
-     * @throws IOException if a file cannot be read
-     * @throws UsageException if an option does not fit the model
+     * Loads a model as {@link #load(Path)} does; {@code change} sets options that the user cannot
+     * give.
      */
     public TextEngine load(Path directory, UnaryOperator<TextEngine.Builder> change)
             throws IOException {
@@ -174,10 +170,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Checks before loading, which may take minutes, that the model has a tokenizer.
-     *
-     * @param directory the model directory; may be missing
-     * @throws UsageException if the model has no tokenizer
+     * Throws a {@link UsageException}, before loading, which may take minutes, if the model has no
+     * tokenizer. The directory may be missing.
      */
     public void requireTokenizer(Path directory) {
         refuseIf(
@@ -187,12 +181,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Checks before loading that an answer may be as long as the user asks for.
-     *
-     * @param directory the model directory; may be missing
-     * @param maxTokens the tokens of the answer; the prompt has one or more
-     * @throws IOException if the model's configuration cannot be read
-     * @throws UsageException if the answer may be too long, or config.json is invalid
+     * Throws a {@link UsageException}, before loading, if an answer of {@code maxTokens} and a
+     * prompt may be too long, or config.json is invalid. The directory may be missing.
      */
     public void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {
@@ -236,17 +226,14 @@ public final class ModelOptions {
                 "%s must be 1 or more, not %s".formatted(name, value));
     }
 
-    /** Returns the ranks. */
     public Ranks ranks() {
         return options.here();
     }
 
-    /** Returns whether the ranks are on GPUs. */
     public boolean isGpu() {
         return options.deviceKind() == DeviceKind.gpu;
     }
 
-    /** Returns how weights are stored. */
     public Quantization quantization() {
         return quantization;
     }

@@ -37,13 +37,9 @@ final class OpenAiAnswer implements AnswerFormat {
     private final long created = Instant.now().getEpochSecond();
 
     /**
-     * Creates the format of an answer.
-     *
-     * @param chat whether this is a chat completion
-     * @param includesUsage whether a streamed answer ends with the token counts
-     * @param echoes the text before the generated text of each choice
-     * @param logProbabilities formats log probabilities; null for an answer without them
-     * @param tools the tools that the answer may call; null for none
+     * {@code echoes} is the text before the generated text of each choice. {@code logProbabilities}
+     * and {@code tools} are null for an answer without them. A streamed answer ends with the token
+     * counts if {@code includesUsage}.
      */
     OpenAiAnswer(
             boolean chat,
@@ -243,7 +239,6 @@ final class OpenAiAnswer implements AnswerFormat {
         return JsonOptions.GSON.toJson(answer(choices, usage(generations)));
     }
 
-    /** Returns the concatenated texts of pieces. */
     static String text(List<GeneratedPiece> pieces) {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }

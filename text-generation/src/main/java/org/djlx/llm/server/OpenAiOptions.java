@@ -53,11 +53,7 @@ final class OpenAiOptions {
         return Map.entry(name, values);
     }
 
-    /**
-     * Reads options that do not change the answer.
-     *
-     * @param accepted the accepted values of each option, in JSON; none if all values are accepted
-     */
+    /** Reads options that do not change the answer, as {@link JsonOptions#neutral}. */
     static void neutral(JsonOptions json, Map<String, String[]> accepted) {
         accepted.forEach(json::neutral);
     }
@@ -117,9 +113,8 @@ final class OpenAiOptions {
     }
 
     /**
-     * Reads a format of answers; null if it is text.
-     *
-     * @param nested the name of the object that holds the schema; null if it is in the format
+     * Reads a format of answers; null if it is text. {@code nested} names the object that holds the
+     * schema; null if it is in the format.
      */
     static Grammar format(JsonOptions format, String nested) {
         String type = format.text("type", "text");
@@ -143,10 +138,8 @@ final class OpenAiOptions {
     }
 
     /**
-     * Reads the sampling parameters that all schemas share.
-     *
-     * @param temperature the default
-     * @param scale 0 for greedy sampling, otherwise 1
+     * Reads the sampling parameters that all schemas share. {@code scale} is 0 for greedy sampling,
+     * otherwise 1.
      */
     static GenerationRequest.Builder sampling(JsonOptions json, double temperature, int scale) {
         GenerationRequest.Builder builder =
@@ -172,11 +165,6 @@ final class OpenAiOptions {
         return json.integer("seed", Long.MIN_VALUE, Long.MAX_VALUE, 0);
     }
 
-    /**
-     * Reads the number of choices for each prompt.
-     *
-     * @param prompts the number of prompts
-     */
     static int choices(JsonOptions json, int prompts) {
         int n = (int) json.integer("n", 1, JsonOptions.MAX_PROMPTS / prompts, 1);
         if (json.integer("best_of", 1, JsonOptions.MAX_PROMPTS, n) != n) {

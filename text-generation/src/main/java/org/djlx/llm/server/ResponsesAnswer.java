@@ -38,11 +38,8 @@ final class ResponsesAnswer implements AnswerFormat {
     private int events;
 
     /**
-     * Creates the format of an answer.
-     *
-     * @param settings the options of the request that a response repeats
-     * @param logProbabilities formats log probabilities; null for an answer without them
-     * @param tools the tools that the answer may call; null for none
+     * {@code settings} are the options of the request that a response repeats; {@code
+     * logProbabilities} and {@code tools} are null for an answer without them.
      */
     ResponsesAnswer(
             boolean streamed,

@@ -42,7 +42,6 @@ enum Route {
         return path.startsWith(MODELS.path + '/') ? MODELS : OTHER;
     }
 
-    /** Returns the path of a URI, without query and fragment. */
     static String path(String uri) {
         return uri.replaceFirst("[?#].*", "");
     }
@@ -71,7 +70,6 @@ enum Route {
         return takesBody() ? "POST" : "GET, HEAD";
     }
 
-    /** Reads the body of a request. */
     TextCall read(TextApi api, byte[] json) {
         return reader.apply(api, json);
     }

@@ -22,7 +22,6 @@ final class ServerMetrics {
         0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300
     };
 
-    /** A histogram of durations. */
     private static final class Histogram {
 
         private final LongAdder[] counts = new LongAdder[BOUNDS.length + 1];
@@ -53,11 +52,7 @@ final class ServerMetrics {
     private final LongAdder disconnects = new LongAdder();
     private final AtomicInteger connections = new AtomicInteger();
 
-    /**
-     * Counts a reply.
-     *
-     * @param route the route, one of a fixed set
-     */
+    /** {@code route} is one of a fixed set. */
     void replied(String route, int status) {
         add(replies, String.format("path=\"%s\",code=\"%d\"", route, status));
     }

@@ -7,13 +7,10 @@ import java.util.List;
 /**
  * The address and the limits of a server.
  *
- * @param host the address or name to listen on
  * @param port the port; 0 for any that is free
  * @param token the token that clients must send; null for none
  * @param allowedHosts more host names that requests may name, in any case, without port
- * @param maxBodyBytes the largest request body
  * @param maxBufferedBytes the most bytes of request bodies in memory, of all connections
- * @param maxConnections the most open connections
  * @param requestTimeout how long a connection may take to send a request, or be idle
  * @param answerTimeout how long an answer may take, until the client has read it
  * @param shutdownTimeout how long running answers may go on after the server starts to close

@@ -91,9 +91,8 @@ public final class TextAnswer {
     }
 
     /**
-     * Sets a listener for new pieces.
-     *
-     * @param listener runs when {@link #poll} may return text; see {@link Generation#onProgress}
+     * Sets a listener that runs when {@link #poll} may return text; see {@link
+     * Generation#onProgress}.
      */
     public void onProgress(Runnable listener) {
         generations.forEach(generation -> generation.onProgress(listener));

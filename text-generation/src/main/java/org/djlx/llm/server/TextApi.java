@@ -70,11 +70,8 @@ public final class TextApi {
     private final int toolMarker; // -1 if the format's marker is no special token
 
     /**
-     * Creates an API.
+     * Creates an API; {@code model} is the name for clients. The caller closes the generator.
      *
-     * @param model the model's name for clients
-     * @param generator the generator; the caller closes it
-     * @param template the model's chat template
      * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
      */
     public TextApi(String model, TextGenerator generator, ChatTemplate template) {
@@ -82,13 +79,8 @@ public final class TextApi {
     }
 
     /**
-     * Creates an API for a model that calls tools in a format of its own.
-     *
-     * @param model the model's name for clients
-     * @param generator the generator; the caller closes it
-     * @param template the model's chat template
-     * @param toolFormat how the model writes calls of tools; null for what the template asks for
-     * @throws IllegalArgumentException if another argument is null, or the model has no tokenizer
+     * As the other constructor, for a model that calls tools in a format of its own; null for what
+     * the template asks for.
      */
     public TextApi(
             String model, TextGenerator generator, ChatTemplate template, ToolFormat toolFormat) {
@@ -118,17 +110,11 @@ public final class TextApi {
         return tokens.length == 1 ? tokens[0] : -1;
     }
 
-    /** {@return the model's name} */
     public String model() {
         return model;
     }
 
-    /**
-     * Adds a name that requests may give the model. Their answers repeat it.
-     *
-     * @param name another name
-     * @throws IllegalArgumentException if the name is null
-     */
+    /** Adds a name that requests may give the model. Their answers repeat it. */
     public void addName(String name) {
         if (name == null) {
             throw new IllegalArgumentException("the name is null");
@@ -138,10 +124,8 @@ public final class TextApi {
 
     /**
      * Reads a request in any of the three schemas: {@code messages} make it a chat completion,
-     * {@code inputs} DJL Serving's, otherwise it is a completion.
+     * {@code inputs} DJL Serving's, otherwise it is a completion. All requests are JSON in UTF-8.
      *
-     * @param json the request, in UTF-8
-     * @return the request
      * @throws ApiException if the request is not valid. The error has the schema of the request, or
      *     DJL Serving's schema if the request is not a JSON object
      */
@@ -156,8 +140,6 @@ public final class TextApi {
     /**
      * Reads a request for a chat completion.
      *
-     * @param json the request, in UTF-8
-     * @return the request
      * @throws ApiException if the request is not valid
      */
     public TextCall chat(byte[] json) {
@@ -249,7 +231,6 @@ public final class TextApi {
         }
     }
 
-    /** Returns the error about a prompt that is too long. */
     static ApiException tooLong(ContextLengthException e, String option, String maxTokensName) {
         return ApiException.badRequest(option, e.text(maxTokensName)).withCode(CONTEXT_LENGTH);
     }
@@ -397,8 +378,6 @@ public final class TextApi {
      * href="https://platform.openai.com/docs/api-reference/responses">response</a>, OpenAI's newer
      * schema of chats. Responses are not stored: each request has the whole chat.
      *
-     * @param utf8 the request, in UTF-8
-     * @return the request
      * @throws ApiException if the request is not valid
      */
     public TextCall response(byte[] utf8) {
@@ -453,8 +432,6 @@ public final class TextApi {
     /**
      * Answers vLLM's request for the tokens of a {@code prompt} or of {@code messages}.
      *
-     * @param utf8 the request, in UTF-8
-     * @return the answer, in JSON
      * @throws ApiException if the request is not valid
      */
     public String tokenize(byte[] utf8) {
@@ -495,8 +472,6 @@ public final class TextApi {
     /**
      * Reads a request for a completion of one or more prompts.
      *
-     * @param json the request, in UTF-8
-     * @return the request
      * @throws ApiException if the request is not valid
      */
     public TextCall completion(byte[] json) {
@@ -592,8 +567,6 @@ public final class TextApi {
     /**
      * Reads a request in DJL Serving's schema.
      *
-     * @param json the request, in UTF-8
-     * @return the request
      * @throws ApiException if the request is not valid; the error has this schema, too
      */
     public TextCall invocation(byte[] json) {

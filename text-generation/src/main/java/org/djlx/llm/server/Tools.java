@@ -15,11 +15,9 @@ import org.djlx.llm.text.ToolFormat;
 /**
  * The tools of a chat, and how the model may call them.
  *
- * @param format how the model writes calls
  * @param marker the token that is the format's marker; -1 if no special token is
  * @param declarations the tools in the schema of chats, for the chat template
  * @param parameters the schema of the arguments of each tool that may be called, by name
- * @param isForced whether the answer has to be a call
  * @param isStrict whether calls follow their schemas even if they are not forced
  * @param isParallel whether an answer may have several calls
  */
@@ -33,13 +31,9 @@ record Tools(
         boolean isParallel) {
 
     /**
-     * Reads {@code tools} and {@code tool_choice}.
-     *
-     * @param format the model's format; null if it has none
-     * @param marker the token that is the format's marker; -1 if no special token is
-     * @param nested the name of the object that describes a function; null if its entries stand
-     *     beside its type, as in responses
-     * @return the tools; null if there are none, or if none may be called
+     * Reads {@code tools} and {@code tool_choice}; null if there are none, or if none may be
+     * called. {@code format} is null if the model has none. {@code nested} names the object that
+     * describes a function; null if its entries stand beside its type, as in responses.
      */
     static Tools read(JsonOptions json, ToolFormat format, int marker, String nested) {
         boolean isParallel = json.flag("parallel_tool_calls", true);
@@ -125,9 +119,8 @@ record Tools(
     }
 
     /**
-     * Returns the grammar of answers; null if they are free.
-     *
-     * @param answer the grammar of answers without calls; null if these are free
+     * Returns the grammar of answers; null if they are free. {@code answer} is that of answers
+     * without calls; null if these are free.
      */
     Grammar grammar(JsonOptions json, Grammar answer) {
         if (!isForced && !isStrict && answer == null) {

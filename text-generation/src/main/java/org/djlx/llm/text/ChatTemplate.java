@@ -98,32 +98,20 @@ public final class ChatTemplate {
     private record Controls(TextTokenizer tokenizer, ControlTokens all, ControlTokens special) {}
 
     /**
-     * A message of a chat.
-     *
-     * @param role system, user, assistant or tool
-     * @param content the text; null if the message only calls tools
-     * @param more further entries for the template, such as {@code tool_calls}
+     * A message of the role system, user, assistant or tool. {@code content} is null if it only
+     * calls tools; {@code more} has further entries for the template, such as {@code tool_calls}.
      */
     public record Message(String role, String content, Map<String, Object> more) {
 
-        /**
-         * Creates a message that is only text.
-         *
-         * @param role system, user, assistant or tool
-         * @param content the text
-         */
+        /** Creates a message that is only text. */
         public Message(String role, String content) {
             this(role, content, Map.of());
         }
     }
 
     /**
-     * Creates a template.
-     *
-     * @param jinja the template in Jinja2
-     * @param specialTokens the variables for special tokens, such as {@code bos_token}, with their
-     *     text
-     * @throws IllegalArgumentException if an argument is null
+     * Creates a template; {@code specialTokens} has the text of variables such as {@code
+     * bos_token}.
      */
     public ChatTemplate(String jinja, Map<String, String> specialTokens) {
         this(Map.of(DEFAULT, requireJinja(jinja)), specialTokens, false);
@@ -152,11 +140,8 @@ public final class ChatTemplate {
      * additional_chat_templates/NAME.jinja}; without these files, {@code chat_template} in {@code
      * tokenizer_config.json}, a template, or several in an object by name or in an array with
      * names. A chat with tools, even an empty list, takes the template named {@code tool_use} if
-     * there is one, any other chat the one named {@code default}, as in transformers.
-     *
-     * @param directory the model directory
-     * @return the templates; {@link #PLAIN} if the model has none
-     * @throws IOException if a file cannot be read
+     * there is one, any other chat the one named {@code default}, as in transformers. Without any,
+     * returns {@link #PLAIN}.
      */
     public static ChatTemplate of(Path directory) throws IOException {
         if (directory == null) {
@@ -171,7 +156,6 @@ public final class ChatTemplate {
                 : new ChatTemplate(templates, specialTokens(config), false);
     }
 
-    /** Returns the templates that are files, by name. */
     private static Map<String, String> files(Path directory) throws IOException {
         Map<String, String> templates = new HashMap<>();
         Path file = directory.resolve("chat_template.jinja");
@@ -203,7 +187,6 @@ public final class ChatTemplate {
         }
     }
 
-    /** Returns the templates in a configuration, by name. */
     private static Map<String, String> templates(JsonObject config, Path file) throws IOException {
         JsonElement template = config.get("chat_template");
         try {
@@ -239,16 +222,12 @@ public final class ChatTemplate {
     }
 
     /**
-     * Encodes a chat as a prompt.
+     * Encodes a chat as a prompt, which may have more than {@code maxLength} tokens, and ends with
+     * the beginning of an assistant's message if {@code addGenerationPrompt}.
      *
-     * @param addGenerationPrompt whether the prompt ends with the beginning of an assistant's
-     *     message
      * @param options further variables of the template, such as {@code tools}: strings, numbers,
      *     booleans, lists and maps
-     * @param tokenizer the model's tokenizer
-     * @param maxLength the maximum number of tokens; a prompt that certainly has more is not
-     *     encoded
-     * @return the tokens, which may be more than the maximum
+     * @param maxLength a prompt that certainly has more tokens is not encoded
      * @throws ContextLengthException if the rendered prompt is not encoded
      * @throws IllegalArgumentException if the template refuses the chat or cannot be rendered, or
      *     if there are tools and the template does not read them
@@ -308,7 +287,6 @@ public final class ChatTemplate {
         return known;
     }
 
-    /** Returns whether one of the templates has a text. */
     boolean contains(String text) {
         return sources.values().stream().anyMatch(source -> source.jinja.contains(text));
     }
@@ -322,7 +300,6 @@ public final class ChatTemplate {
         }
     }
 
-    /** Returns the template for chats with tools, or without. */
     private Source source(boolean hasTools) {
         Source source = hasTools ? sources.get(TOOL_USE) : null;
         source = source == null ? sources.get(DEFAULT) : source;

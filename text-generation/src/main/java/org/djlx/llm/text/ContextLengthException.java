@@ -14,13 +14,6 @@ public final class ContextLengthException extends IllegalArgumentException {
 
     private final int maxLength;
 
-    /**
-     * Creates an exception.
-     *
-     * @param promptTokens the number of tokens of the prompt
-     * @param maxNewTokens the requested number of new tokens
-     * @param maxLength the maximum number of tokens of a sequence
-     */
     public ContextLengthException(int promptTokens, int maxNewTokens, int maxLength) {
         this(promptTokens + " tokens", promptTokens <= maxLength ? maxNewTokens : 0, maxLength);
     }
@@ -38,12 +31,7 @@ public final class ContextLengthException extends IllegalArgumentException {
         this.maxLength = maxLength;
     }
 
-    /**
-     * Returns the message for a client of an API.
-     *
-     * @param maxTokensName the API's name of the number of new tokens
-     * @return the message
-     */
+    /** Returns the message for a client of an API, with its name of the number of new tokens. */
     public String text(String maxTokensName) {
         String limit = "the context length of this model, " + maxLength + " tokens";
         return text(prompt, maxNewTokens, maxTokensName, limit);
@@ -62,11 +50,8 @@ public final class ContextLengthException extends IllegalArgumentException {
     }
 
     /**
-     * Checks a prompt before it is encoded, which may take seconds.
-     *
-     * @param tokenizer the model's tokenizer
-     * @param maxLength the maximum number of tokens of a sequence
-     * @throws ContextLengthException if the prompt certainly has more tokens
+     * Throws, before a prompt is encoded, which may take seconds, if it certainly has more tokens
+     * than a sequence.
      */
     public static void check(String prompt, TextTokenizer tokenizer, int maxLength) {
         long least = tokenizer.leastTokens(prompt);

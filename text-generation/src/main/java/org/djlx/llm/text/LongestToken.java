@@ -67,7 +67,6 @@ final class LongestToken {
         return c < FIRST_COMBINING && isKept(c);
     }
 
-    /** Reads an entry of {@code added_tokens}. */
     void addToken(JsonObject token) {
         int length = token.get("content").getAsString().length();
         // The normalized form is searched for in normalized texts, and may be longer.

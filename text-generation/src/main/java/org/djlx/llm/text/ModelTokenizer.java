@@ -103,11 +103,8 @@ public final class ModelTokenizer implements TextTokenizer {
     }
 
     /**
-     * Reads a tokenizer.
+     * Reads a {@code tokenizer.json}; the caller closes the tokenizer.
      *
-     * @param file the {@code tokenizer.json}
-     * @return the tokenizer; the caller closes it
-     * @throws IOException if the file cannot be read
      * @throws IllegalArgumentException if the file is not a tokenizer
      */
     public static ModelTokenizer read(Path file) throws IOException {

@@ -27,13 +27,7 @@ public final class TextStream {
     private final StringBuilder held = new StringBuilder(); // complete text that is held back
     private boolean stopped;
 
-    /**
-     * Creates a stream.
-     *
-     * @param tokenizer the tokenizer; null if there is none: all texts are then empty
-     * @param stops the stop strings
-     * @param prompt the tokens of the prompt
-     */
+    /** {@code tokenizer} is null if there is none: all texts are then empty. */
     public TextStream(TextTokenizer tokenizer, List<String> stops, int[] prompt) {
         this.tokenizer = tokenizer;
         this.stops = stops;
@@ -42,10 +36,8 @@ public final class TextStream {
     }
 
     /**
-     * Adds a token.
-     *
-     * @param mayStop whether stop strings count in the text up to this token
-     * @return the text that is complete now; may be empty
+     * Adds a token; returns the text that is complete now, which may be empty. {@code mayStop}:
+     * whether stop strings count in the text up to this token.
      */
     public String add(int token, boolean mayStop) {
         if (tokenizer == null) {
@@ -78,11 +70,7 @@ public final class TextStream {
         return stopped;
     }
 
-    /**
-     * Ends the stream.
-     *
-     * @return the text that was held back; may be empty
-     */
+    /** Ends the stream; returns the text that was held back, which may be empty. */
     public String end() {
         if (tokenizer == null || stopped) {
             return "";

@@ -8,12 +8,8 @@ import java.util.Set;
 public interface TextTokenizer extends AutoCloseable {
 
     /**
-     * Encodes a text.
-     *
-     * @param text the text; special tokens in it become tokens
-     * @param specialTokens whether to add the tokenizer's special tokens, such as the begin-of-text
-     *     token; false if a chat template has written them
-     * @return the tokens
+     * Encodes a text; special tokens in it become tokens. {@code specialTokens}: whether to add the
+     * tokenizer's, such as the begin-of-text token; false if a chat template has written them.
      */
     int[] encode(String text, boolean specialTokens);
 
@@ -25,12 +21,7 @@ public interface TextTokenizer extends AutoCloseable {
         return 0;
     }
 
-    /**
-     * Decodes tokens. Special tokens are left out.
-     *
-     * @param tokens the tokens; an incomplete character at the end becomes U+FFFD
-     * @return the text
-     */
+    /** Decodes tokens, without special ones. An incomplete character at the end becomes U+FFFD. */
     String decode(int[] tokens);
 
     /**

@@ -46,9 +46,8 @@ final class TokenBytes {
     private TokenBytes() {}
 
     /**
-     * Checks the id of a token before it is taken for a size.
-     *
-     * @throws IllegalArgumentException if no vocabulary has such an id
+     * Checks the id of a token before it is taken for a size. Throws if no vocabulary has such an
+     * id.
      */
     static int checkId(long id, String token) {
         if (id < 0 || id > MAX_ID) {
@@ -77,10 +76,8 @@ final class TokenBytes {
     }
 
     /**
-     * Reads the bytes of all tokens.
-     *
-     * @return the bytes by token; null for special tokens and ids without a token
-     * @throws IllegalArgumentException if the kind of vocabulary is not supported
+     * Reads the bytes of all tokens; null for special tokens and ids without a token. Throws an
+     * IllegalArgumentException if the kind of vocabulary is not supported.
      */
     static List<byte[]> read(Path file) throws IOException {
         try (Reader reader = Files.newBufferedReader(file)) {

@@ -14,13 +14,9 @@ import java.util.Set;
 public final class ToolCallStream {
 
     /**
-     * A part of an answer. The parts of a call have its index; the first one has id and name.
-     *
-     * @param content text outside of calls; empty for a part of a call
-     * @param call the index of the call; -1 for text
-     * @param id the id of the call; null unless this part is its first
-     * @param name the name of the tool; null unless this part is the first
-     * @param arguments the next characters of the arguments, which are JSON; may be empty
+     * A part of an answer: {@code content} outside of calls, or a part of the call with this index,
+     * otherwise -1. The first part of a call has id and name, others null. {@code arguments} are
+     * the next characters of JSON, or empty.
      */
     public record Part(String content, int call, String id, String name, String arguments) {
 
@@ -39,11 +35,8 @@ public final class ToolCallStream {
     private int calls;
 
     /**
-     * Creates a stream.
-     *
-     * @param format how the model writes calls
-     * @param names the names of the tools
-     * @param forced whether the prompt has the text that begins the calls
+     * {@code names} are those of the tools; {@code forced}: the prompt has the text that begins the
+     * calls.
      */
     public ToolCallStream(ToolFormat format, Set<String> names, boolean forced) {
         if (format == null || names == null) {
@@ -60,12 +53,7 @@ public final class ToolCallStream {
         return calls;
     }
 
-    /**
-     * Adds generated text.
-     *
-     * @param generated the text
-     * @return the parts that are certain now
-     */
+    /** Adds generated text, and returns the parts that are certain now. */
     public List<Part> add(String generated) {
         if (generated == null) {
             throw new IllegalArgumentException("the text is null");
@@ -78,11 +66,7 @@ public final class ToolCallStream {
         return parts;
     }
 
-    /**
-     * Ends the answer.
-     *
-     * @return the parts that were held back
-     */
+    /** Ends the answer, and returns the parts that were held back. */
     public List<Part> end() {
         List<Part> parts = new ArrayList<>();
         addContent(held.toString() + text, parts);
@@ -104,7 +88,6 @@ public final class ToolCallStream {
         return taken;
     }
 
-    /** Reads text up to a marker. */
     private boolean readText(List<Part> parts) {
         int blank = 0;
         while (blank < text.length() && Character.isWhitespace(text.charAt(blank))) {
@@ -171,7 +154,6 @@ public final class ToolCallStream {
         return false;
     }
 
-    /** Reads a call. */
     private boolean readCall(List<Part> parts) {
         int used = 0;
         StringBuilder arguments = new StringBuilder();

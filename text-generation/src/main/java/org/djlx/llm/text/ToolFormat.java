@@ -73,9 +73,8 @@ public enum ToolFormat {
     }
 
     /**
-     * Finds the format that a chat template asks for.
-     *
-     * @return the format; empty if the template does not take tools, or has another format
+     * {@return the format that a chat template asks for; empty if it does not take tools, or has
+     * another format}
      */
     public static Optional<ToolFormat> of(ChatTemplate template) {
         if (template == null) {
@@ -98,10 +97,9 @@ public enum ToolFormat {
     }
 
     /**
-     * Finds a format by the name that vLLM's option {@code tool_call_parser} has for it.
+     * Finds a format by the name that vLLM's option {@code tool_call_parser} has for it: {@code
+     * llama3_json}, {@code hermes} or {@code mistral}.
      *
-     * @param name {@code llama3_json}, {@code hermes} or {@code mistral}
-     * @return the format
      * @throws IllegalArgumentException if there is no such format
      */
     public static ToolFormat named(String name) {
@@ -137,7 +135,6 @@ public enum ToolFormat {
      * @param parallel whether several calls are allowed
      * @param forced whether the answer has to be a call. Otherwise it may be text, and in {@link
      *     #HERMES} text may stand before the calls
-     * @return the grammar
      * @throws IllegalArgumentException if a schema is not supported; the message names the tool. Or
      *     if answers of {@link #MISTRAL} are not forced: its marker is a special token, which no
      *     grammar allows

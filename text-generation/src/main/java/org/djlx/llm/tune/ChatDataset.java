@@ -46,7 +46,6 @@ import org.djlx.llm.text.TextTokenizer;
  *   <li>As in OpenAI's fine-tuning, an answer with {@code "weight": 0} has no labels.
  *   <li>A chat is one row. Some templates write an answer differently when more messages follow,
  *       for example without its reasoning: then each such answer gets a row, which ends with it.
- *   <li>{@link Builder#build} reads and encodes the file.
  * </ul>
  */
 public final class ChatDataset extends RandomAccessDataset {
@@ -66,7 +65,6 @@ public final class ChatDataset extends RandomAccessDataset {
         this.rows = rows;
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -144,7 +142,6 @@ public final class ChatDataset extends RandomAccessDataset {
             return rows;
         }
 
-        /** Returns whether a message has a text, or calls tools instead. */
         private static boolean isContent(Map<?, ?> message) {
             Object content = message.get("content");
             return content instanceof String
@@ -222,21 +219,15 @@ public final class ChatDataset extends RandomAccessDataset {
             return this;
         }
 
-        /**
-         * Sets the file of chats. Required.
-         *
-         * @param file a file in JSONL; empty lines are skipped
-         */
+        /** Sets the file of chats in JSONL; empty lines are skipped. Required. */
         public Builder setFile(Path file) {
             this.file = file;
             return this;
         }
 
         /**
-         * Sets the directory of the model. Required.
-         *
-         * @param directory a directory with {@code config.json}, {@code tokenizer.json} and the
-         *     chat template
+         * Sets a directory with {@code config.json}, {@code tokenizer.json} and the chat template.
+         * Required.
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
@@ -244,9 +235,8 @@ public final class ChatDataset extends RandomAccessDataset {
         }
 
         /**
-         * Sets the maximum number of tokens of a chat; the rest of a longer chat is cut off.
-         *
-         * @param maxLength the number, 2 or more; by default, and at most, that of the model
+         * Sets the maximum number of tokens of a chat, 2 or more, after which it is cut off; by
+         * default, and at most, that of the model.
          */
         public Builder optMaxLength(int maxLength) {
             this.maxLength = maxLength;
@@ -254,9 +244,8 @@ public final class ChatDataset extends RandomAccessDataset {
         }
 
         /**
-         * {@return the dataset}
+         * Reads and encodes the file.
          *
-         * @throws IOException if a file cannot be read
          * @throws IllegalArgumentException if an option is missing or out of range, or a line is
          *     not a chat; the message names the line
          */

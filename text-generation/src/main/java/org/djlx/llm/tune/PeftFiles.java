@@ -50,10 +50,8 @@ final class PeftFiles {
     private PeftFiles() {}
 
     /**
-     * Writes {@code adapter_config.json}.
-     *
-     * @param modules the module name of each projection, such as {@code self_attn.q_proj}
-     * @param base the directory of the model without the adapter; null if there is none
+     * {@code modules} are the module names of projections, such as {@code self_attn.q_proj}; {@code
+     * base} is the directory of the model without the adapter, null if there is none.
      */
     static void writeConfig(Path directory, Lora lora, Map<String, String> modules, Path base)
             throws IOException {
@@ -145,7 +143,6 @@ final class PeftFiles {
         }
     }
 
-    /** Checks that a file has exactly these tensors. */
     static void check(Safetensors files, List<TensorSpec> expected) {
         for (TensorSpec spec : expected) {
             if (!files.contains(spec.name())

@@ -96,7 +96,6 @@ public final class TrainableModel {
                     "up", "mlp.up_proj",
                     "down", "mlp.down_proj");
 
-    /** A parameter of a block. */
     private record Slot(ShardedBlock block, String parameter) {}
 
     private final ProcessGroup group;
@@ -158,7 +157,6 @@ public final class TrainableModel {
         }
     }
 
-    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -201,9 +199,8 @@ public final class TrainableModel {
     }
 
     /**
-     * Adds slots for the parameters of a block, under the names of Hugging Face and PEFT.
-     *
-     * @param name the prefix of the names: the module, or the layer of several modules
+     * Adds slots for the parameters of a block, under the names of Hugging Face and PEFT, which
+     * begin with the module, or the layer of several modules.
      */
     private void addSlots(String name, Block part) {
         for (String parameter : part.getDirectParameters().keys()) {
@@ -232,7 +229,6 @@ public final class TrainableModel {
         return block;
     }
 
-    /** {@return the model's configuration} */
     public ModelConfig config() {
         return config;
     }
@@ -253,8 +249,6 @@ public final class TrainableModel {
      * Reads the weights, and the saved adapter if one is set, into the block. A new adapter starts
      * with values of the engine's random generator.
      *
-     * @param manager the manager of the parameters, on the group's device
-     * @throws IOException if files cannot be read
      * @throws IllegalArgumentException if the weights do not fit {@code config.json}, or the
      *     adapter does not fit the model
      * @throws IllegalStateException if no directory is set
@@ -300,11 +294,9 @@ public final class TrainableModel {
     }
 
     /**
-     * Gathers a tensor of the model from all ranks, with its adapter merged.
+     * Gathers a tensor of the model in float32 from all ranks, with its adapter merged, by its name
+     * in the files, such as {@code model.layers.0.mlp.up_proj.weight}.
      *
-     * @param name its name in the files, such as {@code model.layers.0.mlp.up_proj.weight}
-     * @param manager the manager of the result
-     * @return the tensor, in float32
      * @throws IllegalArgumentException if there is no such tensor
      */
     public NDArray full(String name, NDManager manager) {
@@ -338,7 +330,6 @@ public final class TrainableModel {
      *
      * @param out the directory; created if missing; files of the same names and other weights in it
      *     are replaced
-     * @throws IOException if a file cannot be written
      */
     public void save(Path out) throws IOException {
         check(out != null, "the directory to write is null");
@@ -355,11 +346,9 @@ public final class TrainableModel {
     }
 
     /**
-     * Writes the adapter in PEFT's layout: {@code adapter_config.json} and {@code
-     * adapter_model.safetensors}. The first rank writes.
+     * Creates the directory if it is missing, and writes the adapter in PEFT's layout: {@code
+     * adapter_config.json} and {@code adapter_model.safetensors}. The first rank writes.
      *
-     * @param out the directory; created if missing
-     * @throws IOException if a file cannot be written
      * @throws IllegalStateException if the model has no adapters
      */
     public void saveAdapter(Path out) throws IOException {
@@ -413,7 +402,6 @@ public final class TrainableModel {
         return specs;
     }
 
-    /** Copies the configuration, the tokenizer and the chat template. */
     private void copyFiles(Path out) throws IOException {
         Files.createDirectories(out);
         if (directory == null || Files.isSameFile(out, directory)) {
@@ -433,7 +421,6 @@ public final class TrainableModel {
         }
     }
 
-    /** Builds a {@link TrainableModel}. */
     public static final class Builder {
 
         private ProcessGroup group;
@@ -447,9 +434,8 @@ public final class TrainableModel {
         private Builder() {}
 
         /**
-         * Sets the group whose ranks divide the model. Required.
-         *
-         * @param group this rank's group; the caller closes it
+         * Sets this rank's handle, which the caller closes, on the group whose ranks divide the
+         * model. Required.
          */
         public Builder setGroup(ProcessGroup group) {
             this.group = group;
@@ -457,39 +443,29 @@ public final class TrainableModel {
         }
 
         /**
-         * Sets the model directory. Required, unless {@link #setConfig} is called.
-         *
-         * @param directory a directory with {@code config.json} and safetensors files
+         * Sets a directory with {@code config.json} and safetensors files. Required, unless {@link
+         * #setConfig} is called.
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
             return this;
         }
 
-        /**
-         * Sets the configuration of a model without files: it trains from random weights.
-         *
-         * @param config the configuration
-         */
+        /** Sets the configuration of a model without files: it trains from random weights. */
         public Builder setConfig(ModelConfig config) {
             this.config = config;
             return this;
         }
 
-        /**
-         * Adds new adapters, and freezes all other parameters.
-         *
-         * @param lora the adapters; null for none, the default
-         */
+        /** Adds new adapters, and freezes all other parameters; default null, none. */
         public Builder optLora(Lora lora) {
             this.lora = lora;
             return this;
         }
 
         /**
-         * Continues with a saved adapter, and freezes all other parameters.
-         *
-         * @param directory a directory in PEFT's layout; null for none, the default
+         * Continues with a saved adapter in PEFT's layout, and freezes all other parameters;
+         * default null, none.
          */
         public Builder optAdapter(Path directory) {
             adapter = directory;
@@ -497,9 +473,8 @@ public final class TrainableModel {
         }
 
         /**
-         * Sets the type of activations. Parameters stay float32.
-         *
-         * @param type such as bfloat16; null for float32, the default
+         * Sets the type of activations, such as bfloat16; null, the default, for float32.
+         * Parameters stay float32.
          */
         public Builder optComputeType(ScalarType type) {
             this.type = type;
@@ -508,10 +483,8 @@ public final class TrainableModel {
 
         /**
          * Sets sequence parallelism: the ranks divide activations between parallel regions. The
-         * input is then token ids of shape (tokens): one sequence after the other, of equal length.
-         *
-         * @param sequenceLength the number of tokens of each sequence; 0, the default, for no
-         *     sequence parallelism
+         * input is then token ids of shape (tokens): one sequence of this number of tokens after
+         * the other; 0, the default, for none.
          */
         public Builder optSequenceParallel(long sequenceLength) {
             this.sequenceLength = sequenceLength;
@@ -521,7 +494,6 @@ public final class TrainableModel {
         /**
          * {@return the model, without parameters: call {@link TrainableModel#load}}
          *
-         * @throws IOException if {@code config.json} or the adapter's configuration cannot be read
          * @throws IllegalArgumentException if the group or the directory is missing, or the model
          *     cannot be trained; the message says why
          */

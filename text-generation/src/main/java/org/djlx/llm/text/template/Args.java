@@ -23,11 +23,8 @@ record Args(List<Object> positional, Map<String, Object> named) {
     }
 
     /**
-     * Binds the arguments to parameters.
-     *
-     * @param function its name, for errors
-     * @param required how many of the parameters, the first ones, have no default
-     * @return an argument for each parameter, {@link #ABSENT} if it is not given
+     * Binds the arguments to parameters, of which the first {@code required} have no default;
+     * {@link #ABSENT} if one is not given. Errors name the function.
      */
     Args bind(String function, int required, List<String> parameters) {
         if (positional.size() > parameters.size()) {

@@ -42,12 +42,8 @@ public final class Template {
     }
 
     /**
-     * Parses a template.
-     *
-     * @param source the template
-     * @return the template
-     * @throws IllegalArgumentException if it is not valid, or has a part that is not supported; the
-     *     message has the line
+     * Throws an {@link IllegalArgumentException} with the line if the source is not valid, or has a
+     * part that is not supported.
      */
     public static Template parse(String source) {
         if (source == null) {
