@@ -63,9 +63,8 @@ public final class SparkRanks {
     public interface RankBody<T> extends Serializable {
 
         /**
-         * Runs in the rank's task. Only rank 0's result goes to the driver; Spark serialises it.
-         *
-         * @param group this rank's handle on the group of all ranks; destroyed after the body
+         * Runs in the rank's task; the group is destroyed after it. Only rank 0's result goes to
+         * the driver; Spark serialises it.
          */
         T run(ProcessGroup group, Iterator<Row> rows) throws Exception;
     }

@@ -73,11 +73,7 @@ final class LossCurve {
         }
     }
 
-    /**
-     * Draws curves into one PNG.
-     *
-     * @param curves the curves by the names of their runs; a single run needs no name
-     */
+    /** Draws curves into one PNG, by the names of their runs; a single run needs no name. */
     static void draw(Path file, Map<String, LossCurve> curves) throws IOException {
         System.setProperty("java.awt.headless", "true");
         XYChart chart =

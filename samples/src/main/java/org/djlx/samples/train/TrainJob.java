@@ -72,15 +72,12 @@ final class TrainJob {
                     TrainedLlama.BYTES);
 
     /**
-     * Settings of a training.
+     * Settings of a training. Activations are of bfloat16 or float32, as parameters.
      *
-     * @param group this rank's handle of the group of all ranks
      * @param tensorParallel how many neighbouring ranks share a model
-     * @param bfloat16 whether activations are of bfloat16; otherwise of float32, as parameters
      * @param context the tokens of a piece of text: the token that begins every text, then bytes
      * @param batch the pieces of text in a batch of all ranks
      * @param checkpoints the folder of checkpoints; null for none
-     * @param checkpointEvery the steps between two checkpoints
      * @param llama the folder that the trained model is written to; null for none
      * @param sample the bytes that the trained model writes
      */
@@ -103,14 +100,11 @@ final class TrainJob {
     }
 
     /**
-     * The result of a training.
-     *
-     * @param curve the losses
-     * @param text the text that the model generated; empty on ranks of other copies of the model
+     * The losses, and the text that the model generated; empty on ranks of other copies of the
+     * model.
      */
     record Result(LossCurve curve, String text) {}
 
-    /** Gets the progress of a training. */
     interface Listener {
 
         /** The job resumes from a checkpoint, whose step may be larger than the number of steps. */
@@ -344,11 +338,8 @@ final class TrainJob {
     }
 
     /**
-     * Generates valid UTF-8 that continues the beginning of the text. All ranks of the model call
-     * this and sample the same.
-     *
-     * @param count the number of bytes after the beginning; a last character that they cut is left
-     *     out
+     * Generates valid UTF-8 that continues the beginning of the text by {@code count} bytes,
+     * without a last character that they cut. All ranks of the model call this and sample the same.
      */
     private String write(Trainer trainer, ProcessGroup tensor, int count) {
         Sampler sampler = sampler();
