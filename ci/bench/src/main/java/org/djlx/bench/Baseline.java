@@ -14,21 +14,13 @@ import org.djlx.nativeops.torch.Torch;
  */
 interface Baseline extends AutoCloseable {
 
-    /** All-reduces in place. */
     void allReduce(NDArray tensor);
 
-    /** All-gathers the ranks' parts in rank order. */
     void allGather(NDArray all, NDArray part);
 
     /** Reduce-scatters; {@code part} gets this rank's part. */
     void reduceScatter(NDArray part, NDArray all);
 
-    /**
-     * Memory on which the collectives are faster.
-     *
-     * @param memory holds the arrays
-     * @param free frees the memory
-     */
     record Window(NativeMemory memory, Runnable free) {
 
         /** Returns a view of an array that begins at an offset in bytes. */
@@ -38,10 +30,8 @@ interface Baseline extends AutoCloseable {
     }
 
     /**
-     * Creates a window; all ranks call this together.
-     *
-     * @return the window, which the caller frees; null on all ranks if the library has no such
-     *     memory
+     * Creates a window, which the caller frees; all ranks call this together. Null on all ranks if
+     * the library has no such memory.
      */
     Window window(long byteSize);
 

@@ -11,11 +11,8 @@ import java.util.regex.Pattern;
 import java.util.stream.Stream;
 
 /**
- * The size of an operation, as nccl-tests counts it, and the number of calls.
- *
- * @param size the bytes of the largest tensor
- * @param warmUp the number of calls before the timed calls
- * @param iterations the number of timed calls
+ * The size of an operation's largest tensor in bytes, as nccl-tests counts it, and the numbers of
+ * calls.
  */
 record BenchCase(long size, int warmUp, int iterations) {
 
@@ -52,11 +49,8 @@ record BenchCase(long size, int warmUp, int iterations) {
     }
 
     /**
-     * Parses sizes.
-     *
-     * @param words the sizes; null for the defaults
-     * @param least the smallest size
-     * @param tensors the number of tensors of a size at the same time, which must fit into memory
+     * Parses sizes; null for the defaults. {@code tensors} of a size at the same time must fit into
+     * memory.
      */
     static List<BenchCase> parse(List<String> words, long least, int tensors) {
         List<BenchCase> cases =
@@ -83,7 +77,6 @@ record BenchCase(long size, int warmUp, int iterations) {
         return (int) Math.max(MIN_ITERATIONS, Math.min(MAX_ITERATIONS, bytes / (size + 1)));
     }
 
-    /** Returns the text for {@link #parse(String)}, with all three numbers. */
     @Override
     public String toString() {
         return size + ":" + warmUp + ":" + iterations;

@@ -49,14 +49,9 @@ final class BenchCompareCommand extends ReportCommand {
             description = "Sizes in bytes; 4K to 64M if not given.")
     private List<String> sizes;
 
-    /**
-     * A program that takes cases as arguments and prints nccl-tests' table.
-     *
-     * @param command the program and its first arguments
-     */
+    /** A program that takes cases as arguments and prints nccl-tests' table. */
     private record Program(String name, List<String> command) {
 
-        /** Runs the program and returns the lines of its stdout. */
         List<String> run(List<String> args) throws IOException, InterruptedException {
             List<String> words = new ArrayList<>(command);
             words.addAll(args);
@@ -79,7 +74,6 @@ final class BenchCompareCommand extends ReportCommand {
             return lines;
         }
 
-        /** Measures cases; returns a row for each. */
         List<BenchRow> measure(List<BenchCase> cases) throws IOException, InterruptedException {
             List<String> lines = run(cases.stream().map(BenchCase::toString).toList());
             List<BenchRow> rows =

@@ -13,7 +13,6 @@ final class BenchComparison {
 
     private final Map<String, Map<Long, List<BenchRow>>> rounds = new LinkedHashMap<>();
 
-    /** Adds the rows of one round of a program. */
     void add(String program, List<BenchRow> rows) {
         Map<Long, List<BenchRow>> bySize = rounds.computeIfAbsent(program, name -> new TreeMap<>());
         rows.forEach(row -> bySize.computeIfAbsent(row.size(), s -> new ArrayList<>()).add(row));

@@ -30,7 +30,6 @@ final class BenchJob implements AutoCloseable {
         this.manager = NDManager.newBaseManager(group.device(), "PyTorch");
     }
 
-    /** Measures a case; returns the same row on all ranks. */
     BenchRow measure(BenchCase wanted) {
         int worldSize = group.worldSize();
         long count = wanted.size() / type.itemSize();
@@ -79,7 +78,6 @@ final class BenchJob implements AutoCloseable {
         return (int) ((index + rank) % 5);
     }
 
-    /** Counts the elements that differ from the expected value at their index. */
     private long wrong(NDArray output, LongToIntFunction expected) {
         long wrong = 0;
         for (long from = 0; from < output.size(); from += SLICE) {
@@ -96,14 +94,12 @@ final class BenchJob implements AutoCloseable {
         return wrong;
     }
 
-    /** Creates a tensor of zeros. */
     private NDArray tensor(long count) {
         NDArray tensor = Torch.empty(manager, new Shape(count), type);
         fill(tensor, i -> 0);
         return tensor;
     }
 
-    /** Sets each element to a function of its index. */
     private void fill(NDArray tensor, LongToIntFunction value) {
         for (long from = 0; from < tensor.size(); from += SLICE) {
             try (NDArray slice = slice(tensor, from);

@@ -10,13 +10,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A rank of a benchmark.
- *
- * @param ours its handle of the measured group
- * @param baseline the library to compare with; null for none, as on GPUs that ranks share
- * @param manager the owner of its arrays
- * @param meeting synchronizes the ranks' hosts
- * @param lane the lane of its work
+ * A rank of a benchmark, which owns its arrays in {@code manager}; {@code baseline} is null for
+ * none, as on GPUs that ranks share.
  */
 record BenchRank(
         ProcessGroup ours, Baseline baseline, NDManager manager, Meeting meeting, Lane lane) {
@@ -26,13 +21,9 @@ record BenchRank(
     }
 
     /**
-     * Returns a pseudo-random bfloat16 input with mean 0 and variance 1. Every rank can compute the
-     * input of every other rank. A formula computes the numbers, because not every version of DJL
-     * can seed a GPU's generator.
-     *
-     * @param of the rank of the input
-     * @param turn the turn of the input
-     * @param number the number of the input in its turn
+     * Returns a pseudo-random bfloat16 input of a rank, turn and number, with mean 0 and variance
+     * 1. Every rank can compute the input of every other rank. A formula computes the numbers,
+     * because not every version of DJL can seed a GPU's generator.
      */
     NDArray input(int of, int turn, int number, long... sizes) {
         Shape shape = new Shape(sizes);
@@ -48,7 +39,6 @@ record BenchRank(
         }
     }
 
-    /** Returns an uninitialised bfloat16 array. */
     NDArray empty(long... sizes) {
         return Torch.empty(manager, new Shape(sizes), ScalarType.BFLOAT16);
     }

@@ -23,11 +23,8 @@ final class BenchReport {
     private final Map<String, Object> values = new LinkedHashMap<>();
 
     /**
-     * Creates a report.
-     *
-     * @param commit the measured commit; null if it is not known
-     * @param versions the versions of libraries; the report adds the versions of Java and the
-     *     operating system
+     * {@code commit} is null if it is not known; the report adds the versions of Java and the
+     * operating system.
      */
     BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
         put("benchmark", benchmark);
@@ -47,12 +44,10 @@ final class BenchReport {
                         .toList());
     }
 
-    /** Sets a value that Gson can write; a value of the same name is replaced. */
     void put(String name, Object value) {
         values.put(name, value);
     }
 
-    /** Writes the report's current state. */
     void store(Path json) {
         Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();

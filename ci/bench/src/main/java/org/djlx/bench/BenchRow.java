@@ -7,19 +7,9 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A row of nccl-tests' table, with the Java heap that a call allocates. {@code bench} and its peers
- * print it; {@code bench-compare} reads it.
- *
- * @param size the bytes of the largest tensor
- * @param count the elements that a rank sends
- * @param type the element type
- * @param redop the reduction, or {@code none}
- * @param root the root, or -1
- * @param micros the median time of a call on the slowest rank
- * @param algbw the size divided by the time in GB/s
- * @param busbw the algbw times the operation's bus factor
- * @param wrong the number of wrong elements on all ranks
- * @param heap the bytes that a call allocates on the Java heap; -1 if not known
+ * A row of nccl-tests' table, with the Java heap that a call allocates, -1 if not known. {@code
+ * bench} and its peers print it; {@code bench-compare} reads it. {@code micros} is the median time
+ * of a call on the slowest rank, {@code wrong} the number of wrong elements on all ranks.
  */
 record BenchRow(
         long size,
@@ -66,7 +56,6 @@ record BenchRow(
                         row.group(10) == null ? -1 : Long.parseLong(row.group(10))));
     }
 
-    /** Returns the row as nccl-tests prints it. */
     @Override
     public String toString() {
         return String.format(

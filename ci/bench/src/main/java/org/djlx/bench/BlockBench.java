@@ -29,17 +29,11 @@ import org.djlx.training.nn.RotaryEmbedding;
  *
  * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred rounds;
  *     until then the GPU waits for the host at the start of a round
- * @param turns the number of measurements (turns)
- * @param rounds the consecutive rounds of a measurement
  */
 record BlockBench(
         ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
 
-    /**
-     * The sizes of a block, as in Llama 3.
-     *
-     * @param tokens the length of the sequence, over all ranks
-     */
+    /** The sizes of a block, as in Llama 3; {@code tokens} are those of all ranks. */
     record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
 
     /** Milliseconds of the block, with the host running ahead of the GPU. */

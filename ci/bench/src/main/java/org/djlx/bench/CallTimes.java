@@ -9,12 +9,9 @@ package org.djlx.bench;
  * @param hostMicros the median time of a call on the host's thread
  * @param aloneHostMicros the median time of a call while the other ranks are idle; null on CPUs,
  *     where a call needs all ranks
- * @param firstHostMicros the median of the first calls on the host's thread
- * @param firstHostMicrosSum the sum of the first calls on the host's thread
  * @param firstCallMicros the first call on the host's thread, which may compile kernels
- * @param nextCallsMaxMicros the longest of the other first calls
- * @param driverCalls the CUDA driver calls of an operation
- * @param otherNativeCalls the calls of libtorch, NCCL and cuBLASLt of an operation
+ * @param driverCalls the CUDA driver calls of an operation; other native calls are those of
+ *     libtorch, NCCL and cuBLASLt
  */
 record CallTimes(
         Double gpuMicros,

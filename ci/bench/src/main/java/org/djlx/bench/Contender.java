@@ -12,10 +12,9 @@ import java.util.function.IntConsumer;
 interface Contender extends AutoCloseable {
 
     /**
-     * Runs the operation; on a GPU, enqueues it on the current stream.
-     *
-     * @param turn selects the set of inputs
-     * @return the result, which the caller closes; null if it is in the {@link #kept} array
+     * Runs the operation; on a GPU, enqueues it on the current stream. {@code turn} selects the set
+     * of inputs. Returns the result, which the caller closes; null if it is in the {@link #kept}
+     * array.
      */
     NDArray call(int turn);
 
@@ -27,7 +26,6 @@ interface Contender extends AutoCloseable {
         return null;
     }
 
-    /** Returns whether the result is checked. */
     default boolean isChecked() {
         return true;
     }
@@ -36,12 +34,8 @@ interface Contender extends AutoCloseable {
     default void close() {}
 
     /**
-     * Writes results into its own arrays.
-     *
-     * @param body the operation, by turn
-     * @param kept the array of the first turn's result; null if results are not checked
-     * @param restore restores the inputs that calls overwrite
-     * @param free frees the arrays
+     * Writes results into its own arrays. {@code kept} is the array of the first turn's result;
+     * null if results are not checked. {@code restore} restores the inputs that calls overwrite.
      */
     record IntoArrays(IntConsumer body, NDArray kept, Runnable restore, Runnable free)
             implements Contender {

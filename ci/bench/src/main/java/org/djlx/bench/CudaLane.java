@@ -31,11 +31,8 @@ final class CudaLane implements Lane {
     private final Contender bareLaunch;
 
     /**
-     * Wraps a stream.
-     *
-     * @param device the GPU, owned by the caller
-     * @param stream the stream, owned by the caller. Only measured work uses it: on the default
-     *     stream, libtorch could give memory of a graph to other work
+     * The caller owns GPU and stream. Only measured work uses the stream: on the default stream,
+     * libtorch could give memory of a graph to other work.
      */
     CudaLane(CudaDevice device, CudaStream stream) {
         this.device = device;

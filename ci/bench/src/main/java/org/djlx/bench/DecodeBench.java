@@ -43,30 +43,19 @@ final class DecodeBench {
     private final int tokens;
     private final HttpClient http = HttpClient.newHttpClient();
 
-    /**
-     * Creates clients of a server.
-     *
-     * @param port the server's port on this host
-     * @param tokens the number of tokens of an answer
-     */
     DecodeBench(int port, int tokens) {
         completions = URI.create("http://127.0.0.1:" + port + "/v1/completions");
         this.tokens = tokens;
     }
 
     /**
-     * The results of concurrent clients. Each client sends its requests one after the other.
+     * The results of concurrent clients. Each client sends its requests one after the other. Times
+     * of an answer are medians; errors are of requests that failed or got too few tokens.
      *
-     * @param clients the number of clients
-     * @param requests the number of requests of all clients
-     * @param errors the errors of requests that failed or got too few tokens
-     * @param tokensPerSecond the tokens of all answers divided by the total time
      * @param engineMicros the CPU time of the generator's thread for each token: scheduling, text
      *     and hand-over; not meaningful with GPUs, for which this thread waits by spinning
-     * @param serverMicros the CPU time of the HTTP server's threads for each token
      * @param firstTextMillis the median time to the first text of an answer; special tokens and
      *     parts of a character have no text
-     * @param answerMillis the median time to the end of an answer
      */
     record Row(
             int clients,
@@ -78,13 +67,7 @@ final class DecodeBench {
             double firstTextMillis,
             double answerMillis) {}
 
-    /**
-     * An answer.
-     *
-     * @param error the error; null for none
-     * @param first the time to the first text in milliseconds
-     * @param last the time to the end of the answer
-     */
+    /** The error of an answer, or null, and the milliseconds to its first text and to its end. */
     private record Answer(String error, double first, double last) {
 
         static Answer failed(String error) {
@@ -92,11 +75,7 @@ final class DecodeBench {
         }
     }
 
-    /**
-     * Runs concurrent clients.
-     *
-     * @param each the number of requests of each client
-     */
+    /** Runs concurrent clients, with {@code each} requests. */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);
         try {
@@ -226,7 +205,6 @@ final class DecodeBench {
         return (System.nanoTime() - start) / 1e6;
     }
 
-    /** Returns the median of a value over answers; 0 without answers. */
     private static double median(List<Answer> answers, ToDoubleFunction<Answer> value) {
         return Stats.median(answers.stream().mapToDouble(value).toArray());
     }

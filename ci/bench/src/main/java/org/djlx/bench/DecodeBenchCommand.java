@@ -129,12 +129,8 @@ final class DecodeBenchCommand extends ReportCommand {
     private GpuRates rates; // null on the CPU, or if unknown
 
     /**
-     * The speed of loading.
-     *
-     * @param bytes the size of the weights' files
-     * @param seconds the time until the model was ready
-     * @param readSeconds the time of plain reads of the files before loading, with a thread for
-     *     each rank
+     * The speed of loading: bytes of weights, seconds until the model was ready, and those of plain
+     * reads of the files before, with a thread for each rank.
      */
     record Loading(long bytes, double seconds, double readSeconds) {}
 

@@ -23,12 +23,9 @@ final class DecodePeer {
     private DecodePeer() {}
 
     /**
-     * The results of the script.
-     *
-     * @param torch the version of PyTorch, or the cause why there is none
-     * @param stepMicros the times of a step by batch and method
-     * @param matmulMicros the time of all matmuls of a prompt; null if not known
-     * @param notes the causes of missing results
+     * The results of the script: the version of PyTorch, or the cause why there is none; the times
+     * of a step by batch and method; the time of all matmuls of a prompt, null if not known; the
+     * causes of missing results.
      */
     record Result(
             String torch,
@@ -37,10 +34,8 @@ final class DecodePeer {
             List<String> notes) {}
 
     /**
-     * Returns the script's arguments.
-     *
-     * @param context the tokens of each sequence in a step
-     * @param prompt the tokens of the prompt whose matmuls are measured
+     * Returns the script's arguments. Each sequence has {@code context} tokens in a step; the
+     * matmuls of {@code prompt} tokens are measured.
      */
     static List<String> arguments(
             ModelConfig config, int ranks, int context, int[] batches, int prompt) {
@@ -66,11 +61,6 @@ final class DecodePeer {
                         .split(" "));
     }
 
-    /**
-     * Runs the script to its end.
-     *
-     * @param interpreter the program that runs the script, such as python3
-     */
     static Result run(String interpreter, Path script, List<String> arguments) {
         Map<Integer, Map<String, Double>> stepMicros = new LinkedHashMap<>();
         Double matmulMicros = null;

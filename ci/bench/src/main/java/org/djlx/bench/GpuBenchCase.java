@@ -28,19 +28,15 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * An operation at one size in bfloat16: its contenders, and the expected result.
+ * An operation at one size in bfloat16: its contenders, and the expected result. A is (m, k) and
+ * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements.
  *
- * @param operation a collective, or a fused operator
  * @param path the forced path of a fused operator; null if the operator chooses
  * @param bytes the size of an all-reduce's tensor, or of a rank's part of another collective; 0 for
  *     other operations
- * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
- * @param n the columns of the unsharded B, or the elements of a row
- * @param k the columns of A and rows of B
  */
 record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, int k) {
 
-    /** The operations, named as in the API. */
     enum Operation {
         allReduce,
         allGather,
@@ -75,7 +71,6 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return new GpuBenchCase(Operation.allReduceRmsNorm, null, 0, rows, hidden, 0);
     }
 
-    /** Returns this case with a forced path. */
     GpuBenchCase by(Path forced) {
         return new GpuBenchCase(operation, forced, bytes, m, n, k);
     }
@@ -321,9 +316,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
 
     /**
      * Returns a contender that reduces in place. Its reset restores the inputs, because sums of
-     * sums would overflow.
-     *
-     * @param kept the first turn's result; null if it is not checked
+     * sums would overflow. {@code kept} is the first turn's result; null if it is not checked.
      */
     private static Contender inPlace(
             List<NDArray> inputs, List<NDArray> tensors, IntConsumer reduce, NDArray kept) {

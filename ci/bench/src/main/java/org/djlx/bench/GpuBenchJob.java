@@ -33,12 +33,7 @@ final class GpuBenchJob {
     private final int gpus;
     private final Store storeOfThreads = new HashStore();
 
-    /**
-     * Creates a job.
-     *
-     * @param threads the ranks of this process
-     * @param gpus the GPUs of all ranks
-     */
+    /** {@code threads} are the ranks of this process, {@code gpus} those of all ranks. */
     GpuBenchJob(List<GpuBenchCase> cases, int rounds, int threads, int gpus) {
         this.cases = cases;
         this.rounds = rounds;
@@ -47,11 +42,9 @@ final class GpuBenchJob {
     }
 
     /**
-     * Runs one rank.
-     *
-     * @param began gets the seconds that the slowest rank took to create its group
-     * @param rows gets each row of all ranks, while the other ranks wait
-     * @return whether all results are correct
+     * Runs one rank; returns whether all results are correct. {@code began} gets the seconds that
+     * the slowest rank took to create its group, {@code rows} each row of all ranks, while the
+     * other ranks wait.
      */
     boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
@@ -67,7 +60,6 @@ final class GpuBenchJob {
         }
     }
 
-    /** Returns a store that rank 0 serves. */
     static Store storeOfProcesses(Meeting meeting) {
         boolean server = meeting.rank() == 0;
         TcpStore own = server ? store(0, true) : null;

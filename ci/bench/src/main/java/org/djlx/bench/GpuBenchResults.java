@@ -35,11 +35,7 @@ final class GpuBenchResults {
     private final int rounds;
     private final List<GpuBenchRow> rows = new ArrayList<>();
 
-    /**
-     * Creates empty results.
-     *
-     * @param torch measures PyTorch; null for none
-     */
+    /** {@code torch} measures PyTorch; null for none. */
     GpuBenchResults(ReportCommand report, TorchPeer torch, int rounds) {
         this.report = report;
         this.torch = torch;
@@ -114,7 +110,6 @@ final class GpuBenchResults {
                 .orElse(null);
     }
 
-    /** Returns the rows as text. */
     TextTable table() {
         return table(rows);
     }

@@ -11,17 +11,12 @@ import java.util.Map;
 import java.util.stream.Collectors;
 
 /**
- * The results of an operation at one size.
+ * The results of an operation at one size. {@code operation} is its name in the API, and its path
+ * if that is forced; {@code threads} are the ranks of one process. The error is the largest on any
+ * rank, relative to the largest magnitude.
  *
- * @param operation the operation's name in the API, and its path if that is forced
  * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); of an all-reduce +
  *     RMSNorm the rows and their length; null otherwise
- * @param bytes the size of a collective's tensor; null otherwise
- * @param ranks the number of ranks
- * @param threads the ranks that are threads of one process
- * @param gpus the number of GPUs of all ranks
- * @param error the largest error on any rank, relative to the largest magnitude
- * @param allowedError the error that rounding allows
  * @param columns for each contender, the times of a call on the slowest rank
  * @param replay for each contender, the median microseconds of an operation replayed from a CUDA
  *     graph, on the slowest rank
@@ -90,7 +85,6 @@ record GpuBenchRow(
         return ours == null || launch == null ? null : ours.hostMicros() / launch.hostMicros();
     }
 
-    /** Returns the size as text. */
     String size() {
         return mnk == null
                 ? bytes + " B"

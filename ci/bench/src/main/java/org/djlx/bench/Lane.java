@@ -7,10 +7,8 @@ package org.djlx.bench;
  */
 interface Lane extends AutoCloseable {
 
-    /** Recorded work. */
     interface Recording extends AutoCloseable {
 
-        /** Issues the recorded work once. */
         void launch();
 
         @Override
@@ -27,11 +25,8 @@ interface Lane extends AutoCloseable {
     double micros(int from, int to);
 
     /**
-     * Records work without running it.
-     *
-     * @param work issues the work on the lane; its arrays stay in place until the recording is
-     *     closed
-     * @return the recording, to be closed by the caller
+     * Records work without running it. Its arrays stay in place until the caller closes the
+     * recording.
      */
     Recording record(Runnable work);
 

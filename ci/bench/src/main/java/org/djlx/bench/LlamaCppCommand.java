@@ -86,16 +86,13 @@ final class LlamaCppCommand extends ReportCommand {
     @Mixin private ModelOptions model;
 
     /**
-     * The results of a program.
+     * The results of a program: greedy decode steps of 1 and 4 sequences, and the median time to
+     * the first token of 512. Resident memory of its process is at the end, and before the model
+     * was loaded.
      *
-     * @param program "ours" or the version of llama.cpp or Jlama
      * @param seconds the time until the model was ready; llama.cpp maps its file, and reads it
      *     later
-     * @param steps greedy decode steps of 1 and 4 sequences
-     * @param firstTokenMicros the median time to the first token of 512
-     * @param residentBytes the process's resident memory at the end
-     * @param residentBefore that before the model was loaded: of this process, which has written
-     *     the model; 0 for peers
+     * @param residentBefore of this process, which has written the model; 0 for peers
      */
     record Row(
             String program,
@@ -210,7 +207,6 @@ final class LlamaCppCommand extends ReportCommand {
         return rows;
     }
 
-    /** A measurement of one turn, in microseconds. */
     private interface Turn {
 
         double[] measure(StepBench bench) throws InterruptedException, TimeoutException;
@@ -295,7 +291,6 @@ final class LlamaCppCommand extends ReportCommand {
                 size, weights, model.placement(), threads, table, equalTokens, TOKENS);
     }
 
-    /** Returns the tokens/s of a step. */
     private static String rate(int index, double micros) {
         return number("%.1f", BATCHES[index] * 1e6 / micros);
     }

@@ -30,7 +30,6 @@ public final class Main extends RootCommand {
         new Main().runAndExit(args);
     }
 
-    /** Returns a new command line. */
     public static CommandLine commandLine() {
         return new Main().build();
     }

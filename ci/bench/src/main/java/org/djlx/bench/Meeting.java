@@ -8,9 +8,8 @@ import org.djlx.collectives.ProcessGroup;
 /**
  * Synchronizes the hosts of all ranks, threads or processes, and exchanges their results. It uses a
  * separate group, because operations of the measured group would be measured too. The caller owns
- * the group. If a rank fails and destroys the group, the other ranks fail.
- *
- * @param control a group of the same ranks with backend {@code shm}
+ * the group, of the same ranks with backend {@code shm}. If a rank fails and destroys the group,
+ * the other ranks fail.
  */
 record Meeting(ProcessGroup control) {
 
@@ -18,7 +17,6 @@ record Meeting(ProcessGroup control) {
         return control.rank();
     }
 
-    /** Waits for all ranks. */
     void await() {
         control.barrier().await();
     }
@@ -29,10 +27,8 @@ record Meeting(ProcessGroup control) {
     }
 
     /**
-     * Exchanges whether a rank failed in a step that all ranks must do together.
-     *
-     * @param own the cause of this rank's failure; empty for none
-     * @return the cause of the first failed rank; empty if none failed
+     * Exchanges whether a rank failed in a step that all ranks must do together. Returns the cause
+     * of the first failed rank; empty for none.
      */
     String failureOfAny(String own) {
         return exchange(own).stream().filter(failure -> !failure.isEmpty()).findFirst().orElse("");

@@ -20,10 +20,8 @@ record NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) i
     private static final int SUM = NcclCommunicator.Op.SUM.ordinal();
 
     /**
-     * Creates the baseline of a rank; all ranks call this together.
-     *
-     * @param stream the stream of its operations, owned by the caller
-     * @param windows whether to create windows; the same on all ranks
+     * Creates the baseline of a rank, on a stream that the caller owns; all ranks call this
+     * together, with the same {@code windows}.
      */
     static NcclBaseline create(
             CudaDevice device, CudaStream stream, Meeting meeting, boolean windows) {

@@ -25,12 +25,10 @@ abstract class ReportCommand extends CliCommand {
 
     private BenchReport report;
 
-    /** Begins the report. */
     final void begin(String benchmark, Map<String, String> versions) throws IOException {
         report = new BenchReport(benchmark, commit, versions);
     }
 
-    /** Sets a value of the report. */
     final void put(String name, Object value) {
         report.put(name, value);
     }

@@ -64,11 +64,8 @@ final class ResultsPages {
     }
 
     /**
-     * Generates all pages and charts; the keys are paths relative to the root.
-     *
-     * @param root the root of the checkout, with ci/results and docs
-     * @throws IllegalArgumentException if a page names a file that does not exist, or if no page
-     *     names a file of ci/results
+     * Generates all pages and charts; the keys are paths relative to the root of the checkout.
+     * Throws if a page names a file that does not exist, or if no page names a file of ci/results.
      */
     static Map<Path, String> render(Path root) throws IOException {
         return new ResultsPages(root).render();

@@ -83,16 +83,12 @@ final class ResultsSection {
         return machine() + "\n\n" + chart + table;
     }
 
-    /** Returns the chart's file name in docs/images. */
     String chartName() {
         return name.replace(".json", ".svg");
     }
 
     /**
-     * Draws the chart of this file.
-     *
-     * @param accepted selects rows of operators from the rows that charts can show
-     * @return the chart; empty if the file has nothing to compare with
+     * Draws the chart of the rows that are accepted; empty if the file has nothing to compare with.
      */
     Optional<String> chart(Predicate<GpuBenchRow> accepted) {
         List<SpeedUpChart.Bar> bars = new ArrayList<>();
@@ -182,7 +178,6 @@ final class ResultsSection {
         return report.get(key).getAsDouble();
     }
 
-    /** Returns the rows of a GPU report. */
     List<GpuBenchRow> rows() {
         return List.of(read("rows", GpuBenchRow[].class));
     }

@@ -18,18 +18,13 @@ import org.djlx.nativeops.host.NativeCalls;
  *
  * @param turns the number of inputs that a contender's calls use in rotation; a recording has one
  *     call for each input
- * @param turnBytes the bytes of operands and results of one call
- * @param calls the number of calls
  */
 record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
 
     /**
-     * The number of calls of a contender.
-     *
-     * @param warmUp the calls before the timed ones
-     * @param timed the timed calls of a round; one untimed call comes first
-     * @param rounds the rounds, in which contenders take turns
-     * @param recorded whether calls are also recorded, and replayed in each round
+     * The number of calls of a contender: before the timed ones, timed in a round (one untimed call
+     * comes first), and rounds, in which contenders take turns. If {@code recorded}, calls are also
+     * recorded, and replayed in each round.
      */
     record Calls(int warmUp, int timed, int rounds, boolean recorded) {}
 
@@ -48,9 +43,7 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     private static final int SMALL_ARRAYS = 64;
 
     /**
-     * The results by contender.
-     *
-     * @param heap the bytes that a call allocates on the Java heap
+     * The results by contender; {@code heap} has the bytes that a call allocates on the Java heap.
      */
     record Result(
             Map<String, CallTimes> columns,
@@ -58,7 +51,6 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
             Map<String, String> notes,
             Map<String, Long> heap) {}
 
-    /** The times of one contender so far. */
     private static final class Samples {
         private final String name;
         private final Contender contender;
@@ -107,12 +99,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Measures all contenders. All ranks call this with the same contenders in the same order.
-     *
-     * @param contenders the contenders, owned by the caller
-     * @param check gets the results for the first input, of a call and of a replay
-     * @throws RuntimeException if the rank fails. Its recordings then stay open: closing one waits
-     *     for the GPU, which may wait for another rank forever
+     * Measures all contenders, owned by the caller. All ranks call this with the same contenders in
+     * the same order. {@code check} gets the results for the first input, of a call and of a
+     * replay. If the rank fails, its recordings stay open: closing one waits for the GPU, which may
+     * wait for another rank forever.
      */
     Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
         List<Samples> all = new ArrayList<>();
@@ -264,7 +254,6 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         }
     }
 
-    /** Returns the time of each call. */
     private double[] countCalls(Samples samples) {
         int counted = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
         double[] micros = new double[counted];

@@ -22,11 +22,8 @@ final class SpeedUpChart {
     private static final String INK = "#1f2328";
 
     /**
-     * One case.
-     *
-     * @param name the operation and its size
-     * @param ours the speed-up of this project over the baseline
-     * @param other the speed-up of the other program over the baseline; null if it was not measured
+     * One case, by operation and size: speed-ups over the baseline; {@code other} is null if it was
+     * not measured.
      */
     record Bar(String name, double ours, Double other) {}
 
@@ -51,12 +48,8 @@ final class SpeedUpChart {
     }
 
     /**
-     * Draws a chart.
-     *
-     * @param title the title, which names the baseline
-     * @param subtitle the machine, the element type and the timing method
-     * @param other the name of the other program
-     * @param bars the cases, from top to bottom; at least one
+     * Draws a chart. The title names the baseline, the subtitle the machine, the element type and
+     * the timing method. Bars are from top to bottom, at least one.
      */
     static String draw(String title, String subtitle, String other, List<Bar> bars) {
         return new SpeedUpChart(bars).draw(title, subtitle, other);

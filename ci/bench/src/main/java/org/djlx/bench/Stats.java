@@ -3,7 +3,6 @@ package org.djlx.bench;
 
 import java.util.Arrays;
 
-/** Statistics of measured times. */
 final class Stats {
 
     private Stats() {}

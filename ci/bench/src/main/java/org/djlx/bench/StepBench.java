@@ -17,9 +17,6 @@ import org.djlx.llm.TextGenerator;
 /**
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are
  * random tokens.
- *
- * @param program the measured generator
- * @param vocabulary the size of the vocabulary
  */
 record StepBench(Program program, int vocabulary) {
 
@@ -27,7 +24,6 @@ record StepBench(Program program, int vocabulary) {
     private static final int SEED = 1;
     private static final int FIRST = 8; // uncounted steps of a run
 
-    /** Sampling parameters. */
     static final double TEMPERATURE = 0.8;
 
     static final int TOP_K = 40;
@@ -38,12 +34,7 @@ record StepBench(Program program, int vocabulary) {
     /** Generates text for prompts that it gets at the same time. */
     interface Program {
 
-        /**
-         * Answers prompts.
-         *
-         * @param newTokens the tokens of each answer
-         * @param sampled whether tokens are sampled; otherwise greedy
-         */
+        /** {@code sampled}: otherwise greedy. */
         Answers answer(List<int[]> prompts, int newTokens, boolean sampled)
                 throws InterruptedException, TimeoutException;
     }
@@ -52,10 +43,8 @@ record StepBench(Program program, int vocabulary) {
     record Answers(List<List<Integer>> tokens, List<List<Long>> nanos) {}
 
     /**
-     * The steps in which all requests got a token, without the first steps.
-     *
-     * @param steps the number of steps
-     * @param tokensPerSecond the tokens of all requests during these steps
+     * The steps in which all requests got a token, without the first steps; the tokens are those of
+     * all requests.
      */
     record Steps(
             int steps,
@@ -108,7 +97,6 @@ record StepBench(Program program, int vocabulary) {
         }
     }
 
-    /** Creates a benchmark of a generator of this project. */
     StepBench(TextGenerator generator, int vocabulary) {
         this(
                 (prompts, newTokens, sampled) -> answer(generator, prompts, newTokens, sampled),
@@ -116,12 +104,9 @@ record StepBench(Program program, int vocabulary) {
     }
 
     /**
-     * Measures decode steps, after uncounted runs.
-     *
-     * @param batch the number of requests, submitted together
-     * @param newTokens the tokens generated for each request
-     * @param sampled whether tokens are sampled; otherwise greedy
-     * @throws IllegalStateException if there was no step in which all requests got a token
+     * Measures decode steps, after uncounted runs, of {@code batch} requests that are submitted
+     * together. Throws an IllegalStateException if there was no step in which all requests got a
+     * token.
      */
     Steps steps(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
@@ -131,11 +116,7 @@ record StepBench(Program program, int vocabulary) {
         return Steps.of(batch, micros(batch, promptTokens, newTokens, sampled));
     }
 
-    /**
-     * Measures the decode steps of one run, in microseconds, as {@link #steps} does.
-     *
-     * @throws IllegalStateException if there was no step in which all requests got a token
-     */
+    /** Measures the decode steps of one run, in microseconds, as {@link #steps} does. */
     double[] micros(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
         List<List<Long>> all = run(batch, promptTokens, newTokens, sampled).nanos;
@@ -158,12 +139,7 @@ record StepBench(Program program, int vocabulary) {
         return micros;
     }
 
-    /**
-     * Measures the time to the first token of a single prompt.
-     *
-     * @param runs the number of measurements; one uncounted run comes first
-     * @return the median in microseconds
-     */
+    /** Returns the median time to the first token of a single prompt, after an uncounted run. */
     double firstTokenMicros(int promptTokens, int runs)
             throws InterruptedException, TimeoutException {
         firstTokenMicros(promptTokens);
@@ -174,12 +150,10 @@ record StepBench(Program program, int vocabulary) {
         return Stats.median(micros);
     }
 
-    /** Returns the microseconds to the first token of one run of a single prompt. */
     double firstTokenMicros(int promptTokens) throws InterruptedException, TimeoutException {
         return run(1, promptTokens, 1, false).nanos.get(0).get(0) / 1e3;
     }
 
-    /** Answers random prompts once. */
     Answers run(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
         Random random = new Random(SEED);

@@ -58,13 +58,7 @@ final class TorchPeer implements AutoCloseable {
         return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench/peers").resolve(name);
     }
 
-    /**
-     * Starts a script with a timeout of 2 minutes.
-     *
-     * @param interpreter the program that runs the script, such as python3; null for none
-     * @param more further arguments of the script
-     * @return the peer; null without an interpreter
-     */
+    /** Starts a script with a timeout of 2 minutes; null without an interpreter. */
     static TorchPeer start(String interpreter, String script, int ranks, String... more) {
         List<String> arguments = new ArrayList<>(List.of("--ranks", Integer.toString(ranks)));
         arguments.addAll(List.of(more));
@@ -74,10 +68,8 @@ final class TorchPeer implements AutoCloseable {
     }
 
     /**
-     * Starts a script and waits until it is ready.
-     *
-     * @param interpreter the program that runs the script, such as python3
-     * @param patience the timeout of the start and of each answer
+     * Starts a script and waits until it is ready. {@code patience} is the timeout of the start and
+     * of each answer.
      */
     static TorchPeer start(
             String interpreter, Path script, List<String> arguments, Duration patience) {
@@ -109,7 +101,6 @@ final class TorchPeer implements AutoCloseable {
         return ready;
     }
 
-    /** Returns the number of the running process. */
     long pid() {
         return process.pid();
     }

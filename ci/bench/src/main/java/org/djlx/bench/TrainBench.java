@@ -75,11 +75,7 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /**
-     * The sizes of the model.
-     *
-     * @param rows the rows of each rank in a batch
-     */
+    /** The sizes of the model; {@code rows} are those of each rank in a batch. */
     record Size(int layers, int width, int hidden, int rows) {}
 
     private final Size size;
@@ -89,11 +85,7 @@ final class TrainBench implements AutoCloseable {
     private final List<CudaDevice> gpus = new ArrayList<>();
     private ProcessGroup single; // of P2P_SHARDED with one rank; otherwise null
 
-    /**
-     * Creates a model and its trainer.
-     *
-     * @param devices all devices; on the CPU one device for all ranks
-     */
+    /** On the CPU there is one device for all ranks. */
     TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
         this.size = size;
         rows = (long) size.rows * (contender.alone ? 1 : ranks);
@@ -162,11 +154,8 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Measures steps.
-     *
-     * @param warmUp the number of untimed steps before
-     * @return the milliseconds of each step, from a batch on the first device until all devices
-     *     have finished
+     * Measures the milliseconds of each step, from a batch on the first device until all devices
+     * have finished, after {@code warmUp} untimed ones.
      */
     double[] milliseconds(int warmUp, int steps) throws TranslateException {
         double[] times = new double[warmUp + steps];
@@ -204,9 +193,8 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Measures the precision of float32 matmuls: DJL cannot query whether libtorch uses TF32.
-     *
-     * @return the relative error: about 1e-7, or 1e-4 with TF32
+     * Returns the relative error of float32 matmuls, about 1e-7, or 1e-4 with TF32: DJL cannot
+     * query whether libtorch uses it.
      */
     static double matmulError(Device device) {
         try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {

@@ -80,18 +80,12 @@ final class TrainBenchCommand extends ReportCommand {
     private final Map<String, String> notes = new LinkedHashMap<>(); // what PyTorch refuses
     private int gpus;
 
-    /** Runs one turn of a contender. */
     private interface Turn {
 
         double[] milliseconds(int warmUp) throws TranslateException;
     }
 
-    /**
-     * The median step time of a contender.
-     *
-     * @param rows the rows of each rank in a batch
-     * @param who the contender
-     */
+    /** The median step time of a contender; {@code rows} are those of each rank in a batch. */
     record Step(int rows, String who, double milliseconds) {}
 
     @Override
