@@ -11,13 +11,12 @@
  * library is an {@link ai.djl.engine.EngineException}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.ContextLoader} - lookups that do not depend on the context class
- *       loader
- *   <li>{@link org.djlx.nativeops.CudaProbe} - probes the CUDA driver
- *   <li>{@link org.djlx.nativeops.LibraryProbes} - probes the other libraries
- *   <li>{@link org.djlx.nativeops.LoadedLibraries} - finds libraries that the process has loaded
- *   <li>{@link org.djlx.nativeops.NativeLibrary} - the libraries, and whether each is available
- *   <li>{@link org.djlx.nativeops.NativeVersions} - the versions of the libraries
+ *   <li>{@link ContextLoader} - lookups that do not depend on the context class loader
+ *   <li>{@link CudaProbe} - probes the CUDA driver
+ *   <li>{@link LibraryProbes} - probes the other libraries
+ *   <li>{@link LoadedLibraries} - finds libraries that the process has loaded
+ *   <li>{@link NativeLibrary} - the libraries, and whether each is available
+ *   <li>{@link NativeVersions} - the versions of the libraries
  * </ul>
  */
 package org.djlx.nativeops;

@@ -4,13 +4,12 @@
  * MpiMessages  binds those that move and add messages
  */
 /**
- * MPI: communicators and messages of bytes. Start with {@link
- * org.djlx.nativeops.mpi.MpiCommunicator#world}.
+ * MPI: communicators and messages of bytes. Start with {@link MpiCommunicator#world}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.mpi.MpiCommunicator} - ranks that exchange messages
- *   <li>{@link org.djlx.nativeops.mpi.MpiException} - a failed call
- *   <li>{@link org.djlx.nativeops.mpi.MpiRequests} - sends and receives that were started
+ *   <li>{@link MpiCommunicator} - ranks that exchange messages
+ *   <li>{@link MpiException} - a failed call
+ *   <li>{@link MpiRequests} - sends and receives that were started
  * </ul>
  */
 package org.djlx.nativeops.mpi;

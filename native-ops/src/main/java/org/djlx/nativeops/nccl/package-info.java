@@ -4,15 +4,14 @@
  * NcclWindowCalls  binds the functions for symmetric memory, from NCCL 2.27 on
  */
 /**
- * NCCL: communicators, grouped calls and symmetric memory. Start with {@link
- * org.djlx.nativeops.nccl.NcclCommunicator}.
+ * NCCL: communicators, grouped calls and symmetric memory. Start with {@link NcclCommunicator}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.nccl.NcclCommunicator} - one rank of a communicator
- *   <li>{@link org.djlx.nativeops.nccl.NcclConfig} - the configuration of a communicator
- *   <li>{@link org.djlx.nativeops.nccl.NcclException} - a failed call
- *   <li>{@link org.djlx.nativeops.nccl.NcclGroup} - calls that NCCL starts together
- *   <li>{@link org.djlx.nativeops.nccl.NcclWindow} - symmetric memory
+ *   <li>{@link NcclCommunicator} - one rank of a communicator
+ *   <li>{@link NcclConfig} - the configuration of a communicator
+ *   <li>{@link NcclException} - a failed call
+ *   <li>{@link NcclGroup} - calls that NCCL starts together
+ *   <li>{@link NcclWindow} - symmetric memory
  * </ul>
  */
 package org.djlx.nativeops.nccl;
