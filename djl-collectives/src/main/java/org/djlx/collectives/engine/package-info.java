@@ -6,18 +6,17 @@
  */
 /**
  * The DJL engine {@code PyTorch-P2P}: models that are trained, or loaded, on several ranks. Start
- * with {@link org.djlx.collectives.engine.P2pEngine}.
+ * with {@link P2pEngine}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.engine.DividedBlock} - a block whose parameters are divided
- *       among ranks; for blocks of your own
- *   <li>{@link org.djlx.collectives.engine.P2pEngine} - the engine; describes ranks and loading
- *   <li>{@link org.djlx.collectives.engine.P2pEngineProvider} - provides the engine to DJL
- *   <li>{@link org.djlx.collectives.engine.ParallelModel} - a model on several ranks
- *   <li>{@link org.djlx.collectives.engine.ParallelModelLoader} - interface of loaders for models
- *       that are divided among ranks; you can add your own
- *   <li>{@link org.djlx.collectives.engine.TrainerFactory} - creates trainers; implemented by the
- *       module training
+ *   <li>{@link DividedBlock} - a block whose parameters are divided among ranks; for blocks of your
+ *       own
+ *   <li>{@link P2pEngine} - the engine; describes ranks and loading
+ *   <li>{@link P2pEngineProvider} - provides the engine to DJL
+ *   <li>{@link ParallelModel} - a model on several ranks
+ *   <li>{@link ParallelModelLoader} - interface of loaders for models that are divided among ranks;
+ *       you can add your own
+ *   <li>{@link TrainerFactory} - creates trainers; implemented by the module training
  * </ul>
  */
 package org.djlx.collectives.engine;

@@ -6,15 +6,12 @@
  */
 /**
  * Gradients through operations of groups, which libtorch's autograd does not see. Start with {@link
- * org.djlx.collectives.gradient.GradientScope}.
+ * GradientScope}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.gradient.DifferentiableCollectives} - collectives through which
- *       gradients flow
- *   <li>{@link org.djlx.collectives.gradient.GradientRule} - computes the gradients of an operator
- *       of your own
- *   <li>{@link org.djlx.collectives.gradient.GradientScope} - collects gradients on one thread:
- *       DJL's GradientCollector for ranks
+ *   <li>{@link DifferentiableCollectives} - collectives through which gradients flow
+ *   <li>{@link GradientRule} - computes the gradients of an operator of your own
+ *   <li>{@link GradientScope} - collects gradients on one thread: DJL's GradientCollector for ranks
  * </ul>
  */
 package org.djlx.collectives.gradient;

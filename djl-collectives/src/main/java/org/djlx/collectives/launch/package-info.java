@@ -13,11 +13,10 @@
  * the environment variables of launchers.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.launch.Launch} - the main class, and a command of picocli
- *   <li>{@link org.djlx.collectives.launch.LaunchEnvironment} - rank, world size and address, from
- *       the variables of torchrun, Slurm, MPI or Kubernetes
- *   <li>{@link org.djlx.collectives.launch.TorchThreads} - sets libtorch's thread count of a CPU
- *       rank
+ *   <li>{@link Launch} - the main class, and a command of picocli
+ *   <li>{@link LaunchEnvironment} - rank, world size and address, from the variables of torchrun,
+ *       Slurm, MPI or Kubernetes
+ *   <li>{@link TorchThreads} - sets libtorch's thread count of a CPU rank
  * </ul>
  */
 package org.djlx.collectives.launch;

@@ -6,16 +6,13 @@
 /**
  * Files of tensors in Hugging Face's <a
  * href="https://github.com/huggingface/safetensors">safetensors format</a>: weights, of which each
- * rank reads its part, and checkpoints. Start with {@link
- * org.djlx.collectives.safetensors.Safetensors}.
+ * rank reads its part, and checkpoints. Start with {@link Safetensors}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.safetensors.Safetensors} - reads tensors from one file, or from
- *       all files of a model
- *   <li>{@link org.djlx.collectives.safetensors.SafetensorsHeader} - the checked header of a file
- *   <li>{@link org.djlx.collectives.safetensors.SafetensorsWriter} - writes a file
- *   <li>{@link org.djlx.collectives.safetensors.TensorSpec} - the name, element type and shape of a
- *       stored tensor
+ *   <li>{@link Safetensors} - reads tensors from one file, or from all files of a model
+ *   <li>{@link SafetensorsHeader} - the checked header of a file
+ *   <li>{@link SafetensorsWriter} - writes a file
+ *   <li>{@link TensorSpec} - the name, element type and shape of a stored tensor
  * </ul>
  */
 package org.djlx.collectives.safetensors;

@@ -4,16 +4,15 @@
  */
 /**
  * Key-value stores in which the ranks of a job meet; the counterpart of {@code
- * torch.distributed.Store}. Start with {@link org.djlx.collectives.store.TcpStore}.
+ * torch.distributed.Store}. Start with {@link TcpStore}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.store.Store} - the interface
- *   <li>{@link org.djlx.collectives.store.TcpStore} - over TCP, with PyTorch's protocol
- *   <li>{@link org.djlx.collectives.store.FileStore} - in a file, for processes with a common file
- *       system
- *   <li>{@link org.djlx.collectives.store.HashStore} - in memory, for threads of one JVM
- *   <li>{@link org.djlx.collectives.store.PrefixStore} - adds a prefix to the keys of another store
- *   <li>{@link org.djlx.collectives.store.StoreTimeoutException} - keys were not set in time
+ *   <li>{@link Store} - the interface
+ *   <li>{@link TcpStore} - over TCP, with PyTorch's protocol
+ *   <li>{@link FileStore} - in a file, for processes with a common file system
+ *   <li>{@link HashStore} - in memory, for threads of one JVM
+ *   <li>{@link PrefixStore} - adds a prefix to the keys of another store
+ *   <li>{@link StoreTimeoutException} - keys were not set in time
  * </ul>
  */
 package org.djlx.collectives.store;

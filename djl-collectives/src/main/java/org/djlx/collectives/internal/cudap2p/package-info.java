@@ -43,7 +43,7 @@
  * <p>Classes:
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.cudap2p.CudaP2pBackendFactory} - creates backends
+ *   <li>{@link CudaP2pBackendFactory} - creates backends
  * </ul>
  */
 package org.djlx.collectives.internal.cudap2p;

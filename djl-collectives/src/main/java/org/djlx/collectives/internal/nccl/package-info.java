@@ -11,8 +11,8 @@
  * watchdog and failure handling are those of {@link org.djlx.collectives.internal.gpu}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackendFactory} - creates backends
- *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackend} - the backend of one rank
+ *   <li>{@link NcclBackendFactory} - creates backends
+ *   <li>{@link NcclBackend} - the backend of one rank
  * </ul>
  */
 package org.djlx.collectives.internal.nccl;

@@ -17,7 +17,7 @@
  * processes on one host.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.shm.ShmBackendFactory} - creates the backend
+ *   <li>{@link ShmBackendFactory} - creates the backend
  * </ul>
  */
 package org.djlx.collectives.internal.shm;

@@ -17,17 +17,14 @@
  * Implementation of the stores. Types are public only for other packages of this module.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - semantics of set, add, compareSet
- *       and append
- *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - host, port and token of a
- *       server
- *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - limits of a server
- *   <li>{@link org.djlx.collectives.internal.store.StoreChecks} - argument checks
- *   <li>{@link org.djlx.collectives.internal.store.StoreErrors} - exceptions
- *   <li>{@link org.djlx.collectives.internal.store.StoreToken} - secret shared by clients and
- *       server
- *   <li>{@link org.djlx.collectives.internal.store.TcpStoreClient} - client of a TcpStore
- *   <li>{@link org.djlx.collectives.internal.store.TcpStoreServer} - server of a TcpStore
+ *   <li>{@link KeyValueMap} - semantics of set, add, compareSet and append
+ *   <li>{@link ServerAddress} - host, port and token of a server
+ *   <li>{@link ServerLimits} - limits of a server
+ *   <li>{@link StoreChecks} - argument checks
+ *   <li>{@link StoreErrors} - exceptions
+ *   <li>{@link StoreToken} - secret shared by clients and server
+ *   <li>{@link TcpStoreClient} - client of a TcpStore
+ *   <li>{@link TcpStoreServer} - server of a TcpStore
  * </ul>
  */
 package org.djlx.collectives.internal.store;

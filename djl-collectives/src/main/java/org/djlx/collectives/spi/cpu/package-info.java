@@ -17,26 +17,20 @@
  * PendingWork      completion of operations and messages
  */
 /**
- * The common part of backends on CPUs: {@link org.djlx.collectives.spi.cpu.CpuBackend} handles
- * tensors, reductions, the order of operations, and the protocol of messages. A backend adds a
- * transport of three classes: a {@link org.djlx.collectives.spi.cpu.PeerStates}, a {@link
- * org.djlx.collectives.spi.cpu.HostCollectives} and a {@link
- * org.djlx.collectives.spi.cpu.MessageChannel}. Backends {@code shm} and {@code mpi} are built this
- * way.
+ * The common part of backends on CPUs: {@link CpuBackend} handles tensors, reductions, the order of
+ * operations, and the protocol of messages. A backend adds a transport of three classes: a {@link
+ * PeerStates}, a {@link HostCollectives} and a {@link MessageChannel}. Backends {@code shm} and
+ * {@code mpi} are built this way.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.spi.cpu.CpuBackend} - base class of the backends; opens tensors
- *       and submits operations
- *   <li>{@link org.djlx.collectives.spi.cpu.PeerStates} - whether a group can run operations, and
- *       which ranks have left or died
- *   <li>{@link org.djlx.collectives.spi.cpu.HostCollectives} - collectives of a transport
- *   <li>{@link org.djlx.collectives.spi.cpu.HostTensor} - a tensor's memory while an operation runs
- *   <li>{@link org.djlx.collectives.spi.cpu.Reducer} - reduces contributions with libtorch
- *   <li>{@link org.djlx.collectives.spi.cpu.MessageChannel} - messages of a transport, to and from
- *       one peer
- *   <li>{@link org.djlx.collectives.spi.cpu.Transfer} - one message at one of its ends
- *   <li>{@link org.djlx.collectives.spi.cpu.Letter} - a control message: offers, accepts, rejects
- *       or withdraws a message
+ *   <li>{@link CpuBackend} - base class of the backends; opens tensors and submits operations
+ *   <li>{@link PeerStates} - whether a group can run operations, and which ranks have left or died
+ *   <li>{@link HostCollectives} - collectives of a transport
+ *   <li>{@link HostTensor} - a tensor's memory while an operation runs
+ *   <li>{@link Reducer} - reduces contributions with libtorch
+ *   <li>{@link MessageChannel} - messages of a transport, to and from one peer
+ *   <li>{@link Transfer} - one message at one of its ends
+ *   <li>{@link Letter} - a control message: offers, accepts, rejects or withdraws a message
  * </ul>
  */
 package org.djlx.collectives.spi.cpu;
