@@ -15,7 +15,7 @@
  * Each rank is a process that mpirun has started.
  *
  * <ul>
- *   <li>{@link org.djlx.mpi.MpiBackendFactory} - creates the backend
+ *   <li>{@link MpiBackendFactory} - creates the backend
  * </ul>
  */
 package org.djlx.mpi;
