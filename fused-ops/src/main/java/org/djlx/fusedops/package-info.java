@@ -5,16 +5,16 @@
  * their common part, such as {@code PathChooser}, which decides the path of a call.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.ChunkProducer} - a computation before a pipelined all-to-all
- *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
- *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, both for float8, too, matmul + all-reduce, all-reduce + RMSNorm, pipelines
- *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
- *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
- *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm
- *   <li>{@link org.djlx.fusedops.ShardConsumer} - a computation after a pipelined all-gather
- *   <li>{@link org.djlx.fusedops.UsageCounter} - counts calls by path
- *   <li>{@link org.djlx.fusedops.VariableAllToAll} - all-to-all with splits on the device
+ *   <li>{@link ChunkProducer} - a computation before a pipelined all-to-all
+ *   <li>{@link FallbackReason} - why a call fell back to the group's collective
+ *   <li>{@link FusedOps} - all-gather + matmul (also gated), matmul + reduce-scatter, both for
+ *       float8, too, matmul + all-reduce, all-reduce + RMSNorm, pipelines
+ *   <li>{@link GatheredMatmul} - result of all-gather + matmul
+ *   <li>{@link LowContention} - all-gather and reduce-scatter by copy engines
+ *   <li>{@link NormedResidual} - result of all-reduce + RMSNorm
+ *   <li>{@link ShardConsumer} - a computation after a pipelined all-gather
+ *   <li>{@link UsageCounter} - counts calls by path
+ *   <li>{@link VariableAllToAll} - all-to-all with splits on the device
  * </ul>
  */
 package org.djlx.fusedops;

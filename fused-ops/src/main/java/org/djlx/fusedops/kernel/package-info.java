@@ -8,16 +8,14 @@
  * org.djlx.fusedops.FusedOps}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.kernel.Compute} - prepares matmuls and reductions on a group's
- *       device, and keeps launchers of kernels
- *   <li>{@link org.djlx.fusedops.kernel.KernelLauncher} - launches the kernels of one CUDA source
- *   <li>{@link org.djlx.fusedops.kernel.OneShotLaunch} - the kernel argument that describes a
- *       group's one-shot slots
- *   <li>{@link org.djlx.fusedops.kernel.Product} - a prepared matmul
- *   <li>{@link org.djlx.fusedops.kernel.RankOrderReducer} - kernel that sums the parts of all ranks
- *       in rank order
- *   <li>{@link org.djlx.fusedops.kernel.RmsNormKernels} - all-reduce, residual and RMSNorm in one
- *       kernel; residual and RMSNorm alone
+ *   <li>{@link Compute} - prepares matmuls and reductions on a group's device, and keeps launchers
+ *       of kernels
+ *   <li>{@link KernelLauncher} - launches the kernels of one CUDA source
+ *   <li>{@link OneShotLaunch} - the kernel argument that describes a group's one-shot slots
+ *   <li>{@link Product} - a prepared matmul
+ *   <li>{@link RankOrderReducer} - kernel that sums the parts of all ranks in rank order
+ *   <li>{@link RmsNormKernels} - all-reduce, residual and RMSNorm in one kernel; residual and
+ *       RMSNorm alone
  * </ul>
  */
 package org.djlx.fusedops.kernel;

@@ -12,8 +12,7 @@
  * All-gather + matmul: {@link org.djlx.fusedops.FusedOps#allGatherMatmul}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.allgathermatmul.AllGatherMatmul} - the checked sizes of a
- *       call; runs it, and prepares its paths
+ *   <li>{@link AllGatherMatmul} - the checked sizes of a call; runs it, and prepares its paths
  * </ul>
  */
 package org.djlx.fusedops.internal.allgathermatmul;

@@ -4,8 +4,7 @@
  * kernels is {@link org.djlx.fusedops.kernel.RmsNormKernels}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.allreducermsnorm.AllReduceRmsNormPlan} - checks and runs
- *       calls; the plan with its three paths
+ *   <li>{@link AllReduceRmsNormPlan} - checks and runs calls; the plan with its three paths
  * </ul>
  */
 package org.djlx.fusedops.internal.allreducermsnorm;

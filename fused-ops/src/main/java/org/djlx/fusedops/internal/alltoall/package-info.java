@@ -7,8 +7,7 @@
  * All-to-all with splits on the device: {@link org.djlx.fusedops.VariableAllToAll}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.alltoall.DeviceAllToAll} - checks and runs a call, by one
- *       kernel or by the host
+ *   <li>{@link DeviceAllToAll} - checks and runs a call, by one kernel or by the host
  * </ul>
  */
 package org.djlx.fusedops.internal.alltoall;

@@ -5,9 +5,8 @@
  * predicts its time.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.fused.FusedCopies} - copies operands to layouts that the
- *       kernel loads
- *   <li>{@link org.djlx.fusedops.internal.fused.FusedMatmul} - launches the kernel
+ *   <li>{@link FusedCopies} - copies operands to layouts that the kernel loads
+ *   <li>{@link FusedMatmul} - launches the kernel
  * </ul>
  */
 package org.djlx.fusedops.internal.fused;

@@ -3,8 +3,7 @@
  * Matmul + all-reduce: {@link org.djlx.fusedops.FusedOps#matmulAllReduce}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.matmulallreduce.MatmulAllReduce} - the checked sizes of a
- *       call; runs it in pieces of rows
+ *   <li>{@link MatmulAllReduce} - the checked sizes of a call; runs it in pieces of rows
  * </ul>
  */
 package org.djlx.fusedops.internal.matmulallreduce;

@@ -12,8 +12,7 @@
  * Matmul + reduce-scatter: {@link org.djlx.fusedops.FusedOps#matmulReduceScatter}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.matmulreducescatter.MatmulReduceScatter} - the checked
- *       sizes of a call; runs it, and prepares its paths
+ *   <li>{@link MatmulReduceScatter} - the checked sizes of a call; runs it, and prepares its paths
  * </ul>
  */
 package org.djlx.fusedops.internal.matmulreducescatter;

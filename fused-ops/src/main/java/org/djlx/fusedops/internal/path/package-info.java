@@ -1,43 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The common part of operators: arguments, plans, the choice of a path, and building blocks of
- * paths. {@link org.djlx.fusedops.internal.path.PathChooser} decides the path of an operator; its
- * paths stand in the operator's own package.
+ * paths. {@link PathChooser} decides the path of an operator; its paths stand in the operator's own
+ * package.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.path.Axes} - moves and merges dimensions of arrays
- *   <li>{@link org.djlx.fusedops.internal.path.Fallbacks} - the paths that are forced in this JVM,
- *       and the reasons to fall back
- *   <li>{@link org.djlx.fusedops.internal.path.FusedPlan} - a plan: everything about a call that
- *       depends on its PlanKey only
- *   <li>{@link org.djlx.fusedops.internal.path.GatheredExchange} - all-gather and reduce-scatter by
- *       one kernel (GATHERED)
- *   <li>{@link org.djlx.fusedops.internal.path.GraphAwarePath} - a path for eager calls and another
- *       for calls recorded into a CUDA graph
- *   <li>{@link org.djlx.fusedops.internal.path.GroupPlans} - plans of a group, and the state that
- *       they share
- *   <li>{@link org.djlx.fusedops.internal.path.MatmulPath} - one path of a matmul fused with a
- *       collective
- *   <li>{@link org.djlx.fusedops.internal.path.MatmulPlan} - plan of a matmul fused with a
- *       collective: chooses and holds its path
- *   <li>{@link org.djlx.fusedops.internal.path.NcclPath} - path NCCL, the fallback: a collective of
- *       the group, and one matmul
- *   <li>{@link org.djlx.fusedops.internal.path.OperandChecks} - checks of arguments, with the
- *       operator's name in messages
- *   <li>{@link org.djlx.fusedops.internal.path.Operands} - the arrays of a call
- *   <li>{@link org.djlx.fusedops.internal.path.OperationScope} - temporary arrays of an operation,
- *       closed when it has ended
- *   <li>{@link org.djlx.fusedops.internal.path.P2pPath} - a path over P2P buffers
- *   <li>{@link org.djlx.fusedops.internal.path.PathChooser} - decides the path: forced, measured,
- *       or predicted by the cost model
- *   <li>{@link org.djlx.fusedops.internal.path.PathMeasurement} - measures the paths of an
- *       operator, for FusedOps.measurePaths
- *   <li>{@link org.djlx.fusedops.internal.path.Pipeline} - orders matmuls of parts and copies
- *       beside them (PIPELINED)
- *   <li>{@link org.djlx.fusedops.internal.path.PlanKey} - key of a plan: operator, shapes, strides,
- *       type, device
- *   <li>{@link org.djlx.fusedops.internal.path.Slots} - layout of the P2P buffers of an operation
- *   <li>{@link org.djlx.fusedops.internal.path.Usage} - reports calls of operators to listeners
+ *   <li>{@link Axes} - moves and merges dimensions of arrays
+ *   <li>{@link Fallbacks} - the paths that are forced in this JVM, and the reasons to fall back
+ *   <li>{@link FusedPlan} - a plan: everything about a call that depends on its PlanKey only
+ *   <li>{@link GatheredExchange} - all-gather and reduce-scatter by one kernel (GATHERED)
+ *   <li>{@link GraphAwarePath} - a path for eager calls and another for calls recorded into a CUDA
+ *       graph
+ *   <li>{@link GroupPlans} - plans of a group, and the state that they share
+ *   <li>{@link MatmulPath} - one path of a matmul fused with a collective
+ *   <li>{@link MatmulPlan} - plan of a matmul fused with a collective: chooses and holds its path
+ *   <li>{@link NcclPath} - path NCCL, the fallback: a collective of the group, and one matmul
+ *   <li>{@link OperandChecks} - checks of arguments, with the operator's name in messages
+ *   <li>{@link Operands} - the arrays of a call
+ *   <li>{@link OperationScope} - temporary arrays of an operation, closed when it has ended
+ *   <li>{@link P2pPath} - a path over P2P buffers
+ *   <li>{@link PathChooser} - decides the path: forced, measured, or predicted by the cost model
+ *   <li>{@link PathMeasurement} - measures the paths of an operator, for FusedOps.measurePaths
+ *   <li>{@link Pipeline} - orders matmuls of parts and copies beside them (PIPELINED)
+ *   <li>{@link PlanKey} - key of a plan: operator, shapes, strides, type, device
+ *   <li>{@link Slots} - layout of the P2P buffers of an operation
+ *   <li>{@link Usage} - reports calls of operators to listeners
  * </ul>
  */
 package org.djlx.fusedops.internal.path;

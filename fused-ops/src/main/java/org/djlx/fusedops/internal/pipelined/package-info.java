@@ -4,7 +4,7 @@
  * and {@link org.djlx.fusedops.FusedOps#pipelinedProduceAndAllToAll}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.pipelined.CallerPipeline} - checks and runs a call
+ *   <li>{@link CallerPipeline} - checks and runs a call
  * </ul>
  */
 package org.djlx.fusedops.internal.pipelined;
