@@ -9,6 +9,14 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.PrintStream;
+import java.io.ByteArrayOutputStream;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.ndarray.BytesSupplier;
+import ai.djl.modality.Output;
+import ai.djl.modality.Input;
+import ai.djl.inference.Predictor;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
@@ -134,7 +142,7 @@ class ExamplesTest {
                                 find(Path.of("docs/fused-operators.md"), MARKDOWN, 6),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
                                 find(source("TextChatModel"), JAVADOC, 1),
-                                find(Path.of("docs/text-generation.md"), MARKDOWN, 2))
+                                find(Path.of("docs/text-generation.md"), MARKDOWN, 3))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
@@ -713,6 +721,35 @@ class ExamplesTest {
             String answer = model.chat("Hello");
             assertNotNull(answer);
         }
+    }
+
+    @Test
+    void languageModelsAreLoadedByCriteria(@TempDir Path dir) throws Exception {
+        Path directory = dir.resolve("tiny");
+        assertEquals(
+                0,
+                Main.commandLine()
+                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        PrintStream stdout = System.out;
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        System.setOut(new PrintStream(printed, true));
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .optEngine("PyTorch-P2P")
+                        .build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            Input input = new Input();
+            input.add(
+                    BytesSupplier.wrap(
+                            "{\"inputs\": \"Once\", \"parameters\": {\"max_new_tokens\": 20}}"));
+            System.out.println(predictor.predict(input).getData().getAsString());
+        } finally {
+            System.setOut(stdout);
+        }
+        assertTrue(printed.toString().contains("generated_text"), printed::toString);
     }
 
     private static void pieces(TextGenerator generator) throws Exception {

@@ -9,7 +9,7 @@ import picocli.CommandLine.Command;
 
 /** The program of {@code java -jar text-generation.jar}: {@code serve} and {@code launch}. */
 @Command(
-        name = "text-generation",
+        name = "java -jar text-generation.jar",
         description = "Serves language models over HTTP.",
         synopsisSubcommandLabel = "COMMAND",
         subcommands = {
