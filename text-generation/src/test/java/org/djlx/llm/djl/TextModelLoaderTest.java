@@ -456,7 +456,7 @@ class TextModelLoaderTest {
                                 ContextLoaderMain.class.getName(),
                                 System.getProperty("java.class.path"),
                                 own.toString(),
-                                "src/test/resources/org/djlx/fusedops/torchscript/2")
+                                "../fused-ops/src/test/resources/org/djlx/fusedops/torchscript/2")
                         .redirectErrorStream(true)
                         .redirectOutput(output.toFile())
                         .start();
