@@ -38,7 +38,7 @@ import org.junit.jupiter.api.io.TempDir;
 class DjlServingScriptTest {
 
     private static final List<String> MODULES =
-            List.of("native-ops", "djl-collectives", "fused-ops");
+            List.of("native-ops", "djl-collectives", "fused-ops", "text-generation");
     private static final Pattern LIBRARIES = Pattern.compile("pytorch-native.*|pytorch-jni.*");
 
     @TempDir private Path folder;

@@ -177,7 +177,10 @@ class GenerationServerTest {
         }
         assertNotEquals("/invocations", response.uri().getPath());
         JsonObject error = json.getAsJsonObject("error");
-        assertEquals(response.statusCode(), error.get("code").getAsInt());
+        String code = error.get("code").getAsString();
+        if (!code.equals("context_length_exceeded")) {
+            assertEquals(response.statusCode(), Integer.parseInt(code));
+        }
         return error.get("message").getAsString();
     }
 

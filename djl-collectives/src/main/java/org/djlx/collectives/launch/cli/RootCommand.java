@@ -26,15 +26,6 @@ public abstract class RootCommand {
 
     private static final String EXAMPLE = "Example: ";
 
-    static {
-        // Log4j, which the program may bring, reads it at the first log line.
-        String property = "log4j2.configurationFile";
-        if (System.getProperty(property) == null
-                && RootCommand.class.getResource("/log4j2.xml") == null) {
-            System.setProperty(property, "classpath:org/djlx/collectives/launch/cli/log4j2.xml");
-        }
-    }
-
     @Option(
             names = {"-h", "--help"},
             usageHelp = true,
@@ -76,6 +67,12 @@ public abstract class RootCommand {
 
     /** Runs a command and ends the JVM with its exit code. */
     protected final void runAndExit(String... args) {
+        // Log4j, which the program may bring, reads it at the first log line.
+        if (System.getProperty("log4j2.configurationFile") == null) {
+            System.setProperty(
+                    "log4j2.configurationFile",
+                    "classpath:org/djlx/collectives/launch/cli/log4j2.xml");
+        }
         int code = build().execute(args);
         // PrintStream throws no write errors.
         if (System.out.checkError() && code == 0) {
