@@ -107,7 +107,7 @@ class DjlServingScriptTest {
                 expected.add(name);
             }
         }
-        assertEquals(5, expected.size(), expected::toString);
+        assertEquals(6, expected.size(), expected::toString);
         assertEquals(List.copyOf(expected), deps());
         Criteria<Input, Output> criteria =
                 Criteria.builder()
