@@ -18,7 +18,7 @@ import org.djlx.nativeops.torch.TensorInfo;
 
 /**
  * One rank's handle on a group of communicating ranks; the counterpart of {@code
- * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it; nobody else implements it.
+ * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it; do not implement it.
  *
  * <pre>{@code
  * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns immediately

@@ -38,7 +38,7 @@ public final class TestOperations {
         }
     }
 
-    /** Issues an operation whose events nobody records. */
+    /** Issues an operation that has no listener of events. */
     public static void scheduleUntraced(Operation operation) {
         operation.setTrace(new Untraced());
     }

@@ -102,7 +102,7 @@ final class CheckpointProtocol {
         try { // First all parts, then the file that names them.
             exchange(trainer, () -> trainer.process() > 0 ? get(running) : null);
         } catch (IOException | RuntimeException e) {
-            running.cancel(true); // The first process waits for parts in vain.
+            running.cancel(true); // The first process waits for parts that will not come.
             throw e;
         }
         partsDeadline = Deadline.after(patience);

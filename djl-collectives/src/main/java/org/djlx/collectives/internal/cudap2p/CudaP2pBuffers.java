@@ -50,7 +50,7 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** How far a stream has come in the running operation. */
     private enum Progress {
-        OUTSIDE, // the current stream has not entered, or nobody has asked for the side stream
+        OUTSIDE, // the current stream has not entered, or the side stream is not in use
         ENTERED, // peers may write to this rank's memory
         REACHED // all peers have entered: the stream may write to their memory
     }

@@ -15,7 +15,7 @@ public final class Usage {
 
     private Usage() {}
 
-    /** Is told about each call when its path is chosen. */
+    /** Receives each call when its path is chosen. */
     @FunctionalInterface
     public interface Listener {
 
