@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
 // ---------------------------------------------------------------------------------------------------------------------------
 // Sampling. Weights are integers, so their sums do not depend on the order of addition.
 
-// A token whose logit changes before sampling. Size in Java: DecoderKernels.EDIT_BYTES.
+// A token whose logit changes before sampling. LogitEdits.java has the same three members.
 struct Edit {
   int token;
   int count;   // how often the token was generated; with IN_PROMPT added if the prompt has it
@@ -120,7 +120,7 @@ struct Edit {
 
 const int IN_PROMPT = 1 << 30;
 
-// Parameters of one row. Size in Java: DecoderKernels.SAMPLING_BYTES.
+// Parameters of one row; Decoder.java writes them by member name.
 struct SamplingParameters {
   double scale;  // log2(e) / temperature: the weight of a token is 2^(scale * (logit - highest)); 0: greedy
   double top_p;  // keep the fewest tokens whose share of all weights is at least this; 1: all

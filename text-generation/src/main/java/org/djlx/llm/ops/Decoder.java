@@ -33,6 +33,8 @@ import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.CudaStreamGuard;
@@ -167,7 +169,7 @@ final class Decoder implements AutoCloseable {
         }
 
         int tokensOffset() {
-            return rows * DecoderKernels.SAMPLING_BYTES;
+            return rows * DecoderKernels.SAMPLING_PARAMETERS.byteSize();
         }
     }
 
@@ -407,7 +409,7 @@ final class Decoder implements AutoCloseable {
             if (group.worldSize() > 1) {
                 works.add(gather(tops, group.worldSize() * key.rows));
             }
-            kernels.sample(stream, sampling(buffers, key), group.worldSize(), key.rows);
+            kernels.sample(stream, key.rows, to -> putSampling(to, buffers, key));
             buffers.done.record(stream);
         } finally {
             guard.close();
@@ -432,20 +434,22 @@ final class Decoder implements AutoCloseable {
         int layers = config.layers();
         ForwardPass.layers(model, ops, key.lastLayer ? layers - 1 : 0, layers);
         ForwardPass.logits(model, ops);
-        int firstToken = vocabularyPart * group.rank();
-        long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
+        int first = vocabularyPart * group.rank();
+        int width = Math.max(0, Math.min(vocabularyPart, config.vocabularySize() - first));
+        long ownLogits = Torch.dataPointer(logits) + (long) first * config.type().itemSize();
         kernels.top(
                 stream,
                 key.rows,
-                Torch.dataPointer(tops),
-                ownLogits,
-                Torch.dataPointer(topParts),
-                topCounters(),
-                firstToken,
-                Math.max(0, Math.min(vocabularyPart, config.vocabularySize() - firstToken)),
-                logits.getShape().get(1),
-                group.rank(),
-                group.worldSize());
+                to ->
+                        to.put("top", Torch.dataPointer(tops))
+                                .put("logits", ownLogits)
+                                .put("parts", Torch.dataPointer(topParts))
+                                .put("blocks_ended", topCounters())
+                                .put("first", first)
+                                .put("width", width)
+                                .put("stride", logits.getShape().get(1))
+                                .put("rank", group.rank())
+                                .put("ranks", group.worldSize()));
     }
 
     /**
@@ -468,19 +472,21 @@ final class Decoder implements AutoCloseable {
             firstSplits = positions + bytes;
             table = firstSplits + bytes;
             if (!key.lastLayer) {
-                kernels.embed(
-                        stream,
-                        key.rows,
-                        Torch.dataPointer(matmuls.firstPartial()),
-                        Torch.dataPointer(inputs) + key.tokensOffset(),
-                        sampledIndices(key),
-                        Torch.dataPointer(sampled),
-                        Torch.dataPointer(model.weights().embedding()),
-                        vocabularyPart * group.rank(),
-                        vocabularyPart,
-                        config.hiddenSize());
+                kernels.embed(stream, key.rows, this::putEmbedding);
             }
             step = matmuls.begin(key.rows);
+        }
+
+        private void putEmbedding(KernelArguments embedding) {
+            embedding
+                    .put("output", Torch.dataPointer(matmuls.firstPartial()))
+                    .put("tokens", Torch.dataPointer(inputs) + key.tokensOffset())
+                    .put("slots", sampledIndices(key))
+                    .put("sampled", Torch.dataPointer(sampled))
+                    .put("embedding", Torch.dataPointer(model.weights().embedding()))
+                    .put("first", vocabularyPart * group.rank())
+                    .put("count", vocabularyPart)
+                    .put("hidden", config.hiddenSize());
         }
 
         @Override
@@ -500,27 +506,32 @@ final class Decoder implements AutoCloseable {
             step.launchChain();
             gpu.normHeads(stream, model.weights().layer(layer), key.rows, qkv);
             RotaryTables.Tables tables = model.tables().of(layer);
+            int window = config.layer(layer).attention().window();
             kernels.attend(
                     stream,
-                    new DecoderKernels.Attention(
-                            Torch.dataPointer(attended),
-                            Torch.dataPointer(qkv),
-                            model.cache().addresses(layer),
-                            positions,
-                            table,
-                            Torch.dataPointer(tables.cosines()),
-                            Torch.dataPointer(tables.sines()),
-                            firstSplits,
-                            Torch.dataPointer(splits),
-                            Torch.dataPointer(counters),
-                            config.layer(layer).attention().window()),
-                    key.sharesSequences,
-                    !step.isLarge(),
-                    step.isChained(),
-                    key.rows,
-                    kvHeads,
-                    key.splits,
-                    key.tableStride());
+                    new DecoderKernels.AttentionSize(
+                            key.rows,
+                            kvHeads,
+                            key.splits,
+                            key.sharesSequences,
+                            !step.isLarge(),
+                            step.isChained()),
+                    attention -> {
+                        model.cache().addresses(layer).putTo(attention);
+                        attention
+                                .put("output", Torch.dataPointer(attended))
+                                .put("qkv", Torch.dataPointer(qkv))
+                                .put("positions", positions)
+                                .put("table", table)
+                                .put("cosines", Torch.dataPointer(tables.cosines()))
+                                .put("sines", Torch.dataPointer(tables.sines()))
+                                .put("first_chunks", firstSplits)
+                                .put("chunks", Torch.dataPointer(splits))
+                                .put("chunks_ended", Torch.dataPointer(counters))
+                                .put("window", window == 0 ? Integer.MAX_VALUE : window)
+                                .put("table_stride", key.tableStride())
+                                .put("heads", kvHeads);
+                    });
             return attended;
         }
 
@@ -554,9 +565,10 @@ final class Decoder implements AutoCloseable {
         long[] edits = writeEdits(buffers, rows);
         for (int i = 0; i < key.rows; i++) {
             boolean used = i < rows.size();
-            writeSampling(
-                    used ? rows.get(i).sampling() : SamplingParameters.GREEDY, used ? edits[i] : 0);
+            SamplingParameters sampling = used ? rows.get(i).sampling() : SamplingParameters.GREEDY;
+            writeSampling(nextInputs, i, sampling, used ? edits[i] : 0);
         }
+        nextInputs.position(key.tokensOffset());
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
         }
@@ -654,42 +666,58 @@ final class Decoder implements AutoCloseable {
         return (config.vocabularySize() + 3) / 4 * 4; // Rows begin at multiples of 16 bytes.
     }
 
-    private void writeSampling(SamplingParameters sampling, long editsAddress) {
-        // Clamped, because a float of 0 or infinity would make probabilities NaN.
-        double requested = LOG2_E / sampling.temperature();
-        double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
-        nextInputs.putDouble(sampling.temperature() == 0 ? 0 : scale);
-        nextInputs.putDouble(sampling.topP());
-        nextInputs.putLong(sampling.random());
-        nextInputs.putLong(sampling.topK());
-        nextInputs.putDouble(sampling.minP());
+    /**
+     * Writes a row of {@code SamplingParameters} of sampling.cu by member name. {@code address} is
+     * that of the entries, after which the allowed tokens follow; 0 without edits.
+     */
+    static void writeSampling(ByteBuffer to, int row, SamplingParameters sampling, long address) {
         LogitEdits edits = sampling.edits();
         int ints = edits == null ? 0 : edits.entries().length;
         boolean allowsSome = edits != null && edits.allowed() != null;
-        nextInputs.putLong(editsAddress);
-        nextInputs.putLong(allowsSome ? editsAddress + ints * Integer.BYTES : 0);
-        nextInputs.putInt(ints / LogitEdits.ENTRY);
-        nextInputs.putInt(sampling.given());
-        nextInputs.putInt(sampling.topLogProbabilities());
-        nextInputs.putFloat(edits == null ? 1 : edits.repetitionPenalty());
-        nextInputs.putFloat(edits == null ? 0 : edits.frequencyPenalty());
-        nextInputs.putFloat(edits == null ? 0 : edits.presencePenalty());
+        // Clamped, because a float of 0 or infinity would make probabilities NaN.
+        double requested = LOG2_E / sampling.temperature();
+        double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
+        put(to, row, "scale", sampling.temperature() == 0 ? 0 : scale);
+        put(to, row, "top_p", sampling.topP());
+        put(to, row, "random", sampling.random());
+        put(to, row, "top_k", sampling.topK());
+        put(to, row, "min_p", sampling.minP());
+        put(to, row, "edits", address);
+        put(to, row, "allowed", allowsSome ? address + ints * Integer.BYTES : 0);
+        put(to, row, "edit_count", ints / LogitEdits.ENTRY);
+        put(to, row, "given", sampling.given());
+        put(to, row, "most", sampling.topLogProbabilities());
+        put(to, row, "repetition", edits == null ? 1 : edits.repetitionPenalty());
+        put(to, row, "frequency", edits == null ? 0 : edits.frequencyPenalty());
+        put(to, row, "presence", edits == null ? 0 : edits.presencePenalty());
     }
 
-    private DecoderKernels.Sampling sampling(HostBuffers buffers, Key key) {
-        return new DecoderKernels.Sampling(
-                buffers.results.address(),
-                Torch.dataPointer(tops),
-                Torch.dataPointer(sampled),
-                sampledIndices(key),
-                Torch.dataPointer(inputs),
-                Torch.dataPointer(logits),
-                config.vocabularySize(),
-                logits.getShape().get(1),
-                Torch.dataPointer(inputs) + key.tokensOffset(),
-                buffers.results.address() + LISTS_OFFSET,
-                Torch.dataPointer(edited),
-                editedStride());
+    private static void put(ByteBuffer to, int row, String member, Number value) {
+        KernelConstants.Member of = DecoderKernels.SAMPLING_PARAMETERS.members().get(member);
+        int at = row * DecoderKernels.SAMPLING_PARAMETERS.byteSize() + of.offset();
+        switch (of.type()) {
+            case "double" -> to.putDouble(at, value.doubleValue());
+            case "float" -> to.putFloat(at, value.floatValue());
+            case "int", "u32" -> to.putInt(at, value.intValue());
+            default -> to.putLong(at, value.longValue()); // u64 and pointers
+        }
+    }
+
+    private void putSampling(KernelArguments to, HostBuffers buffers, Key key) {
+        to.put("top", buffers.results.address())
+                .put("parts", Torch.dataPointer(tops))
+                .put("sampled", Torch.dataPointer(sampled))
+                .put("slots", sampledIndices(key))
+                .put("parameters", Torch.dataPointer(inputs))
+                .put("logits", Torch.dataPointer(logits))
+                .put("width", config.vocabularySize())
+                .put("stride", logits.getShape().get(1))
+                .put("ranks", group.worldSize())
+                .put("rows", key.rows)
+                .put("tokens", Torch.dataPointer(inputs) + key.tokensOffset())
+                .put("most", buffers.results.address() + LISTS_OFFSET)
+                .put("edited", Torch.dataPointer(edited))
+                .put("edited_stride", editedStride());
     }
 
     private long sampledIndices(Key key) {

@@ -6,6 +6,7 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -23,47 +24,44 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code decoder.cu}, {@code matmul.cu} and {@code sampling.cu} on one GPU,
  * compiled for a {@link Model}; also compiles the kernels of {@link MatmulChain} and {@link
- * WideMatmul}. Arrays are given by address; the files describe their layouts. Matmuls and attention
- * use programmatic dependent launch: they may start while the previous kernel still runs. Not
- * thread-safe.
+ * WideMatmul}. A caller puts the members of a kernel's struct by name; the files describe them.
+ * Arrays are given by address. Matmuls and attention use programmatic dependent launch: they may
+ * start while the previous kernel still runs. Not thread-safe.
  */
-public final class DecoderKernels implements AutoCloseable {
+final class DecoderKernels implements AutoCloseable {
 
     /** The largest number of rows of a step, which are the sequences of a batch. */
-    public static final int MAX_ROWS = 256;
+    static final int MAX_ROWS = 256;
 
     /** The largest number of rows of {@link #matmul} at a time, for weights of 16 bits. */
-    public static final int MATMUL_ROWS = 64;
+    static final int MATMUL_ROWS = 64;
 
     /** The largest number of rows of {@link #matmul} at a time, for weights of 8 or 4 bits. */
-    public static final int QUANTIZED_ROWS = 32;
+    static final int QUANTIZED_ROWS = 32;
 
     /** The tokens of a sequence that one thread block of the attention reads. */
-    public static final int CHUNK = 128;
+    static final int CHUNK = 128;
 
     /** The floats that a chunk writes in addition to the elements of a head. */
-    public static final int CHUNK_EXTRA = 2;
+    static final int CHUNK_EXTRA = 2;
 
     /** The floats that {@link #top} and {@link #sample} write for each row. */
-    public static final int TOP_FLOATS = 4;
-
-    /** The bytes of the sampling parameters of a row for {@link #sample}, a multiple of 8. */
-    public static final int SAMPLING_BYTES = 80;
+    static final int TOP_FLOATS = 4;
 
     /** The most logits that {@link #sample} lists for a row. */
-    public static final int MAX_TOP_LOGPROBS = 20;
+    static final int MAX_TOP_LOGPROBS = 20;
 
     /** The bytes of a listed logit: its token as an int, and a float. */
-    public static final int MOST_BYTES = 8;
+    static final int MOST_BYTES = 8;
 
     /** Stands for the token that {@link #sample} returned last for the sequence. */
-    public static final int LAST_SAMPLED = -2;
+    static final int LAST_SAMPLED = -2;
 
     /** The largest vocabulary: token ids are stored as floats. */
-    public static final int MAX_TOKENS = 1 << 24;
+    static final int MAX_TOKENS = 1 << 24;
 
     /** The thread blocks that search the logits of a row. Each writes its own result. */
-    public static final int TOP_BLOCKS = 16;
+    static final int TOP_BLOCKS = 16;
 
     private static final KernelSource SOURCE = source("decoder.cu");
     private static final KernelSource MATMUL_SOURCE = source("matmul.cu");
@@ -71,6 +69,10 @@ public final class DecoderKernels implements AutoCloseable {
     private static final KernelConstants CONSTANTS = new KernelConstants(MATMUL_SOURCE);
     private static final KernelConstants SAMPLING = new KernelConstants(SAMPLING_SOURCE);
     private static final int WARP = CONSTANTS.value("WARP");
+
+    /** The sampling parameters of a row for {@link #sample}; a multiple of 8 bytes. */
+    static final Layout SAMPLING_PARAMETERS = SAMPLING.struct("SamplingParameters");
+
     private static final int TOP_THREADS = SAMPLING.value("TOP_THREADS");
     private static final int SAMPLE_THREADS = SAMPLING.value("SAMPLE_THREADS");
     private static final int SAMPLE_CLUSTER = SAMPLING.value("SAMPLE_CLUSTER");
@@ -145,7 +147,7 @@ public final class DecoderKernels implements AutoCloseable {
      * @param cacheBits the bits of the elements of the KV cache: 16 for those of {@code type}, or 8
      *     for e4m3 with scales
      */
-    public record Model(
+    record Model(
             ScalarType type,
             int weightBits,
             int rows,
@@ -163,7 +165,7 @@ public final class DecoderKernels implements AutoCloseable {
     /** Kernels that are compiled together. */
     private record Part(KernelSource source, String... options) {}
 
-    public DecoderKernels(CudaDevice device, KernelCompiler compiler, Model model) {
+    DecoderKernels(CudaDevice device, KernelCompiler compiler, Model model) {
         this.model = model;
         this.device = device;
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
@@ -212,7 +214,7 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /** Starts compiling the kernels on other threads. The constructor reports a failure. */
-    public static CompletableFuture<Void> prepare(
+    static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, Model model) {
         return CompletableFuture.allOf(
                 parts(device, model).stream()
@@ -275,7 +277,7 @@ public final class DecoderKernels implements AutoCloseable {
      * not of Hopper. {@code hidden} is the depth of matmuls that normalise their rows, {@code
      * depths} of the others.
      */
-    public MatmulChain chain(int hidden, int... depths) {
+    MatmulChain chain(int hidden, int... depths) {
         return chainModule == null
                 ? null
                 : new MatmulChain(device, chainModule, model.weightBits, hidden, depths);
@@ -285,7 +287,7 @@ public final class DecoderKernels implements AutoCloseable {
      * Returns the matmul of many rows, valid as long as these kernels; null if weights have 4 bits
      * or the GPU is not of Hopper.
      */
-    public WideMatmul wideMatmul() {
+    WideMatmul wideMatmul() {
         return wideMatmul;
     }
 
@@ -344,7 +346,7 @@ public final class DecoderKernels implements AutoCloseable {
     }
 
     /** {@code depths} are the inner dimensions of the matmuls. */
-    public static boolean isSupported(CudaDevice device, Model model, int... depths) {
+    static boolean isSupported(CudaDevice device, Model model, int... depths) {
         boolean packs = true;
         for (int depth : depths) {
             packs &= depth % (model.weightBits == 8 ? PACK_BYTES : PACK) == 0;
@@ -358,62 +360,34 @@ public final class DecoderKernels implements AutoCloseable {
                 && NativeLibrary.NVRTC.isAvailable();
     }
 
-    /**
-     * Looks up this rank's part of the embedding, {@code count} tokens from {@code first} on.
-     *
-     * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
-     *     last sampled token
-     * @param slots an int for each row: the index of its sequence in {@code sampled}
-     * @param sampled the tokens of {@link #sample}
-     */
-    public void embed(
+    /** Launches a kernel; {@code members} puts all members of the struct that it takes. */
+    private void launch(
+            CudaKernel kernel,
+            Layout struct,
             CudaStream stream,
-            int rows,
-            long output,
-            long tokens,
-            long slots,
-            long sampled,
-            long embedding,
-            long first,
-            long count,
-            long hidden) {
-        arguments
-                .clear()
-                .addStruct(EMBEDDING)
-                .put("output", output)
-                .put("tokens", tokens)
-                .put("slots", slots)
-                .put("sampled", sampled)
-                .put("embedding", embedding)
-                .put("first", first)
-                .put("count", count)
-                .put("hidden", hidden);
-        embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
+            LaunchSize size,
+            Consumer<KernelArguments> members) {
+        kernel.launch(stream, size, arguments(struct, members));
+    }
+
+    private KernelArguments arguments(Layout struct, Consumer<KernelArguments> members) {
+        members.accept(arguments.clear().addStruct(struct));
+        return arguments;
+    }
+
+    /** Looks up this rank's part of the embedding: the struct {@code Embedding}. */
+    void embed(CudaStream stream, int rows, Consumer<KernelArguments> members) {
+        launch(embed, EMBEDDING, stream, LaunchSize.of(rows, EMBED_THREADS), members);
     }
 
     /**
-     * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
-     * biases of both. Every {@link Model#rows} rows read the weights once. {@code output} has rows
-     * of {@code width}, {@code stride} elements apart; {@code x} has shape (rows, depth).
-     *
-     * @param gated whether the weight holds the rows of the gates, then the rows of the values
-     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
-     * @param scales the scales of quantized weights; not read with 16 bits
-     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
+     * Computes a matmul, without its norm. Every {@link Model#rows} rows read the weights once;
+     * {@code x} has shape (rows, depth).
      */
-    public void matmul(
-            CudaStream stream,
-            boolean gated,
-            int rows,
-            long output,
-            long x,
-            long weight,
-            long scales,
-            long bias,
-            long width,
-            long depth,
-            long stride) {
-        long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
+    void matmul(CudaStream stream, int rows, MatmulChain.Link of) {
+        long width = of.width();
+        long depth = of.weight().depth();
+        long tiles = ceilDiv(width, of.gated() ? TILE / 2 : TILE);
         for (int row = 0; row < rows; row += model.rows) {
             int count = Math.min(model.rows, rows - row);
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
@@ -425,16 +399,16 @@ public final class DecoderKernels implements AutoCloseable {
             arguments
                     .clear()
                     .addStruct(MATMUL)
-                    .put("output", output + row * stride * Short.BYTES)
-                    .put("x", x + row * depth * Short.BYTES)
-                    .put("weight", weight)
-                    .put("scales", scales)
-                    .put("bias", bias)
+                    .put("output", of.output() + row * of.stride() * Short.BYTES)
+                    .put("x", of.x() + row * depth * Short.BYTES)
+                    .put("weight", of.weight().elements())
+                    .put("scales", of.weight().scales())
+                    .put("bias", of.bias())
                     .put("batch", count)
                     .put("width", width)
                     .put("depth", depth)
-                    .put("stride", stride)
-                    .put("gated", gated ? 1 : 0);
+                    .put("stride", of.stride())
+                    .put("gated", of.gated() ? 1 : 0);
             LaunchSize size =
                     LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
                             .withShared(matmul.sharedBytes);
@@ -442,50 +416,23 @@ public final class DecoderKernels implements AutoCloseable {
         }
     }
 
-    /**
-     * The KV cache of a layer, by address. A head in e4m3 has a scale in float32: the head's
-     * largest magnitude divided by 448; NaN or infinite if an element is.
-     *
-     * @param keys the keys, as the values, of shape (slots, heads of keys, head size)
-     * @param keyScales the scales of keys, as those of values, of shape (blocks, heads of keys,
-     *     tokens of a block); not used with 16 bits
-     */
-    public record Cache(long keys, long values, long keyScales, long valueScales) {}
+    /** The KV cache of a layer, by address: the struct {@code Cache}. */
+    record Cache(long keys, long values, long keyScales, long valueScales) {
+
+        /** Puts the member {@code cache} of a struct. */
+        void putTo(KernelArguments struct) {
+            struct.put("cache.keys", keys)
+                    .put("cache.values", values)
+                    .put("cache.key_scales", keyScales)
+                    .put("cache.value_scales", valueScales);
+        }
+    }
 
     /**
-     * The arrays of attention, by address: {@code output} of shape (rows, heads of queries, head
-     * size), {@code qkv} of shape (rows, heads of all three, head size). With 8 bits, attention
-     * uses the new keys and values as the cache stores them, too.
+     * The size of an attention, and what its kernels depend on.
      *
-     * @param positions an int for each row: the position of the new token, or -1 for none. The
-     *     kernel reads positions and table while the previous matmul still runs, so write them
-     *     before a kernel or copy that ends before that matmul starts
-     * @param table the block table: for each row, the first cache row of each block, as ints
-     * @param cosines the cosines, as the sines, of shape (positions, half of the head size), in
-     *     float32
-     * @param firstChunks an int for each row: the number of chunks of all previous rows
-     * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
-     *     + {@value #CHUNK_EXTRA}) floats
-     * @param chunksEnded (rows, heads of keys) ints, initially 0
-     * @param window the tokens that a token attends to, itself included; 0 for all
-     */
-    public record Attention(
-            long output,
-            long qkv,
-            Cache cache,
-            long positions,
-            long table,
-            long cosines,
-            long sines,
-            long firstChunks,
-            long chunks,
-            long chunksEnded,
-            int window) {}
-
-    /**
-     * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
-     * attention of their queries.
-     *
+     * @param heads the heads of keys
+     * @param chunks the chunks of the longest sequence
      * @param sharesSequences whether several rows may belong to one sequence. All keys are then
      *     written before attention starts. With {@code keepsOrder} the bits are the same
      * @param keepsOrder whether the bits of a row must not depend on the other rows. If false, and
@@ -493,269 +440,103 @@ public final class DecoderKernels implements AutoCloseable {
      * @param besideChain whether a {@link MatmulChain} runs before and after, so that attention
      *     shares SMs with the next one
      */
-    public void attend(
-            CudaStream stream,
-            Attention of,
-            boolean sharesSequences,
-            boolean keepsOrder,
-            boolean besideChain,
+    record AttentionSize(
             int rows,
             int heads,
             int chunks,
-            long tableStride) {
-        arguments
-                .clear()
-                .addStruct(ATTENTION_ARRAYS)
-                .put("output", of.output)
-                .put("qkv", of.qkv)
-                .put("cache.keys", of.cache.keys)
-                .put("cache.values", of.cache.values)
-                .put("cache.key_scales", of.cache.keyScales)
-                .put("cache.value_scales", of.cache.valueScales)
-                .put("positions", of.positions)
-                .put("table", of.table)
-                .put("cosines", of.cosines)
-                .put("sines", of.sines)
-                .put("first_chunks", of.firstChunks)
-                .put("chunks", of.chunks)
-                .put("chunks_ended", of.chunksEnded)
-                .put("window", of.window == 0 ? Integer.MAX_VALUE : of.window)
-                .put("table_stride", tableStride)
-                .put("heads", heads);
-        if (sharesSequences) {
+            boolean sharesSequences,
+            boolean keepsOrder,
+            boolean besideChain) {}
+
+    /**
+     * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
+     * attention of their queries: the struct {@code Attention}. The kernel reads positions and
+     * table while the previous matmul still runs, so write them before a kernel or copy that ends
+     * before that matmul starts. With 8 bits, attention uses the new keys and values as the cache
+     * stores them, too.
+     */
+    void attend(CudaStream stream, AttentionSize of, Consumer<KernelArguments> members) {
+        int rows = of.rows;
+        int heads = of.heads;
+        arguments(ATTENTION_ARRAYS, members);
+        if (of.sharesSequences) {
             rotateAndCache.launch(
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
-        if (!sharesSequences && !keepsOrder) {
+        if (!of.sharesSequences && !of.keepsOrder) {
             // As few spans as give about two thread blocks for each SM.
             long parts = ceilDiv(2L * multiprocessors, (long) rows * heads);
-            long span = CHUNK * Math.min(ceilDiv(chunks, parts), MAX_SPAN / CHUNK);
-            int spans = (int) ceilDiv((long) chunks * CHUNK, span);
+            long span = CHUNK * Math.min(ceilDiv(of.chunks, parts), MAX_SPAN / CHUNK);
+            int spans = (int) ceilDiv((long) of.chunks * CHUNK, span);
             LaunchSize size = LaunchSize.of(heads, SPAN_THREADS).withGrid(rows, spans);
             attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));
             return;
         }
         // An SM holds two thread blocks of `attention`, four of `attentionLate`, or one of
         // `attentionLate` beside one of a chain.
-        long blocks = (long) rows * heads * chunks;
-        boolean late = blocks > 2L * multiprocessors || besideChain && blocks <= multiprocessors;
-        CudaKernel kernel = sharesSequences ? attentionCached : late ? attentionLate : attention;
-        LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
+        long blocks = (long) rows * heads * of.chunks;
+        boolean late = blocks > 2L * multiprocessors || of.besideChain && blocks <= multiprocessors;
+        CudaKernel kernel = of.sharesSequences ? attentionCached : late ? attentionLate : attention;
+        LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, of.chunks);
         kernel.launch(stream, size.asDependent(), arguments);
     }
 
     /**
      * Finds for each row: the highest logit, the sum of the exponentials relative to the highest
-     * logit, and the first token with that logit. The last of the {@value #TOP_FLOATS} floats is
-     * unused. {@code logits} are rows of {@code width}, {@code stride} elements apart, of at most
-     * 32 ranks.
-     *
-     * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
-     * @param parts temporary memory for {@value #TOP_BLOCKS} such results for each row
-     * @param blocksEnded an int for each row, initially 0
+     * logit, and the first token with that logit: the struct {@code Logits}, of at most 32 ranks.
      */
-    public void top(
-            CudaStream stream,
-            int rows,
-            long top,
-            long logits,
-            long parts,
-            long blocksEnded,
-            long first,
-            long width,
-            long stride,
-            int rank,
-            int ranks) {
-        arguments
-                .clear()
-                .addStruct(LOGITS)
-                .put("top", top)
-                .put("logits", logits)
-                .put("parts", parts)
-                .put("blocks_ended", blocksEnded)
-                .put("first", first)
-                .put("width", width)
-                .put("stride", stride)
-                .put("rank", rank)
-                .put("ranks", ranks);
+    void top(CudaStream stream, int rows, Consumer<KernelArguments> members) {
         LaunchSize size = LaunchSize.of(TOP_BLOCKS, TOP_THREADS).withGrid(rows, 1);
-        this.top.launch(stream, size.asDependent(), arguments);
+        launch(top, LOGITS, stream, size, members);
     }
 
     /**
-     * The arrays of sampling, by address.
-     *
-     * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
-     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may
-     *     be pinned memory
-     * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
-     *     #TOP_FLOATS})
-     * @param slots an int for each row: its index in {@code sampled}; -1 for none
-     * @param parameters {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
-     *     <ol>
-     *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
-     *           highest logit))}; 0 for greedy sampling
-     *       <li>a double, top-p; 1 for all tokens
-     *       <li>a long, the random number
-     *       <li>a long, top-k; 0 for all tokens
-     *       <li>a double, min-p; 0 for all tokens
-     *       <li>the address of edits, in pinned memory: for each of distinct tokens an int, the
-     *           token; an int, how often it was generated, plus 2^30 if the prompt has it; a float,
-     *           its bias. 0 if the logits are not edited
-     *       <li>the address of a bit for each token, in pinned memory: 1 if it is allowed. 0 if all
-     *           are
-     *       <li>an int, the number of edits
-     *       <li>an int, the token to report instead of a sampled one; -1 for none
-     *       <li>an int, how many of the highest logits to list
-     *       <li>three floats, the repetition, frequency and presence penalties
-     *     </ol>
-     *
-     * @param logits the logits of all ranks, used by rows that are not plainly greedy: rows of
-     *     {@code width}, {@code stride} apart
-     * @param tokens the tokens of {@link #embed}: edits do not count the {@link #LAST_SAMPLED} yet
-     * @param most receives the listed logits of each row, {@value #MAX_TOP_LOGPROBS} times {@value
-     *     #MOST_BYTES} bytes a row; may be pinned memory
-     * @param edited temporary memory for {@code width} floats of each row; used by rows with edits
+     * Samples a token for each row, or takes the argmax, and keeps it for the next {@link #embed}:
+     * the struct {@code Sampling}.
      */
-    public record Sampling(
-            long top,
-            long parts,
-            long sampled,
-            long slots,
-            long parameters,
-            long logits,
-            long width,
-            long stride,
-            long tokens,
-            long most,
-            long edited,
-            long editedStride) {}
-
-    /** Samples a token for each row, or takes the argmax. Keeps it for the next {@link #embed}. */
-    public void sample(CudaStream stream, Sampling of, int ranks, int rows) {
-        arguments
-                .clear()
-                .addStruct(SAMPLING_ARRAYS)
-                .put("top", of.top)
-                .put("parts", of.parts)
-                .put("sampled", of.sampled)
-                .put("slots", of.slots)
-                .put("parameters", of.parameters)
-                .put("logits", of.logits)
-                .put("width", of.width)
-                .put("stride", of.stride)
-                .put("ranks", ranks)
-                .put("rows", rows)
-                .put("tokens", of.tokens)
-                .put("most", of.most)
-                .put("edited", of.edited)
-                .put("edited_stride", of.editedStride);
-        sample.launch(stream, sampleSize.withGrid(rows, 1), arguments);
+    void sample(CudaStream stream, int rows, Consumer<KernelArguments> members) {
+        launch(sample, SAMPLING_ARRAYS, stream, sampleSize.withGrid(rows, 1), members);
     }
 
     /**
      * Applies the rotary embedding to queries and keys of prompts' tokens, in place, and writes
-     * keys and values to the KV cache. {@code qkv} has shape (rows, heads of all three, head size);
-     * {@code queries} is 0 if there are only keys and values. Slots and positions are an int for
-     * each row; cosines and sines are float32 of shape (positions, half of the head size).
+     * keys and values to the KV cache: the struct {@code Rotation}.
      */
-    public void rotateAndCache(
-            CudaStream stream,
-            int rows,
-            long qkv,
-            Cache cache,
-            long slots,
-            long positions,
-            long cosines,
-            long sines,
-            int queries,
-            int heads) {
-        arguments
-                .clear()
-                .addStruct(ROTATION)
-                .put("qkv", qkv)
-                .put("cache.keys", cache.keys)
-                .put("cache.values", cache.values)
-                .put("cache.key_scales", cache.keyScales)
-                .put("cache.value_scales", cache.valueScales)
-                .put("slots", slots)
-                .put("positions", positions)
-                .put("cosines", cosines)
-                .put("sines", sines)
-                .put("queries", queries)
-                .put("heads", heads);
-        prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
+    void rotateAndCache(CudaStream stream, int rows, Consumer<KernelArguments> members) {
+        LaunchSize size = LaunchSize.of(rows, PREFILL_THREADS);
+        launch(prefillRotateAndCache, ROTATION, stream, size, members);
     }
 
-    /**
-     * Copies keys and values of the given slots, a long for each row, from the KV cache, in the
-     * model's type and shape (rows, heads, head size).
-     */
-    public void gather(
-            CudaStream stream,
-            int rows,
-            long keys,
-            long values,
-            Cache cache,
-            long slots,
-            int heads) {
-        arguments
-                .clear()
-                .addStruct(GATHERING)
-                .put("keys", keys)
-                .put("values", values)
-                .put("cache.keys", cache.keys)
-                .put("cache.values", cache.values)
-                .put("cache.key_scales", cache.keyScales)
-                .put("cache.value_scales", cache.valueScales)
-                .put("slots", slots)
-                .put("heads", heads);
-        gather.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
+    /** Copies keys and values from the KV cache: the struct {@code Gathering}. */
+    void gather(CudaStream stream, int rows, Consumer<KernelArguments> members) {
+        launch(gather, GATHERING, stream, LaunchSize.of(rows, PREFILL_THREADS), members);
     }
 
-    /**
-     * Normalises each head of queries and keys, in place. {@code qkv} has shape (rows, heads of all
-     * three, head size); {@code queries} is 0 if there are only keys and values, and {@code heads}
-     * are those of keys.
-     */
-    public void normHeads(
-            CudaStream stream,
-            int rows,
-            long qkv,
-            long queryWeights,
-            long keyWeights,
-            int queries,
-            int heads,
-            float epsilon) {
-        arguments
-                .clear()
-                .addStruct(HEAD_NORMS)
-                .put("qkv", qkv)
-                .put("query_weights", queryWeights)
-                .put("key_weights", keyWeights)
-                .put("queries", queries)
-                .put("heads", heads)
-                .put("epsilon", epsilon);
-        normHeads.launch(stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
+    /** Normalises each head of queries and keys, in place: the struct {@code HeadNorms}. */
+    void normHeads(CudaStream stream, int rows, Consumer<KernelArguments> members) {
+        LaunchSize size = LaunchSize.of(rows, PREFILL_THREADS).asDependent();
+        launch(normHeads, HEAD_NORMS, stream, size, members);
     }
 
     /**
      * Computes {@code silu(gates) * values}, of shape (rows, width), of the gates and then the
      * values of each row, of shape (rows, 2 width).
      */
-    public void activate(CudaStream stream, long output, long both, long rows, long width) {
-        arguments
-                .clear()
-                .addStruct(ACTIVATION)
-                .put("output", output)
-                .put("both", both)
-                .put("rows", rows)
-                .put("width", width);
+    void activate(CudaStream stream, long output, long both, long rows, long width) {
         long packs = Math.max(1, rows * width / PACK);
         long blocks =
                 Math.min(8L * multiprocessors, (packs + PREFILL_THREADS - 1) / PREFILL_THREADS);
-        activate.launch(stream, LaunchSize.of((int) blocks, PREFILL_THREADS), arguments);
+        launch(
+                activate,
+                ACTIVATION,
+                stream,
+                LaunchSize.of((int) blocks, PREFILL_THREADS),
+                to ->
+                        to.put("output", output)
+                                .put("both", both)
+                                .put("rows", rows)
+                                .put("width", width));
     }
 
     @Override

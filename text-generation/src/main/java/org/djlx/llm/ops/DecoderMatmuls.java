@@ -311,40 +311,20 @@ final class DecoderMatmuls {
                 multiplyLarge(gated, out, column, x, linear, width, depth);
                 return;
             }
-            long to = Torch.dataPointer(out) + (long) column * config.type().itemSize();
-            long from = Torch.dataPointer(x);
-            QuantizeKernels.Matrix matrix = matrix(linear, width, depth); // for its addresses
-            long weight = matrix.elements();
-            long weightScales = matrix.scales();
-            long bias = bias(linear);
-            int stride = (int) out.getShape().get(1);
+            MatmulChain.Link link =
+                    new MatmulChain.Link(
+                            gated,
+                            Torch.dataPointer(out) + (long) column * config.type().itemSize(),
+                            out.getShape().get(1),
+                            Torch.dataPointer(x),
+                            matrix(linear, gated ? 2L * width : width, depth),
+                            bias(linear),
+                            chainNorm);
             if (chained) {
-                links.add(
-                        new MatmulChain.Link(
-                                gated,
-                                to,
-                                from,
-                                weight,
-                                weightScales,
-                                bias,
-                                width,
-                                depth,
-                                stride,
-                                chainNorm));
-                return;
+                links.add(link);
+            } else {
+                kernels.matmul(stream, rows, link);
             }
-            kernels.matmul(
-                    stream,
-                    gated,
-                    rows,
-                    to,
-                    from,
-                    weight,
-                    weightScales,
-                    bias,
-                    width,
-                    depth,
-                    stride);
         }
 
         /** As {@link #multiply}, by {@link WideMatmul} if it supports the matmul, else cuBLASLt. */

@@ -24,7 +24,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * one. For Hopper GPUs and one rank. Results have the bits of {@link DecoderKernels#matmul}. Not
  * thread-safe.
  */
-public final class MatmulChain {
+final class MatmulChain {
 
     static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "decoder/chain.cu");
@@ -65,20 +65,28 @@ public final class MatmulChain {
 
     /**
      * A matmul, {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
-     * biases of both; arrays as in {@link DecoderKernels#matmul}. {@code x} may be the output of an
-     * earlier matmul of the chain; {@code norm} normalises it first, null for none.
+     * biases of both; the struct {@code Matmul} of matmul.cu describes the arrays. {@code x} may be
+     * the output of an earlier matmul of the chain.
+     *
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
+     * @param stride the elements from a row of the output to the next
+     * @param bias 0 for none
+     * @param norm normalises x first; null for none
      */
-    public record Link(
+    record Link(
             boolean gated,
             long output,
+            long stride,
             long x,
-            long weight,
-            long scales,
+            QuantizeKernels.Matrix weight,
             long bias,
-            int width,
-            int depth,
-            int stride,
-            Norm norm) {}
+            Norm norm) {
+
+        /** Returns the columns of the output. */
+        long width() {
+            return gated ? weight.rows() / 2 : weight.rows();
+        }
+    }
 
     /**
      * A residual addition and RMSNorm before a matmul: x is added to the residual, and the norm of
@@ -87,7 +95,7 @@ public final class MatmulChain {
      *
      * @param newResidual receives the sum; must be neither x nor the residual
      */
-    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
+    record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
      * {@code hidden} is the depth of matmuls that normalise their rows, {@code depths} of the
@@ -135,7 +143,7 @@ public final class MatmulChain {
     }
 
     /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
-    public boolean isFor(int rows) {
+    boolean isFor(int rows) {
         int maxRows = bits == 16 ? MAX_16_BIT_ROWS : MAX_QUANTIZED_ROWS;
         return rows <= maxRows && hasAlignedScales && segments(normDepth) <= window(rows);
     }
@@ -147,7 +155,7 @@ public final class MatmulChain {
      *     stream only
      * @throws IllegalArgumentException if there are no matmuls or too many, or for too many rows
      */
-    public void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
+    void launch(CudaStream stream, int rows, long arrivals, List<Link> links) {
         if (links.isEmpty() || links.size() > MAX_LINKS || !isFor(rows)) {
             throw new IllegalArgumentException(
                     "a chain of %d matmuls of %d rows: use 1 to %d matmuls, and rows as isFor allows"
@@ -171,21 +179,21 @@ public final class MatmulChain {
     }
 
     private void put(int at, Link link) {
-        long rowBytes = rowBytes(link.depth);
-        long weightRows = link.gated ? 2L * link.width : link.width;
-        putTensorMap(at, "weight", link.weight, rowBytes, weightRows, segmentBytes);
+        QuantizeKernels.Matrix weight = link.weight;
+        long rowBytes = rowBytes(weight.depth());
+        putTensorMap(at, "weight", weight.elements(), rowBytes, weight.rows(), segmentBytes);
         if (bits == 4) {
-            long scaleBytes = QuantizeKernels.rowScales(bits, link.depth) * Float.BYTES;
+            long scaleBytes = QuantizeKernels.rowScales(bits, weight.depth()) * Float.BYTES;
             int boxBytes = segmentScales * Float.BYTES;
-            putTensorMap(at, "groups", link.scales, scaleBytes, weightRows, boxBytes);
+            putTensorMap(at, "groups", weight.scales(), scaleBytes, weight.rows(), boxBytes);
         }
         Norm norm = link.norm == null ? new Norm(0, 0, 0, 0) : link.norm;
         put(at, "output", link.output);
         put(at, "x", link.x);
-        put(at, "scales", link.scales);
+        put(at, "scales", weight.scales());
         put(at, "bias", link.bias);
-        put(at, "width", link.width);
-        put(at, "depth", link.depth);
+        put(at, "width", link.width());
+        put(at, "depth", weight.depth());
         put(at, "stride", link.stride);
         put(at, "gated", link.gated ? 1 : 0);
         put(at, "norm_weight", norm.weight);

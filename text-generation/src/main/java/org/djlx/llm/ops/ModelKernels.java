@@ -478,18 +478,20 @@ public final class ModelKernels implements AutoCloseable {
     NDArray embed(PrefillInputs prompts, ModelWeights weights) {
         Shape shape = new Shape(prompts.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompts.inputs.getManager(), shape, config.type());
-        int tokens = WeightMap.vocabularyPart(config, group.worldSize());
+        long tokens = WeightMap.vocabularyPart(config, group.worldSize());
         kernels.embed(
                 currentStreams.get(),
                 prompts.rows,
-                Torch.dataPointer(output),
-                Torch.dataPointer(prompts.inputs),
-                0, // No token is a placeholder.
-                0,
-                Torch.dataPointer(weights.embedding()),
-                (long) tokens * group.rank(),
-                tokens,
-                config.hiddenSize());
+                embedding ->
+                        embedding
+                                .put("output", Torch.dataPointer(output))
+                                .put("tokens", Torch.dataPointer(prompts.inputs))
+                                .put("slots", 0) // No token is a placeholder.
+                                .put("sampled", 0)
+                                .put("embedding", Torch.dataPointer(weights.embedding()))
+                                .put("first", tokens * group.rank())
+                                .put("count", tokens)
+                                .put("hidden", config.hiddenSize()));
         return output;
     }
 
@@ -568,14 +570,16 @@ public final class ModelKernels implements AutoCloseable {
         kernels.rotateAndCache(
                 currentStreams.get(),
                 prompts.tokens,
-                Torch.dataPointer(qkv),
-                model.cache().addresses(layer),
-                prompts.slots(),
-                prompts.positions(),
-                Torch.dataPointer(tables.cosines()),
-                Torch.dataPointer(tables.sines()),
-                heads - 2 * kvHeads,
-                kvHeads);
+                rotation -> {
+                    model.cache().addresses(layer).putTo(rotation);
+                    rotation.put("qkv", Torch.dataPointer(qkv))
+                            .put("slots", prompts.slots())
+                            .put("positions", prompts.positions())
+                            .put("cosines", Torch.dataPointer(tables.cosines()))
+                            .put("sines", Torch.dataPointer(tables.sines()))
+                            .put("queries", heads - 2 * kvHeads)
+                            .put("heads", kvHeads);
+                });
     }
 
     /**
@@ -589,11 +593,14 @@ public final class ModelKernels implements AutoCloseable {
         kernels.gather(
                 currentStreams.get(),
                 (int) slots.size(),
-                Torch.dataPointer(keys),
-                Torch.dataPointer(values),
-                cache.addresses(layer),
-                Torch.dataPointer(slots),
-                kvHeads);
+                gathering -> {
+                    cache.addresses(layer).putTo(gathering);
+                    gathering
+                            .put("keys", Torch.dataPointer(keys))
+                            .put("values", Torch.dataPointer(values))
+                            .put("slots", Torch.dataPointer(slots))
+                            .put("heads", kvHeads);
+                });
         return new NDList(keys, values);
     }
 
@@ -609,12 +616,13 @@ public final class ModelKernels implements AutoCloseable {
         kernels.normHeads(
                 stream,
                 rows,
-                Torch.dataPointer(qkv),
-                Torch.dataPointer(weights.queryNorm()),
-                Torch.dataPointer(weights.keyNorm()),
-                heads - 2 * kvHeads,
-                kvHeads,
-                (float) config.epsilon());
+                norms ->
+                        norms.put("qkv", Torch.dataPointer(qkv))
+                                .put("query_weights", Torch.dataPointer(weights.queryNorm()))
+                                .put("key_weights", Torch.dataPointer(weights.keyNorm()))
+                                .put("queries", heads - 2 * kvHeads)
+                                .put("heads", kvHeads)
+                                .put("epsilon", (float) config.epsilon()));
     }
 
     @Override

@@ -26,10 +26,10 @@ import org.djlx.nativeops.torch.ScalarType;
  * Launches the kernels of {@code quantize.cu} on the current stream of one GPU, for elements of one
  * 16-bit type. They round to the nearest number. Not thread-safe.
  */
-public final class QuantizeKernels implements AutoCloseable {
+final class QuantizeKernels implements AutoCloseable {
 
     /** The elements of a group with 4 bits, which has a scale. */
-    public static final int GROUP;
+    static final int GROUP;
 
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "quantize/quantize.cu");
@@ -63,7 +63,7 @@ public final class QuantizeKernels implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
 
     /** For float16 or bfloat16. */
-    public QuantizeKernels(Device gpu, ScalarType type) {
+    QuantizeKernels(Device gpu, ScalarType type) {
         device = CudaDevice.open(gpu);
         streams = new CurrentStreams(device);
         module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
@@ -90,25 +90,25 @@ public final class QuantizeKernels implements AutoCloseable {
      * @param scales float32, {@link #rowScales} for each row; not used with 16 bits
      * @param depth the elements of a row, a multiple of 8
      */
-    public record Matrix(int bits, long elements, long scales, long rows, long depth) {}
+    record Matrix(int bits, long elements, long scales, long rows, long depth) {}
 
     /** {@return new memory of the GPU, to be closed} */
-    public NativeMemory allocate(long byteSize) {
+    NativeMemory allocate(long byteSize) {
         return CudaMemory.allocate(device, byteSize);
     }
 
     /** {@return the bytes of the elements of a quantized row} */
-    public static long rowBytes(int bits, long depth) {
+    static long rowBytes(int bits, long depth) {
         return bits == 8 ? depth : rowScales(bits, depth) * GROUP / 2;
     }
 
     /** {@return the number of scales of a quantized row} */
-    public static long rowScales(int bits, long depth) {
+    static long rowScales(int bits, long depth) {
         return bits == 8 ? 1 : (depth + GROUP - 1) / GROUP;
     }
 
     /** Quantizes rows at a contiguous address, aligned to 16 bytes. */
-    public void quantize(long from, Matrix to) {
+    void quantize(long from, Matrix to) {
         if (to.bits == 8) {
             launchRow(quantize.get(8), from, to);
         } else {
@@ -121,12 +121,12 @@ public final class QuantizeKernels implements AutoCloseable {
      * Computes {@code silu(gates) * values} of rows, which have the gates and then the values,
      * rounds to 16 bits, and quantizes to e4m3.
      */
-    public void activate(long both, Matrix to) {
+    void activate(long both, Matrix to) {
         launchRow(activate, both, to);
     }
 
     /** Converts a matrix of 4 bits to contiguous rows of 16 bits. */
-    public void dequantize(Matrix from, long to) {
+    void dequantize(Matrix from, long to) {
         launch(dequantize, from.rows * from.depth / PACK, to, from);
     }
 
@@ -135,7 +135,7 @@ public final class QuantizeKernels implements AutoCloseable {
      * residual, and quantizes the RMSNorm of the result, rounded to 16 bits, to e4m3. {@code norm}
      * of the rows is not used; the scales of rows may be those of {@code to}.
      */
-    public void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
+    void norm(RmsNormKernels.Rows of, Product.Scales scales, float epsilon, Matrix to) {
         arguments
                 .clear()
                 .addStruct(NORMED)

@@ -22,16 +22,16 @@ import org.djlx.nativeops.torch.ScalarType;
  * wide_matmul.cu}. For Hopper GPUs. Bit for bit, a row of a product depends neither on the other
  * rows nor on their number. Not thread-safe.
  */
-public final class WideMatmul {
+final class WideMatmul {
 
     static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "decoder/wide_matmul.cu");
 
     /** The largest number of rows in 16 bits. */
-    public static final int MAX_ROWS = 128;
+    static final int MAX_ROWS = 128;
 
     /** The largest number of rows in e4m3: cuBLASLt is faster for more. */
-    public static final int MAX_E4M3_ROWS = 64;
+    static final int MAX_E4M3_ROWS = 64;
 
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
@@ -98,7 +98,7 @@ public final class WideMatmul {
      * Returns whether the kernel supports {@code rows} and an output of {@code width} columns, with
      * rows {@code stride} elements apart.
      */
-    public boolean isFor(int rows, long width, long stride) {
+    boolean isFor(int rows, long width, long stride) {
         return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
     }
 
@@ -119,7 +119,7 @@ public final class WideMatmul {
      * @param gated whether the weight holds the rows of the gates, then as many of the values
      * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
      */
-    public void launch(
+    void launch(
             CudaStream stream,
             boolean gated,
             QuantizeKernels.Matrix x,

@@ -6,12 +6,15 @@
  * CudaModel        a model with kernels on a GPU
  * CudaOps          LayerOps of prefills with kernels
  * Decoder          decode steps on a GPU, as CUDA graphs; contains the LayerOps that record a graph
+ * DecoderKernels   launches the kernels of decoding: matmuls of few rows, attention, sampling
  * DecoderMatmuls   the matmuls of decode steps, and the norms between them
  * ExpertRouter     chooses the experts of tokens
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
  * LayerOps         the operators of a forward pass
+ * MatmulChain      several matmuls of few rows as one kernel
  * Operand          the input of a projection, in the model's type or in e4m3
+ * QuantizeKernels  conversions of 16-bit rows to 8 and 4 bits
  * QuantizedMatrix  weights of a projection in 8 or 4 bits
  * RankModel        configuration, group, weights, cache and rotary tables of a rank
  * RotaryTables     cosines and sines of the rotary embeddings
@@ -20,6 +23,7 @@
  * TorchOps         LayerOps with libtorch
  * WeightQuantizer  quantizes projections while they are read
  * WeightReader     reads a rank's weights from safetensors
+ * WideMatmul       a matmul of up to 128 rows in 16 bits, or 64 in e4m3
  */
 /**
  * One rank's part of a language model: weights, KV cache, and one forward pass over {@code
@@ -27,16 +31,11 @@
  * org.djlx.llm.ops.TransformerModel}.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.ops.DecoderKernels} - launches the kernels of decoding: matmuls of few
- *       rows, attention, sampling
  *   <li>{@link org.djlx.llm.ops.KvCache} - a rank's part of the paged KV cache
- *   <li>{@link org.djlx.llm.ops.MatmulChain} - several matmuls of few rows as one kernel
  *   <li>{@link org.djlx.llm.ops.ModelKernels} - the model's kernels on a rank's GPU
  *   <li>{@link org.djlx.llm.ops.ModelWeights} - a rank's weights in memory
- *   <li>{@link org.djlx.llm.ops.QuantizeKernels} - conversions of 16-bit rows to 8 and 4 bits
  *   <li>{@link org.djlx.llm.ops.TokenBatch} - the tokens of one forward pass
  *   <li>{@link org.djlx.llm.ops.TransformerModel} - the layers, prefill and decode
- *   <li>{@link org.djlx.llm.ops.WideMatmul} - a matmul of up to 128 rows in 16 bits, or 64 in e4m3
  * </ul>
  */
 package org.djlx.llm.ops;

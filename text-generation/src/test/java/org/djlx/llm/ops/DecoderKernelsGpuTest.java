@@ -298,18 +298,8 @@ class DecoderKernelsGpuTest {
             long output,
             long bias,
             MatmulChain.Norm norm) {
-        int width = (int) weight.rows() / (gated ? 2 : 1);
-        return new MatmulChain.Link(
-                gated,
-                output,
-                x,
-                weight.elements(),
-                weight.scales(),
-                bias,
-                width,
-                (int) weight.depth(),
-                width,
-                norm);
+        long width = weight.rows() / (gated ? 2 : 1);
+        return new MatmulChain.Link(gated, output, width, x, weight, bias, norm);
     }
 
     private void multiplyAlone(
@@ -318,7 +308,7 @@ class DecoderKernelsGpuTest {
             ScalarType type,
             int rows,
             MatmulChain.Link link) {
-        try (NDArray normed = Torch.empty(manager, new Shape(rows, link.depth()), type)) {
+        try (NDArray normed = Torch.empty(manager, new Shape(rows, link.weight().depth()), type)) {
             long x = link.x();
             if (link.norm() != null) {
                 x = Torch.dataPointer(normed);
@@ -331,21 +321,20 @@ class DecoderKernelsGpuTest {
                                 link.norm().weight(),
                                 type,
                                 rows,
-                                link.depth()),
+                                link.weight().depth()),
                         link.norm().epsilon());
             }
             kernels.matmul(
                     streams.get(),
-                    link.gated(),
                     rows,
-                    link.output(),
-                    x,
-                    link.weight(),
-                    link.scales(),
-                    link.bias(),
-                    link.width(),
-                    link.depth(),
-                    link.stride());
+                    new MatmulChain.Link(
+                            link.gated(),
+                            link.output(),
+                            link.stride(),
+                            x,
+                            link.weight(),
+                            link.bias(),
+                            null));
             device.synchronize();
         }
     }
@@ -522,14 +511,17 @@ class DecoderKernelsGpuTest {
                 kernels.rotateAndCache(
                         streams.get(),
                         count,
-                        Torch.dataPointer(prompt),
-                        cache,
-                        Torch.dataPointer(buffers.create(slots[row])),
-                        Torch.dataPointer(buffers.create(IntStream.range(0, count).toArray())),
-                        Torch.dataPointer(cosines),
-                        Torch.dataPointer(sines),
-                        0,
-                        HEADS);
+                        to -> {
+                            cache.putTo(to);
+                            int[] positions = IntStream.range(0, count).toArray();
+                            to.put("qkv", Torch.dataPointer(prompt))
+                                    .put("slots", Torch.dataPointer(buffers.create(slots[row])))
+                                    .put("positions", Torch.dataPointer(buffers.create(positions)))
+                                    .put("cosines", Torch.dataPointer(cosines))
+                                    .put("sines", Torch.dataPointer(sines))
+                                    .put("queries", 0)
+                                    .put("heads", HEADS);
+                        });
             }
             int width = rotated.length / lengths.length;
             System.arraycopy(
@@ -566,11 +558,13 @@ class DecoderKernelsGpuTest {
                 kernels.gather(
                         streams.get(),
                         count,
-                        Torch.dataPointer(keys),
-                        Torch.dataPointer(values),
-                        cache,
-                        Torch.dataPointer(all),
-                        HEADS);
+                        to -> {
+                            cache.putTo(to);
+                            to.put("keys", Torch.dataPointer(keys))
+                                    .put("values", Torch.dataPointer(values))
+                                    .put("slots", Torch.dataPointer(all))
+                                    .put("heads", HEADS);
+                        });
                 String of = " of row " + row;
                 assertArrayEquals(rounded(stored[0][row], count), floats(keys), "keys" + of);
                 assertArrayEquals(rounded(stored[1][row], count), floats(values), "values" + of);
@@ -620,30 +614,28 @@ class DecoderKernelsGpuTest {
                 NDArray output = Torch.empty(step, new Shape(rows, queries * size), model.type());
                 int chunkSize = queries * (size + DecoderKernels.CHUNK_EXTRA);
                 NDArray ended = step.zeros(new Shape(rows, HEADS), DataType.INT32);
+                NDArray chunks = step.full(new Shape(firstChunks[rows], chunkSize), Float.NaN);
                 kernels.attend(
                         streams.get(),
-                        new DecoderKernels.Attention(
-                                Torch.dataPointer(output),
-                                Torch.dataPointer(own),
-                                cache,
-                                Torch.dataPointer(step.create(positions)),
-                                Torch.dataPointer(step.create(table)),
-                                Torch.dataPointer(cosines),
-                                Torch.dataPointer(sines),
-                                Torch.dataPointer(step.create(firstChunks)),
-                                Torch.dataPointer(
-                                        step.full(
-                                                new Shape(firstChunks[rows], chunkSize),
-                                                Float.NaN)),
-                                Torch.dataPointer(ended),
-                                window),
-                        sharesSequences,
-                        keepsOrder,
-                        false,
-                        rows,
-                        HEADS,
-                        mostChunks,
-                        STRIDE);
+                        new DecoderKernels.AttentionSize(
+                                rows, HEADS, mostChunks, sharesSequences, keepsOrder, false),
+                        all -> {
+                            cache.putTo(all);
+                            all.put("output", Torch.dataPointer(output))
+                                    .put("qkv", Torch.dataPointer(own))
+                                    .put("positions", Torch.dataPointer(step.create(positions)))
+                                    .put("table", Torch.dataPointer(step.create(table)))
+                                    .put("cosines", Torch.dataPointer(cosines))
+                                    .put("sines", Torch.dataPointer(sines))
+                                    .put(
+                                            "first_chunks",
+                                            Torch.dataPointer(step.create(firstChunks)))
+                                    .put("chunks", Torch.dataPointer(chunks))
+                                    .put("chunks_ended", Torch.dataPointer(ended))
+                                    .put("window", window == 0 ? Integer.MAX_VALUE : window)
+                                    .put("table_stride", STRIDE)
+                                    .put("heads", HEADS);
+                        });
                 for (int row = from; row < to; row++) {
                     requireGathered(row, lengths[row]);
                 }
@@ -775,10 +767,10 @@ class DecoderKernelsGpuTest {
                 }
                 return floats(output);
             }
-            long elements = stored.elements();
-            long scales = stored.scales();
             kernels.matmul(
-                    stream, gated, rows, to, from, elements, scales, added, width, depth, stride);
+                    stream,
+                    rows,
+                    new MatmulChain.Link(gated, to, stride, from, stored, added, null));
             return floats(output);
         }
     }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.util.List;
 import org.djlx.llm.sampling.LogitEdits;
+import org.djlx.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
@@ -27,7 +31,6 @@ class DecoderLayoutTest {
         KernelConstants llama = constants("decoder/sampling.cu");
         assertEquals(llama.value("TOP_BLOCKS"), DecoderKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), DecoderKernels.LAST_SAMPLED);
-        assertEquals(llama.struct("SamplingParameters").byteSize(), DecoderKernels.SAMPLING_BYTES);
         assertEquals(llama.struct("Edit").byteSize(), LogitEdits.ENTRY * Integer.BYTES);
         assertEquals(llama.value("IN_PROMPT"), LogitEdits.IN_PROMPT);
         assertEquals(llama.struct("Most").byteSize(), DecoderKernels.MOST_BYTES);
@@ -45,6 +48,27 @@ class DecoderLayoutTest {
                         .map(call -> call[0])
                         .distinct()
                         .toList());
+    }
+
+    /** The bytes are those that a compiler lays out: an independent reading of the struct. */
+    @Test
+    void samplingParametersAreWrittenAsTheStructLiesInMemory() {
+        LogitEdits edits = new LogitEdits(1.5f, -0.25f, 0.75f, new int[6], () -> new int[] {1, 2});
+        SamplingParameters some = new SamplingParameters(0.5, 7, 0.9, 0.1, -3, 11, 5, edits);
+        ByteBuffer actual = ByteBuffer.allocate(3 * 80).order(ByteOrder.nativeOrder());
+        Decoder.writeSampling(actual, 0, SamplingParameters.GREEDY, 0);
+        Decoder.writeSampling(actual, 1, some, 4096);
+        Decoder.writeSampling(actual, 2, SamplingParameters.ofGiven(9, 3), 0);
+        ByteBuffer expected = ByteBuffer.allocate(3 * 80).order(ByteOrder.nativeOrder());
+        expected.putDouble(0).putDouble(1).putLong(0).putLong(0).putDouble(0).putLong(0).putLong(0);
+        expected.putInt(0).putInt(-1).putInt(0).putFloat(1).putFloat(0).putFloat(0);
+        expected.putDouble(2 / Math.log(2)).putDouble(0.9).putLong(-3).putLong(7).putDouble(0.1);
+        expected.putLong(4096).putLong(4096 + 24).putInt(2).putInt(11).putInt(5);
+        expected.putFloat(1.5f).putFloat(-0.25f).putFloat(0.75f);
+        expected.putDouble(0).putDouble(1).putLong(0).putLong(0).putDouble(0).putLong(0).putLong(0);
+        expected.putInt(0).putInt(9).putInt(3).putFloat(1).putFloat(0).putFloat(0);
+        assertEquals(80, DecoderKernels.SAMPLING_PARAMETERS.byteSize());
+        assertArrayEquals(expected.array(), actual.array());
     }
 
     /** Initializing a launcher reads its constants, which must exist. */

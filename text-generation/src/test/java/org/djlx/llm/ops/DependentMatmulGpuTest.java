@@ -62,20 +62,17 @@ class DependentMatmulGpuTest {
                         NDArray norm = TestArrays.random(manager, type, new Shape(depth), 61);
                         NDArray weight = Torch.empty(manager, new Shape(width, depth), type);
                         NDArray output = Torch.empty(manager, new Shape(1, width), type);
-                        Runnable matmul =
-                                () ->
-                                        kernels.matmul(
-                                                streams.get(),
-                                                false,
-                                                1,
-                                                Torch.dataPointer(output),
-                                                Torch.dataPointer(x),
-                                                Torch.dataPointer(weight),
-                                                0,
-                                                0,
-                                                width,
-                                                depth,
-                                                width);
+                        MatmulChain.Link link =
+                                new MatmulChain.Link(
+                                        false,
+                                        Torch.dataPointer(output),
+                                        width,
+                                        Torch.dataPointer(x),
+                                        new QuantizeKernels.Matrix(
+                                                16, Torch.dataPointer(weight), 0, width, depth),
+                                        0,
+                                        null);
+                        Runnable matmul = () -> kernels.matmul(streams.get(), 1, link);
                         matmul.run(); // loads the kernel, which blocks while another rank waits
                         device.synchronize();
                         ranks.await();
