@@ -53,6 +53,7 @@ class MainTest {
     void helpIsNoError(String args) {
         assertEquals(0, run(args.split(" ")));
         assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);
+        assertEquals(args.contains("plan"), out.toString().contains("--ranks=N[,N...]"));
     }
 
     @ParameterizedTest

@@ -116,6 +116,7 @@ class PlanCommandTest extends CommandTest {
                         + " bfloat16, not int8",
                 "plan --shape 8,8,8 --machine a100; --machine must be h200, h100 or this",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
+                "plan --shape 8,8,8 --ranks 2,x; --ranks must be a number, not 'x'",
                 "plan --shape 8,8,8 --ranks 3; the number of ranks, 3",
                 "plan --shape 8,8,8 --hosts 0; --hosts must be from 1 to 1024, not 0",
                 "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",

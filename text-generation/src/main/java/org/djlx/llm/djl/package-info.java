@@ -4,10 +4,10 @@
  */
 /**
  * Loads a model directory as a DJL model, for {@code Criteria} and DJL Serving. Start with {@link
- * org.djlx.llm.djl.TextModelLoader}.
+ * TextModelLoader}.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.djl.TextModelLoader} - loads a model directory
+ *   <li>{@link TextModelLoader} - loads a model directory
  * </ul>
  */
 package org.djlx.llm.djl;

@@ -17,12 +17,11 @@
  */
 /**
  * The generation engine. A request becomes a sequence; the scheduler picks the sequences and tokens
- * of each step; the ranks run the step and sample. Start with {@link
- * org.djlx.llm.engine.TextEngine}.
+ * of each step; the ranks run the step and sample. Start with {@link TextEngine}.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.engine.LoadingProgress} - writes the progress of loading as lines
- *   <li>{@link org.djlx.llm.engine.TextEngine} - generates text with a model from a directory
+ *   <li>{@link LoadingProgress} - writes the progress of loading as lines
+ *   <li>{@link TextEngine} - generates text with a model from a directory
  * </ul>
  */
 package org.djlx.llm.engine;

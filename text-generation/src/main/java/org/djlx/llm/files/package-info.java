@@ -3,9 +3,9 @@
  * Model directories in Hugging Face's layout, written for benchmarks and to try things with.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.files.RandomLlama} - a Llama of random weights
- *   <li>{@link org.djlx.llm.files.LlamaDirectory} - writes the directory of a Llama
- *   <li>{@link org.djlx.llm.files.BytePairEncoding} - trains a tokenizer on a text
+ *   <li>{@link RandomLlama} - a Llama of random weights
+ *   <li>{@link LlamaDirectory} - writes the directory of a Llama
+ *   <li>{@link BytePairEncoding} - trains a tokenizer on a text
  * </ul>
  */
 package org.djlx.llm.files;

@@ -4,7 +4,7 @@
  * JVM. Needs {@code dev.langchain4j:langchain4j-core}, which is an optional dependency.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.langchain4j.TextChatModel} - the model
+ *   <li>{@link TextChatModel} - the model
  * </ul>
  */
 package org.djlx.llm.langchain4j;

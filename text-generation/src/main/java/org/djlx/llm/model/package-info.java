@@ -16,16 +16,14 @@
  * What a model is: its configuration and the map of its weights. Computes nothing.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.model.KvCacheDtype} - how keys and values are stored
- *   <li>{@link org.djlx.llm.model.LayerConfig} - what one layer computes
- *   <li>{@link org.djlx.llm.model.ModelConfig} - the configuration, from {@code config.json}
- *   <li>{@link org.djlx.llm.model.Quantization} - how the weights of projections are stored
- *   <li>{@link org.djlx.llm.model.Rope} - rotary embedding and its scaling
- *   <li>{@link org.djlx.llm.model.SamplingDefaults} - from {@code generation_config.json}
- *   <li>{@link org.djlx.llm.model.TensorPart} - the parts of a layer's weights, their names and how
- *       ranks divide them
- *   <li>{@link org.djlx.llm.model.WeightMap} - the tensors of a model, and what each rank has of
- *       them
+ *   <li>{@link KvCacheDtype} - how keys and values are stored
+ *   <li>{@link LayerConfig} - what one layer computes
+ *   <li>{@link ModelConfig} - the configuration, from {@code config.json}
+ *   <li>{@link Quantization} - how the weights of projections are stored
+ *   <li>{@link Rope} - rotary embedding and its scaling
+ *   <li>{@link SamplingDefaults} - from {@code generation_config.json}
+ *   <li>{@link TensorPart} - the parts of a layer's weights, their names and how ranks divide them
+ *   <li>{@link WeightMap} - the tensors of a model, and what each rank has of them
  * </ul>
  */
 package org.djlx.llm.model;

@@ -28,14 +28,14 @@
 /**
  * One rank's part of a language model: weights, KV cache, and one forward pass over {@code
  * LayerOps}, which has an implementation for libtorch, for CPUs and for GPUs. Start with {@link
- * org.djlx.llm.ops.TransformerModel}.
+ * TransformerModel}.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.ops.KvCache} - a rank's part of the paged KV cache
- *   <li>{@link org.djlx.llm.ops.ModelKernels} - the model's kernels on a rank's GPU
- *   <li>{@link org.djlx.llm.ops.ModelWeights} - a rank's weights in memory
- *   <li>{@link org.djlx.llm.ops.TokenBatch} - the tokens of one forward pass
- *   <li>{@link org.djlx.llm.ops.TransformerModel} - the layers, prefill and decode
+ *   <li>{@link KvCache} - a rank's part of the paged KV cache
+ *   <li>{@link ModelKernels} - the model's kernels on a rank's GPU
+ *   <li>{@link ModelWeights} - a rank's weights in memory
+ *   <li>{@link TokenBatch} - the tokens of one forward pass
+ *   <li>{@link TransformerModel} - the layers, prefill and decode
  * </ul>
  */
 package org.djlx.llm.ops;

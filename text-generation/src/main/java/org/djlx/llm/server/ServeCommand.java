@@ -16,6 +16,7 @@ import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ToolFormat;
 import org.slf4j.LoggerFactory;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
@@ -52,6 +53,7 @@ public final class ServeCommand extends CliCommand {
     @Option(
             names = "--allowed-host",
             paramLabel = "NAME",
+            showDefaultValue = Visibility.NEVER,
             description =
                     "Another host name that clients may use, such as a service's or a proxy's;"
                             + " repeatable. Without a token, only localhost, IP addresses, --host"

@@ -19,27 +19,26 @@
 /**
  * The HTTP server, and the schemas of OpenAI and DJL Serving, which need no HTTP server.
  *
- * <p>Schemas: {@link org.djlx.llm.server.TextApi} reads a request, {@link
- * org.djlx.llm.server.TextCall} submits it, {@link org.djlx.llm.server.TextAnswer} is its answer.
+ * <p>Schemas: {@link TextApi} reads a request, {@link TextCall} submits it, {@link TextAnswer} is
+ * its answer.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.server.AnswerFormat} - formats an answer in a schema
- *   <li>{@link org.djlx.llm.server.ApiException} - an error for the client
- *   <li>{@link org.djlx.llm.server.TextAnswer} - an answer as it is generated
- *   <li>{@link org.djlx.llm.server.TextApi} - reads requests for one model
- *   <li>{@link org.djlx.llm.server.TextCall} - a parsed request
+ *   <li>{@link AnswerFormat} - formats an answer in a schema
+ *   <li>{@link ApiException} - an error for the client
+ *   <li>{@link TextAnswer} - an answer as it is generated
+ *   <li>{@link TextApi} - reads requests for one model
+ *   <li>{@link TextCall} - a parsed request
  * </ul>
  *
  * <p>Server; the resource {@code chat.html} is the chat page:
  *
  * <ul>
- *   <li>{@link org.djlx.llm.server.GenerationServer} - the HTTP server
- *   <li>{@link org.djlx.llm.server.ServerOptions} - its address and limits
- *   <li>{@link org.djlx.llm.server.ServeCommand} - the command {@code serve}
- *   <li>{@link org.djlx.llm.server.ServeModelCommand} - {@code serve-model}: writes a small random
- *       model
- *   <li>{@link org.djlx.llm.server.ModelOptions} - the options of commands that generate text
- *   <li>{@link org.djlx.llm.server.Main} - the program of {@code java -jar}
+ *   <li>{@link GenerationServer} - the HTTP server
+ *   <li>{@link ServerOptions} - its address and limits
+ *   <li>{@link ServeCommand} - the command {@code serve}
+ *   <li>{@link ServeModelCommand} - {@code serve-model}: writes a small random model
+ *   <li>{@link ModelOptions} - the options of commands that generate text
+ *   <li>{@link Main} - the program of {@code java -jar}
  * </ul>
  */
 package org.djlx.llm.server;

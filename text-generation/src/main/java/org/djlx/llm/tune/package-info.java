@@ -7,8 +7,8 @@
  * low-rank adapters.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.tune.ChatDataset} - chats in JSONL as a DJL dataset
- *   <li>{@link org.djlx.llm.tune.TrainableModel} - the block, its loss, its files
+ *   <li>{@link ChatDataset} - chats in JSONL as a DJL dataset
+ *   <li>{@link TrainableModel} - the block, its loss, its files
  * </ul>
  */
 package org.djlx.llm.tune;

@@ -3,6 +3,7 @@ package org.djlx.llm.server;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.huggingface.tokenizers.Encoding;
@@ -162,5 +163,14 @@ class ServeModelCommandTest extends CommandTest {
         Files.createFile(file);
         assertTrue(
                 write(1, file).contains(file + ": a file of that name exists; a folder is needed"));
+    }
+
+    @Test
+    void helpNamesOneNumberOfRanksAndNoEmptyDefault() {
+        String help = output(0, "serve", "--help");
+        assertTrue(help.contains("[--ranks=N]") && !help.contains("N[,"), help);
+        assertFalse(help.contains("Default: []"), help);
+        String refused = output(2, "serve", folder, "--ranks", "1,2");
+        assertTrue(refused.contains("--ranks takes one number, not 1,2"), refused);
     }
 }

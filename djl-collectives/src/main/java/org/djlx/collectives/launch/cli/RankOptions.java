@@ -5,6 +5,7 @@ import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.util.List;
 import java.util.Locale;
+import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Model.OptionSpec;
@@ -28,8 +29,8 @@ public final class RankOptions {
     private static final int MOST_GPUS = 1024; // Gpus.require checks the number of GPUs
     private static final int CPU_RANKS = 2; // default of ranksOfGpus without a GPU
 
-    @Option(names = "--ranks", paramLabel = "N", split = ",")
-    private List<Integer> requested; // null: not given; one number unless several are allowed
+    @Option(names = "--ranks", paramLabel = "N")
+    private String requested; // null: not given; one number unless several are allowed
 
     @Option(
             names = "--processes",
@@ -124,7 +125,11 @@ public final class RankOptions {
         configure(
                 command,
                 "--ranks",
-                ranksText == null ? null : option("--ranks").description(ranksText));
+                ranksText == null
+                        ? null
+                        : option("--ranks")
+                                .paramLabel(several ? "N[,N...]" : "N")
+                                .description(ranksText));
         configure(command, "--processes", hasProcesses ? option("--processes") : null);
         configure(command, "--device", hasDevice ? option("--device") : null);
         String end = typeOtherwise == null ? "." : "; " + typeOtherwise + " if not given.";
@@ -165,7 +170,7 @@ public final class RankOptions {
         }
         refuseIf(
                 counts().size() > 1 && !several,
-                "--ranks takes one number, not %s: %s".formatted(counts().size(), requested));
+                "--ranks takes one number, not %s".formatted(requested));
         if (!types.isEmpty()) {
             type();
         }
@@ -174,7 +179,7 @@ public final class RankOptions {
     /** Returns the number of ranks. */
     public int count() {
         if (requested != null) {
-            return requested.get(0);
+            return counts().get(0);
         }
         if (otherwise > 0) {
             return otherwise;
@@ -204,7 +209,14 @@ public final class RankOptions {
 
     /** Returns the numbers of ranks. */
     public List<Integer> counts() {
-        return requested == null ? List.of(count()) : List.copyOf(requested);
+        return requested == null
+                ? List.of(count())
+                : Stream.of(requested.split(",", -1)).map(RankOptions::number).toList();
+    }
+
+    private static int number(String text) {
+        refuseIf(!text.matches("-?\\d{1,9}"), "--ranks must be a number, not '%s'".formatted(text));
+        return Integer.parseInt(text);
     }
 
     /**

@@ -23,7 +23,7 @@
  * nothing else. Output, steps and depth are bounded.
  *
  * <ul>
- *   <li>{@link org.djlx.llm.text.template.Template} - a parsed template
+ *   <li>{@link Template} - a parsed template
  * </ul>
  */
 package org.djlx.llm.text.template;
