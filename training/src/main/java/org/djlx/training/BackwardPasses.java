@@ -4,6 +4,8 @@ package org.djlx.training;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.List;
@@ -22,17 +24,22 @@ final class BackwardPasses {
 
     private final DataParallelTrainer trainer;
     private final Ranks ranks;
+    private final UnevenBatches uneven;
+    private final OptimizerStep step;
     private final List<SplitForward> open = new ArrayList<>(); // backward pass not finished
     private GradientScope recording; // scope of this trainer's newest collector; null before it
-    private GradientScope followed; // scope of a collector that is not this trainer's, or null
-    private int followedPasses; // forward passes in it whose backward pass has not ended
+    private GradientScope foreign; // scope of a collector that is not this trainer's, or null
+    private int foreignPasses; // forward passes in it whose backward pass has not ended
     private Gradients gradients = Gradients.OF_EACH_RANK; // until reduced
     private ReductionTime time = ReductionTime.WITHIN_PASS; // while synchronizes is true
     private boolean synchronizes = true; // false while noSync is open
 
-    BackwardPasses(DataParallelTrainer trainer, Ranks ranks) {
+    BackwardPasses(
+            DataParallelTrainer trainer, Ranks ranks, UnevenBatches uneven, OptimizerStep step) {
         this.trainer = trainer;
         this.ranks = ranks;
+        this.uneven = uneven;
+        this.step = step;
     }
 
     ReductionTime time() {
@@ -61,9 +68,9 @@ final class BackwardPasses {
 
     void discard() {
         closeAll();
-        followed = null;
+        foreign = null;
         time = ReductionTime.WITHIN_PASS;
-        trainer.ifLoaded(ParameterStrategy::forgetPasses);
+        trainer.ifLoaded(ParameterStrategy::discardPasses);
     }
 
     void closeAll() {
@@ -88,8 +95,9 @@ final class BackwardPasses {
 
         @Override
         public void backward(NDArray target) {
-            trainer.beginBackward();
-            run(() -> scope.backward(target, trainer.lossScale()));
+            double scale = step.lossScale();
+            uneven.announce(UnevenBatches.Call.BACKWARD);
+            run(() -> scope.backward(target, scale));
         }
 
         /** Runs a backward pass from given gradients of targets. Ranks in join call this. */
@@ -115,11 +123,7 @@ final class BackwardPasses {
     }
 
     private void begin() {
-        trainer.ifLoaded(
-                strategy -> {
-                    strategy.sendChangedGradients();
-                    strategy.beginBackward();
-                });
+        trainer.ifLoaded(ParameterStrategy::beginBackward);
         gradients = Gradients.OF_EACH_RANK;
     }
 
@@ -135,7 +139,6 @@ final class BackwardPasses {
             trainer.ifLoaded(
                     strategy -> {
                         strategy.reduce();
-                        strategy.noteGradients();
                         gradients = Gradients.REDUCED;
                     });
         }
@@ -144,8 +147,8 @@ final class BackwardPasses {
     /**
      * Reduces a rank's gradients at the end of its backward pass. If another pass is open, which
      * adds to them, the collector reduces them later, on all ranks at once. The caller's graph may
-     * add to the first rank's gradients after this, for example by a penalty on parameters; {@link
-     * ParameterStrategy#sendChangedGradients} copies these sums to the other ranks.
+     * add to the first rank's gradients after this, for example by a penalty on parameters; the
+     * strategy copies these sums to the other ranks.
      */
     void end(Replica replica) {
         ParameterStrategy strategy = trainer.strategy();
@@ -153,29 +156,75 @@ final class BackwardPasses {
                 && time() == ReductionTime.WITHIN_PASS
                 && strategy.endBackward(replica)
                 && replica.index() == 0) {
-            strategy.noteGradients();
             gradients = Gradients.REDUCED;
         }
     }
 
     /**
-     * Registers the coming forward pass with the current collector, if another trainer or the
-     * caller has opened that. Gradients of this trainer are reduced when all its passes in the
-     * collector have run backward.
+     * Returns the scope that records the coming forward pass of a block; null for none. Refuses a
+     * pass whose backward pass would miss what this trainer's collector does.
      */
-    void follow(GradientScope scope, NDManager manager) {
-        if (scope == null || scope == recording) {
-            return;
+    GradientScope scopeOfPass(Block block, NDManager manager) {
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (scope == null) {
+            requireNoGradients();
+        } else if (scope != recording) {
+            requireOwnCollector(block);
+            register(scope, manager);
         }
-        trainer.requireFollowing();
+        return scope;
+    }
+
+    private void requireNoGradients() {
+        boolean scaled = step.scaler() != null;
+        int count = ranks.replicas().size();
+        boolean needed = count > 1 || trainer.strategy().runsCollectives() || scaled;
+        if (needed && JniUtils.isGradMode()) {
+            throw new IllegalStateException(
+                    "forward: gradients are on, but no collector of this trainer is open on this"
+                            + " thread, so "
+                            + (scaled
+                                    ? "the loss would not be multiplied by the GradScaler's scale"
+                                    : "gradients of " + count + " ranks would be lost")
+                            + "; open trainer.newGradientCollector(), not"
+                            + " manager.getEngine().newGradientCollector(), or call"
+                            + " trainer.evaluate for predictions without gradients");
+        }
+    }
+
+    /**
+     * Refuses a pass within a collector that is not this trainer's, if that collector would not
+     * scale the loss, or not announce a backward pass with collectives to ranks in join.
+     */
+    private void requireOwnCollector(Block block) {
+        if (step.scaler() != null) {
+            throw new IllegalStateException(
+                    "forward: the open collector is not this trainer's, so it does not multiply the"
+                            + " loss by the scale of this trainer's GradScaler; open"
+                            + " trainer.newGradientCollector()");
+        }
+        if (uneven.areAllowed() && BatchPasses.runsCollectives(trainer.strategy(), block)) {
+            throw new IllegalStateException(
+                    "forward: the open collector is not this trainer's, so ranks in join would not"
+                            + " be told of its backward pass, in which this model's ranks meet"
+                            + " (FULL_SHARD, synchronised batch normalisation); open"
+                            + " trainer.newGradientCollector()");
+        }
+    }
+
+    /**
+     * Registers a forward pass with a collector that another trainer or the caller has opened. The
+     * gradients are reduced when all passes of this trainer in the collector have run backward.
+     */
+    private void register(GradientScope scope, NDManager manager) {
         if (ranks.group() == null) {
             return;
         }
-        if (scope != followed) {
-            followed = scope;
-            followedPasses = 0;
+        if (scope != foreign) {
+            foreign = scope;
+            foreignPasses = 0;
         }
-        if (followedPasses++ == 0) {
+        if (foreignPasses++ == 0) {
             begin();
             reduceAfterPass();
         }
@@ -185,14 +234,14 @@ final class BackwardPasses {
                 List.of(),
                 List.of(manager.zeros(new Shape())),
                 (inputs, kept, ofOutputs) -> {
-                    if (scope != followed) {
+                    if (scope != foreign) {
                         throw new IllegalStateException(
                                 "backward: between forward and backward pass, the trainer's step,"
                                         + " newGradientCollector, zeroGradients or a clipping has"
                                         + " discarded this pass; call backward before");
                     }
-                    if (--followedPasses == 0) {
-                        trainer.tell(UnevenBatches.Call.BACKWARD);
+                    if (--foreignPasses == 0) {
+                        uneven.announce(UnevenBatches.Call.BACKWARD);
                         end();
                     }
                     return List.of();

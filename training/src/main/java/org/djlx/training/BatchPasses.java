@@ -38,7 +38,11 @@ final class BatchPasses {
     }
 
     /** Returns whether ranks run collectives in a block's forward pass in training mode. */
-    static boolean runsCollectives(Block block) {
+    static boolean runsCollectives(ParameterStrategy strategy, Block block) {
+        return strategy.runsCollectives() || runsCollectives(block);
+    }
+
+    private static boolean runsCollectives(Block block) {
         return block instanceof SyncBatchNorm
                 || block instanceof ActivationCheckpoint // in its first pass
                 || block.getChildren().values().stream().anyMatch(BatchPasses::runsCollectives);
@@ -56,8 +60,8 @@ final class BatchPasses {
             sendBuffers();
             return predictions;
         }
-        boolean meets = strategy.meetsInEachPass() || runsCollectives(block);
-        Meeting meeting = meets ? Meeting.COLLECTIVES : Meeting.ALL_RANKS;
+        Meeting meeting =
+                runsCollectives(strategy, block) ? Meeting.COLLECTIVES : Meeting.ALL_RANKS;
         Kind kind = new Kind(true, data.size(), labels == null ? 0 : labels.size());
         return divided(strategy, block, kind, data, labels, scope, meeting);
     }
@@ -66,7 +70,7 @@ final class BatchPasses {
         if (ranks.others().isEmpty()) {
             return strategy.evaluate(ranks.first(), data);
         }
-        Meeting meeting = strategy.meetsInEachPass() ? Meeting.COLLECTIVES : Meeting.NONE;
+        Meeting meeting = strategy.runsCollectives() ? Meeting.COLLECTIVES : Meeting.NONE;
         Kind kind = new Kind(false, data.size(), 0);
         return divided(strategy, block, kind, data, null, null, meeting);
     }
@@ -101,7 +105,6 @@ final class BatchPasses {
             if (check != null) {
                 int count = ranks.replicas().size();
                 check.compare(predictions, count, () -> evaluate(strategy, block, data).close());
-                strategy.release();
             }
             if (first && batch > 1) { // With one row, the batch dimension cannot be detected.
                 layouts.put(kind, pass.layout());
@@ -146,8 +149,6 @@ final class BatchPasses {
         if (!settings.checkForward() || !kind.training && data.head().getShape().get(0) == 1) {
             return null;
         }
-        strategy.gather();
-        Replica first = ranks.first();
         NDManager manager = data.head().getManager();
         boolean half = settings.mixedPrecision() != MixedPrecisionPolicy.NONE;
         return kind.training
@@ -155,9 +156,9 @@ final class BatchPasses {
                         block,
                         manager,
                         half,
-                        first.hasBuffers(),
-                        () -> first.whole(block, data, labels, true))
-                : SplitCheck.ofEvaluation(half, () -> first.whole(block, data, null, false));
+                        ranks.first().hasBuffers(),
+                        () -> strategy.computeWhole(data, labels, true))
+                : SplitCheck.ofEvaluation(half, () -> strategy.computeWhole(data, null, false));
     }
 
     /**

@@ -3,31 +3,21 @@ package org.djlx.training;
 
 import ai.djl.Device;
 import ai.djl.Model;
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
 import ai.djl.training.optimizer.Optimizer;
-import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
-import org.djlx.collectives.Agreement;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.ProcessExit;
-import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.Torch;
-import org.djlx.nativeops.torch.TorchInPlace;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -39,18 +29,14 @@ import org.slf4j.LoggerFactory;
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
-    private static final double NORM_EPSILON = 1e-6; // as PyTorch's clip_grad_norm_
 
     private final DataParallelConfig settings;
-    private final Optimizer optimizer;
-    private final GradScaler scaler; // null for none
     private final Ranks ranks; // null while Trainer's constructor runs
     private final BackwardPasses backward;
     private final BatchPasses batches;
     private final UnevenBatches uneven;
+    private final OptimizerStep step;
     private ParameterStrategy strategy; // null until the block is initialised
-    private Overflow overflow = Overflow.UNCHECKED;
-    private boolean stepped;
     private boolean closed;
 
     /** Creates a trainer and the process group of its ranks; the caller closes the trainer. */
@@ -63,7 +49,7 @@ public final class DataParallelTrainer extends Trainer {
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
         try {
             trainer.open(config.getDevices());
-            trainer.logSettings();
+            TrainerSetup.log(model, settings, trainer.ranks);
             return trainer;
         } catch (Throwable e) {
             trainer.close();
@@ -74,11 +60,10 @@ public final class DataParallelTrainer extends Trainer {
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
         super(model, TrainerSetup.ofRank(model, config, settings));
         this.settings = settings;
-        optimizer = config.getOptimizer();
-        scaler = settings.gradScaler();
         ranks = TrainerSetup.ranks(settings, config.getDevices());
-        backward = new BackwardPasses(this, ranks);
         uneven = new UnevenBatches(this, settings.join());
+        step = new OptimizerStep(this, config.getOptimizer(), settings.gradScaler());
+        backward = new BackwardPasses(this, ranks, uneven, step);
         batches = new BatchPasses(ranks, backward, uneven, settings);
         ProcessExit.beginUse();
     }
@@ -103,20 +88,6 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Logs ranks, devices, backend and gradient reduction; on the first rank only. */
-    private void logSettings() {
-        if (ranks.group() == null) {
-            LOG.info("Training on 1 rank: device {}", ranks.first().device());
-        } else if (TrainerSetup.isFirst(getModel(), settings)) {
-            LOG.info(
-                    "Training on {} ranks {}, gradient compression {}, buckets of {} bytes",
-                    ranks.worldSize(),
-                    ranks.description(),
-                    settings.compression(),
-                    settings.bucketBytes());
-        }
-    }
-
     /** {@return this process's rank in the data-parallel group; 0 if there is only one process} */
     public int process() {
         return group() == null ? 0 : group().rank();
@@ -136,17 +107,17 @@ public final class DataParallelTrainer extends Trainer {
 
     /** {@return the optimizer, which all ranks of this JVM share} */
     public Optimizer optimizer() {
-        return optimizer;
+        return step.optimizer();
     }
 
     /** {@return the gradient scaler; null if the configuration has none} */
     public GradScaler gradScaler() {
-        return scaler;
+        return step.scaler();
     }
 
     /** {@return whether the ranks divide parameters or the optimizer's state among each other} */
     public boolean isSharded() {
-        return strategy.isSharded();
+        return strategy.sharding() != ShardingStrategy.NO_SHARD;
     }
 
     /** {@return the parts of the parameters that the ranks of this JVM hold, in rank order} */
@@ -175,7 +146,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     void dropGradients() {
-        overflow = Overflow.UNCHECKED;
+        step.reset();
         ifLoaded(ParameterStrategy::zeroGradients);
     }
 
@@ -212,28 +183,10 @@ public final class DataParallelTrainer extends Trainer {
         }
         BlockReplacement.copyBack(block());
         TrainerSetup.requireMasters(settings, block());
-        requireSameOptions();
-        strategy = ParameterStrategy.load(ranks, block(), optimizer, settings, backward::time);
+        TrainerSetup.requireSameOptions(settings, group(), step.scaler(), uneven);
+        strategy = ParameterStrategy.load(ranks, block(), optimizer(), settings, backward::time);
         if (ranks.group() != null) {
             ranks.each(replica -> replica.verify("before training", false));
-        }
-    }
-
-    private void requireSameOptions() {
-        String options =
-                settings.common()
-                        + (", " + (scaler == null ? "no GradScaler" : scaler))
-                        + (uneven.areAllowed() ? ", JoinListeners " + uneven.names() : "");
-        try {
-            List<String> all = Agreement.exchange(group(), "initialize", () -> options);
-            if (all.stream().distinct().count() > 1) {
-                throw new IllegalArgumentException(
-                        "initialize: the ranks have different options; set the same"
-                                + " DataParallelConfig on all. In rank order: "
-                                + all);
-            }
-        } catch (IOException e) {
-            throw new UncheckedIOException(e);
         }
     }
 
@@ -254,9 +207,11 @@ public final class DataParallelTrainer extends Trainer {
         return strategy.summon(getModel().getNDManager());
     }
 
-    private void follow() {
+    /** Returns the strategy, after it has copied the program's writes to all ranks. */
+    private ParameterStrategy synced() {
         load();
-        strategy.follow(stepped);
+        strategy.syncParameters(step.hasUpdated());
+        return strategy;
     }
 
     /** Returns the device of batches and predictions: the first rank's. */
@@ -274,43 +229,6 @@ public final class DataParallelTrainer extends Trainer {
         return backward.newCollector();
     }
 
-    /** Checks a backward pass of this trainer's collector, and announces it to ranks in join. */
-    void beginBackward() {
-        if (overflow != Overflow.UNCHECKED) {
-            throw new IllegalStateException(
-                    "backward: clipGradNorm or clipGradValue has divided the gradients by the scale"
-                            + " of the GradScaler, so no more can be added; call step or"
-                            + " zeroGradients first");
-        }
-        tell(UnevenBatches.Call.BACKWARD);
-    }
-
-    /** Returns the factor of the loss in a backward pass: the scale of the GradScaler, or 1. */
-    double lossScale() {
-        return scaler == null ? 1 : scaler.scale();
-    }
-
-    /**
-     * Refuses a pass within a collector that is not this trainer's, if that collector would not
-     * scale the loss, or not announce a backward pass with collectives to ranks in join.
-     */
-    void requireFollowing() {
-        if (scaler != null) {
-            throw new IllegalStateException(
-                    "forward: the open collector is not this trainer's, so it does not multiply the"
-                            + " loss by the scale of this trainer's GradScaler; open"
-                            + " trainer.newGradientCollector()");
-        }
-        boolean collectives = strategy.meetsInEachPass() || BatchPasses.runsCollectives(block());
-        if (uneven.areAllowed() && collectives) {
-            throw new IllegalStateException(
-                    "forward: the open collector is not this trainer's, so ranks in join would not"
-                            + " be told of its backward pass, in which this model's ranks meet"
-                            + " (FULL_SHARD, synchronised batch normalisation); open"
-                            + " trainer.newGradientCollector()");
-        }
-    }
-
     @Override
     public NDList forward(NDList input) {
         return forward(input, null);
@@ -319,7 +237,7 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
-        tell(UnevenBatches.Call.FORWARD);
+        uneven.announce(UnevenBatches.Call.FORWARD);
         return pass(data, labels);
     }
 
@@ -327,22 +245,9 @@ public final class DataParallelTrainer extends Trainer {
     NDList pass(NDList data, NDList labels) {
         uneven.keepFirst(data, labels);
         long begin = System.nanoTime();
-        follow();
-        replicas().forEach(Replica::followFreezing);
-        GradientScope scope = GradientScope.current().orElse(null);
-        boolean needsScope = replicas().size() > 1 || strategy.meetsInEachPass() || scaler != null;
-        if (scope == null && needsScope && JniUtils.isGradMode()) {
-            throw new IllegalStateException(
-                    "forward: gradients are on, but no collector of this trainer is open on this"
-                            + " thread, so "
-                            + (scaler != null
-                                    ? "the loss would not be multiplied by the GradScaler's scale"
-                                    : "gradients of " + replicas().size() + " ranks would be lost")
-                            + "; open trainer.newGradientCollector(), not"
-                            + " manager.getEngine().newGradientCollector(), or call"
-                            + " trainer.evaluate for predictions without gradients");
-        }
-        backward.follow(scope, data.head().getManager());
+        synced();
+        replicas().forEach(Replica::updateRequiresGradient);
+        GradientScope scope = backward.scopeOfPass(block(), data.head().getManager());
         try {
             return batches.train(strategy, block(), data, labels, scope);
         } finally {
@@ -354,11 +259,10 @@ public final class DataParallelTrainer extends Trainer {
     public NDList evaluate(NDList input) {
         requireUsable("evaluate");
         load();
-        if (strategy.meetsInEachPass()) {
+        if (strategy.runsCollectives()) {
             join(); // All processes evaluate together, after the last batch of each.
         }
-        follow();
-        return batches.evaluate(strategy, block(), input);
+        return batches.evaluate(synced(), block(), input);
     }
 
     /**
@@ -374,38 +278,9 @@ public final class DataParallelTrainer extends Trainer {
      *     DataParallelConfig#optJoin}
      */
     public double clipGradNorm(double maxNorm) {
-        requirePositive("clipGradNorm: maxNorm", maxNorm);
-        prepareClipping("clipGradNorm");
-        double norm =
-                ranks.valueOf(
-                        strategy.updatingRanks(),
-                        replica -> {
-                            double own = strategy.norm(replica);
-                            if (!(own <= maxNorm)) {
-                                scale(replica, maxNorm / (own + NORM_EPSILON));
-                            }
-                            return own;
-                        });
-        strategy.noteGradients();
-        return norm;
-    }
-
-    private void scale(Replica replica, double factor) {
-        NoGradient.run(
-                () ->
-                        strategy.gradients(replica)
-                                .forEach(gradient -> TorchInPlace.mul(gradient, factor)));
-    }
-
-    /** Divides the reduced gradients by the scale, once before a step. */
-    private void unscale() {
-        if (scaler != null && overflow == Overflow.UNCHECKED) {
-            int count = strategy.updatingRanks();
-            ranks.run(count, replica -> scale(replica, 1 / scaler.scale()));
-            double norm = ranks.valueOf(count, strategy::norm);
-            overflow = Double.isFinite(norm) ? Overflow.NONE : Overflow.FOUND;
-            strategy.noteGradients();
-        }
+        requireUsable("clipGradNorm");
+        refuseJoin("clipGradNorm");
+        return step.clipNorm(maxNorm);
     }
 
     /**
@@ -416,41 +291,17 @@ public final class DataParallelTrainer extends Trainer {
      * @throws IllegalStateException as {@link #clipGradNorm}
      */
     public void clipGradValue(double clipValue) {
-        requirePositive("clipGradValue: clipValue", clipValue);
-        prepareClipping("clipGradValue");
-        eachReduced(
-                replica ->
-                        NoGradient.run(
-                                () ->
-                                        strategy.gradients(replica)
-                                                .forEach(each -> clip(each, clipValue))));
-        strategy.noteGradients();
+        requireUsable("clipGradValue");
+        refuseJoin("clipGradValue");
+        step.clipValue(clipValue);
     }
 
-    private static void clip(NDArray gradient, double limit) {
-        try (NDArray clipped = gradient.clip(-limit, limit)) {
-            Torch.copy(gradient, clipped);
-        }
-    }
-
-    private static void requirePositive(String name, double value) {
-        if (!(value > 0)) {
-            throw new IllegalArgumentException(name + " must be positive, not " + value);
-        }
-    }
-
-    private void prepareClipping(String call) {
-        requireUsable(call);
-        refuseJoin(call);
-        finishGradients();
-        unscale();
-    }
-
-    private void finishGradients() {
+    /** Reduces the gradients of all backward passes; returns the strategy that has them. */
+    ParameterStrategy reduceGradients() {
         backward.discard();
-        follow();
+        synced();
         backward.reduce();
-        strategy.sendChangedGradients();
+        return strategy;
     }
 
     private void refuseJoin(String call) {
@@ -506,81 +357,15 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public void step() {
         requireUsable("step");
-        tell(UnevenBatches.Call.STEP);
+        uneven.announce(UnevenBatches.Call.STEP);
         update();
     }
 
     /** As {@link #step}, without announcing it to processes in join. */
     void update() {
         long begin = System.nanoTime();
-        finishGradients();
-        unscale();
-        boolean skipped = overflow == Overflow.FOUND;
-        if (scaler != null) {
-            scaler.update(skipped);
-        }
-        overflow = Overflow.UNCHECKED;
-        if (skipped) {
-            dropGradients();
-            addMetric("step", begin);
-            return;
-        }
-        AtomicBoolean updated = new AtomicBoolean();
-        CountDownLatch first = new CountDownLatch(1);
-        eachReduced(
-                replica -> {
-                    if (update(replica, first)) {
-                        updated.set(true);
-                    }
-                });
-        if (!updated.get()) {
-            throw new IllegalStateException(
-                    "step: all gradients are zero; call collector.backward() on the loss, within"
-                            + " trainer.newGradientCollector(), before trainer.step()");
-        }
-        stepped = true;
-        strategy.endStep();
+        step.run();
         addMetric("step", begin);
-    }
-
-    /**
-     * Updates a rank's parameters. Returns false, without an update, before the first step if all
-     * gradients are zero. The first rank of this JVM opens {@code first} after its first update,
-     * and the other ranks wait for it: they share learning-rate trackers, and the first update of a
-     * step may change a tracker, such as DJL's {@code MultiFactorTracker}.
-     */
-    private boolean update(Replica replica, CountDownLatch first) {
-        ParameterStrategy.Update update =
-                (id, array, gradient) -> {
-                    if (replica.index() > 0) {
-                        await(first);
-                    }
-                    replica.update(optimizer, id, array, gradient);
-                    first.countDown();
-                };
-        try {
-            if (!stepped && NoGradient.get(() -> strategy.isZero(replica))) {
-                return false;
-            }
-            NoGradient.run(() -> strategy.update(replica, update));
-        } finally {
-            first.countDown(); // Also after a failure.
-        }
-        strategy.share(replica);
-        return true;
-    }
-
-    private static void await(CountDownLatch latch) {
-        try {
-            latch.await();
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new IllegalStateException("step: interrupted between gradients and update", e);
-        }
-    }
-
-    private void eachReduced(Consumer<Replica> body) {
-        ranks.run(strategy.updatingRanks(), body);
     }
 
     /**
@@ -599,10 +384,6 @@ public final class DataParallelTrainer extends Trainer {
         uneven.join();
     }
 
-    void tell(UnevenBatches.Call call) {
-        uneven.tell(call);
-    }
-
     /**
      * Makes processes in {@link #join} call {@link JoinListener#onJoinedBatch} of this listener.
      * All processes that train call it, in {@code onTrainingBatch} of the same listener, and have
@@ -614,7 +395,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void callInJoin(JoinListener listener) {
         requireUsable("callInJoin");
-        uneven.tell(listener);
+        uneven.announce(listener);
     }
 
     @Override
@@ -629,13 +410,11 @@ public final class DataParallelTrainer extends Trainer {
             backward.closeAll();
             if (strategy != null && !ranks.hasFailed()) {
                 backward.discard(); // Throws if a gather has failed.
-                follow();
+                synced();
                 if (ranks.group() != null) {
                     ranks.each(replica -> replica.verify("after training", true));
                 }
-                ranks.first().writeBack();
-                strategy.summon(getModel().getNDManager());
-                strategy.forgetState(optimizer);
+                strategy.restore(getModel().getNDManager());
             }
         } finally {
             ranks.close();

@@ -11,6 +11,9 @@ import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
+import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 
@@ -21,11 +24,15 @@ import org.djlx.nativeops.torch.NoGradient;
 final class FullySharded implements ParameterStrategy {
 
     private final Ranks ranks;
+    private final Block block;
+    private final OptimizerState state;
     private final List<RankShards> shards = new ArrayList<>(); // of each rank
 
     FullySharded(Ranks ranks, Block block, Optimizer optimizer) {
         this.ranks = ranks;
-        TrainerSetup.requireDivisible(block, new OptimizerState(optimizer));
+        this.block = block;
+        state = new OptimizerState(optimizer);
+        TrainerSetup.requireDivisible(block, state);
         List<NDArray> divided =
                 block.getParameters().values().stream()
                         .filter(parameter -> !LocalParameter.isStatistic(parameter))
@@ -45,7 +52,7 @@ final class FullySharded implements ParameterStrategy {
     }
 
     @Override
-    public void follow(boolean stepped) {
+    public void syncParameters(boolean stepped) {
         // The block's arrays are closed, and no rank has whole parameters to write to.
     }
 
@@ -60,13 +67,23 @@ final class FullySharded implements ParameterStrategy {
     }
 
     @Override
-    public boolean meetsInEachPass() {
-        return true;
+    public NDList computeWhole(NDList data, NDList labels, boolean training) {
+        return gathered(() -> ranks.first().whole(block, data, labels, training));
+    }
+
+    /** Runs code while all ranks have the whole parameters. */
+    private <T> T gathered(Supplier<T> body) {
+        ranks.each(replica -> of(replica).acquireAll());
+        try {
+            return body.get();
+        } finally {
+            ranks.each(replica -> of(replica).releaseAll());
+        }
     }
 
     @Override
-    public int updatingRanks() {
-        return shards.size();
+    public void discardPasses() {
+        shards.forEach(RankShards::reset);
     }
 
     @Override
@@ -79,6 +96,11 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public void reduce() {}
+
+    @Override
+    public double onReduced(ToDoubleFunction<Replica> body) {
+        return ranks.valueOf(shards.size(), body);
+    }
 
     @Override
     public Collection<NDArray> gradients(Replica replica) {
@@ -96,6 +118,11 @@ final class FullySharded implements ParameterStrategy {
     }
 
     @Override
+    public void step(Consumer<Replica> update) {
+        ranks.each(update);
+    }
+
+    @Override
     public void update(Replica replica, Update visitor) {
         of(replica).step(visitor);
     }
@@ -106,37 +133,25 @@ final class FullySharded implements ParameterStrategy {
     }
 
     @Override
-    public void forgetPasses() {
-        shards.forEach(RankShards::reset);
-    }
-
-    @Override
-    public void gather() {
-        ranks.each(replica -> of(replica).acquireAll());
-    }
-
-    @Override
-    public void release() {
-        ranks.each(replica -> of(replica).releaseAll());
-    }
-
-    @Override
     public DataParallelTrainer.FullParameters summon(NDManager owner) {
-        gather();
-        shards.get(0).restore(owner);
-        release();
+        gathered(
+                () -> {
+                    shards.get(0).restore(owner);
+                    return null;
+                });
         return shards.get(0)::closeOriginals;
     }
 
     @Override
-    public void forgetState(Optimizer optimizer) {
-        OptimizerState state = new OptimizerState(optimizer);
-        shards.forEach(own -> own.forgetState(state));
+    public void restore(NDManager owner) {
+        ranks.first().writeBack();
+        summon(owner);
+        shards.forEach(own -> own.removeState(state));
     }
 
     @Override
-    public boolean isSharded() {
-        return true;
+    public ShardingStrategy sharding() {
+        return ShardingStrategy.FULL_SHARD;
     }
 
     @Override

@@ -183,7 +183,7 @@ final class GradientBuckets {
                         }
                     }
                 });
-        forget();
+        clearIssued();
         plan(parameters);
     }
 
@@ -322,13 +322,13 @@ final class GradientBuckets {
     /** Waits for the issued buckets, then drops all buckets and sums. */
     void reset() {
         buckets.subList(0, issued).forEach(Bucket::complete);
-        forget();
+        clearIssued();
         buckets = List.of();
         carried.values().forEach(NDArray::close);
         carried.clear();
     }
 
-    private void forget() {
+    private void clearIssued() {
         issued = 0;
         apart = false;
         if (manager != null) {

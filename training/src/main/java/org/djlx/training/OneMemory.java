@@ -9,6 +9,8 @@ import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.List;
+import java.util.function.Consumer;
+import java.util.function.ToDoubleFunction;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
@@ -63,15 +65,15 @@ final class OneMemory extends WholeParameters {
     }
 
     @Override
-    public void follow(boolean stepped) {
-        ranks.others().forEach(this::followMemory);
+    public void syncParameters(boolean stepped) {
+        ranks.others().forEach(this::replaceViews);
         if (!stepped) {
             ranks.replicas().forEach(Replica::takeWritten);
         }
     }
 
     /** Replaces views of memory that the program has replaced, as {@code NDArray.set} does. */
-    private void followMemory(Replica other) {
+    private void replaceViews(Replica other) {
         for (int i = 0; i < other.parameters().size(); i++) {
             LocalParameter own = other.parameters().get(i);
             NDArray memory = ranks.first().parameters().get(i).array();
@@ -88,8 +90,18 @@ final class OneMemory extends WholeParameters {
     }
 
     @Override
-    public int updatingRanks() {
-        return 1;
+    public void discardPasses() {
+        // A pass is an operator of the caller's graph, and changes nothing here.
+    }
+
+    @Override
+    public double onReduced(ToDoubleFunction<Replica> body) {
+        return ranks.valueOf(1, body);
+    }
+
+    @Override
+    public void step(Consumer<Replica> update) {
+        ranks.run(1, update);
     }
 
     @Override

@@ -9,7 +9,9 @@ import ai.djl.training.optimizer.Optimizer;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.safetensors.TensorSpec;
 
 /**
@@ -43,29 +45,38 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
         }
         return switch (settings.shardingStrategy()) {
             case NO_SHARD -> new Replicated(ranks, block, optimizer, settings, time);
-            case SHARD_OPTIMIZER -> new ShardedOptimizer(ranks, block, optimizer, settings, time);
+            case SHARD_OPTIMIZER -> {
+                // Throws if the optimizer's state cannot be divided.
+                OptimizerState state = new OptimizerState(optimizer);
+                yield new ShardedOptimizer(ranks, block, optimizer, state, settings, time);
+            }
             case FULL_SHARD -> new FullySharded(ranks, block, optimizer);
         };
+    }
+
+    ShardingStrategy sharding();
+
+    /** Returns whether every pass runs collectives, so that all ranks take part in it. */
+    default boolean runsCollectives() {
+        return sharding() == ShardingStrategy.FULL_SHARD;
     }
 
     /**
      * Copies the program's writes to all ranks: before the first step they are in the block's
      * arrays, later ({@code stepped}) in the first rank's.
      */
-    void follow(boolean stepped);
+    void syncParameters(boolean stepped);
 
     /** Computes a block in training mode, and records it in the current gradient scope. */
     NDList forward(Replica replica, NDList data, NDList labels);
 
     NDList evaluate(Replica replica, NDList data);
 
-    /** Returns whether every pass runs collectives, so that all ranks take part in it. */
-    default boolean meetsInEachPass() {
-        return false;
-    }
+    /** Computes a whole batch on the first rank. Neither statistics nor the batch change. */
+    NDList computeWhole(NDList data, NDList labels, boolean training);
 
-    /** Returns how many ranks of this JVM, from the first on, have reduced gradients and update. */
-    int updatingRanks();
+    /** Drops passes whose backward pass has not ended. */
+    void discardPasses();
 
     /** Begins a backward pass. Its gradients are added to those of earlier passes. */
     void beginBackward();
@@ -78,11 +89,13 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
 
     void reduce();
 
-    /** Remembers the first rank's reduced gradients, to recognise later changes. */
-    default void noteGradients() {}
-
-    /** Copies gradients of the first rank to all other ranks, if the program has changed them. */
-    default void sendChangedGradients() {}
+    /**
+     * Runs code on each rank that has reduced gradients, which it may change in place. Before it,
+     * all ranks get the changes that the program has made to the first rank's gradients.
+     *
+     * @return the first rank's result
+     */
+    double onReduced(ToDoubleFunction<Replica> body);
 
     /** Returns a rank's reduced gradients, which may be changed in place until the step. */
     Collection<NDArray> gradients(Replica replica);
@@ -92,44 +105,35 @@ sealed interface ParameterStrategy permits WholeParameters, FullySharded {
     boolean isZero(Replica replica);
 
     /**
+     * Runs each rank's {@link #update}, as {@link #onReduced}. Afterwards all ranks have the
+     * updated parameters.
+     */
+    void step(Consumer<Replica> update);
+
+    /**
      * Calls the visitor with each array that this rank updates and its reduced gradient. Then drops
      * the gradients.
      */
     void update(Replica replica, Update visitor);
 
     interface Update {
+
         void apply(String id, NDArray array, NDArray gradient);
     }
 
-    default void share(Replica replica) {}
-
-    default void endStep() {}
-
     void zeroGradients();
-
-    /** Drops passes whose backward pass has not ended. */
-    default void forgetPasses() {}
-
-    /** Gathers whole parameters on all ranks. Calls can be nested. */
-    default void gather() {}
-
-    /** Ends a {@link #gather}; the last call frees the gathered parameters. */
-    default void release() {}
 
     /**
      * Gathers the parameters into new arrays of the block; closing the result frees them. No-op if
      * the block has its arrays.
      */
-    default DataParallelTrainer.FullParameters summon(NDManager owner) {
-        return () -> {};
-    }
+    DataParallelTrainer.FullParameters summon(NDManager owner);
 
-    /** Removes the optimizer's state if no rank has all of it. */
-    default void forgetState(Optimizer optimizer) {}
-
-    default boolean isSharded() {
-        return false;
-    }
+    /**
+     * Ends the training: the block gets the parameters, in arrays of {@code owner} if its own are
+     * closed, and the optimizer loses its state if no rank has all of it.
+     */
+    void restore(NDManager owner);
 
     List<ParameterShard> shards(Replica replica);
 

@@ -497,7 +497,7 @@ final class RankShards {
     }
 
     /** Removes the optimizer's state, which fits only these shards. */
-    void forgetState(OptimizerState state) {
+    void removeState(OptimizerState state) {
         parts().forEach(part -> state.set(part.id, device, null, Map.of()));
     }
 

@@ -123,7 +123,7 @@ abstract sealed class Ranks implements AutoCloseable permits RanksOfJvm, RankOfP
         // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
         List<Thread> ends =
                 opened.stream()
-                        .map(group -> LongCalls.start("trainer-abandon", group::destroy))
+                        .map(group -> LongCalls.start("trainer-abort", group::destroy))
                         .toList();
         LongCalls.join(ends, ABORT_PATIENCE);
     }

@@ -242,7 +242,7 @@ public final class Replica implements AutoCloseable {
     }
 
     /** Requires gradients of exactly the trained arrays; parameters may be frozen between steps. */
-    void followFreezing() {
+    void updateRequiresGradient() {
         for (LocalParameter own : parameters) {
             if (own.array().hasGradient() != own.isTrained()) {
                 own.array().setRequiresGradient(own.isTrained());

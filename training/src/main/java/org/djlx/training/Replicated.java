@@ -10,7 +10,9 @@ import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.function.ToDoubleFunction;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
@@ -63,7 +65,7 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
     }
 
     @Override
-    public void follow(boolean stepped) {
+    public void syncParameters(boolean stepped) {
         if (!stepped) {
             ranks.replicas().forEach(Replica::takeWritten);
             return;
@@ -97,12 +99,13 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
     }
 
     @Override
-    public int updatingRanks() {
-        return ranks.replicas().size();
+    public void discardPasses() {
+        passes.forEach(StagedForward::discardPasses);
     }
 
     @Override
     public void beginBackward() {
+        sendChangedGradients();
         noted.clear();
         super.beginBackward();
     }
@@ -110,16 +113,36 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
     @Override
     public boolean endBackward(Replica replica) {
         reduced(replica);
+        if (replica.index() == 0) {
+            noteGradients();
+        }
         return true;
     }
 
     @Override
     public void reduce() {
         ranks.each(this::reduced);
+        noteGradients();
     }
 
     @Override
-    public void noteGradients() {
+    public double onReduced(ToDoubleFunction<Replica> body) {
+        sendChangedGradients();
+        double value = ranks.valueOf(ranks.replicas().size(), body);
+        noteGradients();
+        return value;
+    }
+
+    @Override
+    public void step(Consumer<Replica> update) {
+        sendChangedGradients();
+        noted.clear();
+        ranks.each(update);
+        written(); // by the step
+    }
+
+    /** Remembers the first rank's reduced gradients, to recognise later changes. */
+    private void noteGradients() {
         if (!ranks.others().isEmpty()) {
             Replica first = ranks.first();
             for (NDArray array : first.trained()) {
@@ -128,8 +151,8 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
         }
     }
 
-    @Override
-    public void sendChangedGradients() {
+    /** Copies gradients of the first rank to all other ranks, if the program has changed them. */
+    private void sendChangedGradients() {
         List<LocalParameter> parameters = ranks.first().parameters();
         for (int i = 0; i < parameters.size() && !noted.isEmpty(); i++) {
             NDArray array = parameters.get(i).array();
@@ -144,18 +167,8 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
     }
 
     @Override
-    public void endStep() {
-        written(); // by the step
-    }
-
-    @Override
     public void zeroGradients() {
         noted.clear();
         super.zeroGradients();
-    }
-
-    @Override
-    public void forgetPasses() {
-        passes.forEach(StagedForward::forgetPasses);
     }
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.training;
 
+import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.Work;
 
@@ -16,15 +18,18 @@ import org.djlx.collectives.Work;
  */
 final class ShardedOptimizer extends Replicated {
 
+    private final OptimizerState state;
     private final Map<String, Integer> owners = new HashMap<>(); // the updating rank, by name
 
     ShardedOptimizer(
             Ranks ranks,
             Block block,
             Optimizer optimizer,
+            OptimizerState state,
             DataParallelConfig settings,
             Supplier<ReductionTime> time) {
-        super(ranks, block, requireKnown(optimizer), settings, time);
+        super(ranks, block, optimizer, settings, time);
+        this.state = state;
         long[] sizes = new long[ranks.worldSize()];
         for (LocalParameter own : ranks.first().parameters()) {
             int owner = 0;
@@ -36,18 +41,17 @@ final class ShardedOptimizer extends Replicated {
         }
     }
 
-    private static Optimizer requireKnown(Optimizer optimizer) {
-        new OptimizerState(optimizer); // Throws if its state cannot be divided.
-        return optimizer;
-    }
-
     @Override
     boolean updates(Replica replica, LocalParameter own) {
         return owners.get(own.name()) == replica.group().rank();
     }
 
     @Override
-    public void share(Replica replica) {
+    public void step(Consumer<Replica> update) {
+        super.step(update.andThen(this::broadcastUpdated));
+    }
+
+    private void broadcastUpdated(Replica replica) {
         List<Work> works = new ArrayList<>();
         for (LocalParameter own : replica.parameters()) {
             if (own.isTrained()) {
@@ -58,8 +62,8 @@ final class ShardedOptimizer extends Replicated {
     }
 
     @Override
-    public void forgetState(Optimizer optimizer) {
-        OptimizerState state = new OptimizerState(optimizer);
+    public void restore(NDManager owner) {
+        super.restore(owner);
         for (Replica replica : ranks.replicas()) {
             replica.parameters()
                     .forEach(own -> state.set(own.id(), replica.device(), null, Map.of()));
@@ -67,7 +71,7 @@ final class ShardedOptimizer extends Replicated {
     }
 
     @Override
-    public boolean isSharded() {
-        return true;
+    public ShardingStrategy sharding() {
+        return ShardingStrategy.SHARD_OPTIMIZER;
     }
 }

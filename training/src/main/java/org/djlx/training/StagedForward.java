@@ -90,7 +90,7 @@ final class StagedForward {
         }
     }
 
-    void forgetPasses() {
+    void discardPasses() {
         passes = 0;
     }
 

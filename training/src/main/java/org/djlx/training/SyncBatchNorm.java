@@ -211,8 +211,9 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
         NDArray weights = counts.div(total);
         NDArray whole = means.mul(weights).sum(new int[] {0});
         NDArray spread = variances.add(means.sub(whole).square()).mul(weights).sum(new int[] {0});
-        follow(own[2], whole);
-        follow(own[3], spread.mul(total.div(total.sub(1)))); // the unbiased variance, as PyTorch
+        updateRunning(own[2], whole);
+        updateRunning(
+                own[3], spread.mul(total.div(total.sub(1)))); // the unbiased variance, as PyTorch
         return new Moments(whole, spread.add(epsilon).pow(-0.5), total);
     }
 
@@ -244,7 +245,7 @@ final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacement.Sub
     }
 
     /** Moves a running statistic towards the value of this batch. */
-    private void follow(NDArray statistic, NDArray value) {
+    private void updateRunning(NDArray statistic, NDArray value) {
         Torch.copy(statistic, value.mul(1 - momentum).add(statistic.mul(momentum)));
     }
 

@@ -12,10 +12,13 @@ import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.Pair;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
+import org.djlx.collectives.Agreement;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -24,6 +27,8 @@ import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Derives a trainer's setup from its configuration: whether this process is one of several, its
@@ -32,6 +37,8 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class TrainerSetup {
 
+    // The trainer's name, under which log4j2.xml and docs/training.md know its start line.
+    private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
     // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
     private static final long KERNEL_BYTES = 1 << 20;
 
@@ -52,6 +59,43 @@ final class TrainerSetup {
         return settings.group() != null
                 ? settings.group().rank() == 0
                 : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
+    }
+
+    /** Logs ranks, devices, backend and gradient reduction; on the first rank only. */
+    static void log(Model model, DataParallelConfig settings, Ranks ranks) {
+        if (ranks.group() == null) {
+            LOG.info("Training on 1 rank: device {}", ranks.first().device());
+        } else if (isFirst(model, settings)) {
+            LOG.info(
+                    "Training on {} ranks {}, gradient compression {}, buckets of {} bytes",
+                    ranks.worldSize(),
+                    ranks.description(),
+                    settings.compression(),
+                    settings.bucketBytes());
+        }
+    }
+
+    /** Throws on all processes of a group if their options differ. */
+    static void requireSameOptions(
+            DataParallelConfig settings,
+            ProcessGroup group,
+            GradScaler scaler,
+            UnevenBatches uneven) {
+        String options =
+                settings.common()
+                        + (", " + (scaler == null ? "no GradScaler" : scaler))
+                        + (uneven.areAllowed() ? ", JoinListeners " + uneven.names() : "");
+        try {
+            List<String> all = Agreement.exchange(group, "initialize", () -> options);
+            if (all.stream().distinct().count() > 1) {
+                throw new IllegalArgumentException(
+                        "initialize: the ranks have different options; set the same"
+                                + " DataParallelConfig on all. In rank order: "
+                                + all);
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
     }
 
     private static boolean isProcess(DataParallelConfig settings) {

@@ -80,9 +80,9 @@ final class UnevenBatches {
     }
 
     /** Announces a call to the processes in join. */
-    void tell(Call call) {
+    void announce(Call call) {
         if (areAllowed()) {
-            tell(call.ordinal());
+            announce(call.ordinal());
         }
     }
 
@@ -92,7 +92,7 @@ final class UnevenBatches {
     }
 
     /** Announces a call of a listener to the processes in join. */
-    void tell(JoinListener listener) {
+    void announce(JoinListener listener) {
         if (!areAllowed()) {
             return;
         }
@@ -102,7 +102,7 @@ final class UnevenBatches {
                     "callInJoin: the trainer's configuration does not have this listener; call"
                             + " config.addTrainingListeners before newTrainer");
         }
-        tell(Call.LISTENER.ordinal() + index);
+        announce(Call.LISTENER.ordinal() + index);
     }
 
     private List<JoinListener> listeners() {
@@ -121,7 +121,7 @@ final class UnevenBatches {
      *
      * @return the call; for JOINED, the call of the processes that still train
      */
-    private int tell(int call) {
+    private int announce(int call) {
         ProcessGroup group = trainer.group();
         if (announced != null) {
             announcement.await();
@@ -146,7 +146,7 @@ final class UnevenBatches {
         Passes passes = null;
         try {
             int joined = Call.JOINED.ordinal();
-            for (int number = tell(joined); number != joined; number = tell(joined)) {
+            for (int number = announce(joined); number != joined; number = announce(joined)) {
                 Call call = Call.values()[Math.min(number, Call.LISTENER.ordinal())];
                 if (passes == null && (call == Call.FORWARD || call == Call.BACKWARD)) {
                     passes = new Passes(trainer);

@@ -66,6 +66,11 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
     }
 
     @Override
+    public NDList computeWhole(NDList data, NDList labels, boolean training) {
+        return ranks.first().whole(block, data, labels, training);
+    }
+
+    @Override
     public void beginBackward() {
         ranks.replicas().forEach(replica -> buckets(replica).begin(replica.trained()));
     }
@@ -144,6 +149,21 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
             }
         }
         GradientBuckets.clear(array);
+    }
+
+    @Override
+    public DataParallelTrainer.FullParameters summon(NDManager owner) {
+        return () -> {};
+    }
+
+    @Override
+    public void restore(NDManager owner) {
+        ranks.first().writeBack();
+    }
+
+    @Override
+    public ShardingStrategy sharding() {
+        return ShardingStrategy.NO_SHARD;
     }
 
     @Override

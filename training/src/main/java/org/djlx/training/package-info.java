@@ -12,6 +12,7 @@
  * JobEvaluators      loss and evaluators of an epoch over processes
  * JobListeners       one process's listeners; early stopping of all processes
  * OneMemory          strategy: ranks of a JVM share the parameters of a small model
+ * OptimizerStep      unscales, clips and applies reduced gradients
  * Overflow           whether scaled gradients are finite
  * ParameterStrategy  how ranks hold parameters, gradients and the optimizer's state
  * RankOfProcess      the one rank of this JVM among several processes

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.training.optimizer.Optimizer;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
+
+/**
+ * The step of a trainer: reduces gradients, divides them by the scale of the {@link GradScaler},
+ * clips them, and updates the parameters.
+ */
+final class OptimizerStep {
+
+    private static final double NORM_EPSILON = 1e-6; // as PyTorch's clip_grad_norm_
+
+    private final DataParallelTrainer trainer;
+    private final Optimizer optimizer;
+    private final GradScaler scaler; // null for none
+    private Overflow overflow = Overflow.UNCHECKED;
+    private boolean stepped;
+
+    OptimizerStep(DataParallelTrainer trainer, Optimizer optimizer, GradScaler scaler) {
+        this.trainer = trainer;
+        this.optimizer = optimizer;
+        this.scaler = scaler;
+    }
+
+    Optimizer optimizer() {
+        return optimizer;
+    }
+
+    GradScaler scaler() {
+        return scaler;
+    }
+
+    /** Returns whether a step has updated parameters. */
+    boolean hasUpdated() {
+        return stepped;
+    }
+
+    /** Begins anew, because the gradients have been dropped. */
+    void reset() {
+        overflow = Overflow.UNCHECKED;
+    }
+
+    /**
+     * Returns the factor of the loss in a backward pass: the scale of the GradScaler, or 1. Throws
+     * if the gradients, to which the pass adds, are no longer scaled.
+     */
+    double lossScale() {
+        if (overflow != Overflow.UNCHECKED) {
+            throw new IllegalStateException(
+                    "backward: clipGradNorm or clipGradValue has divided the gradients by the scale"
+                            + " of the GradScaler, so no more can be added; call step or"
+                            + " zeroGradients first");
+        }
+        return scaler == null ? 1 : scaler.scale();
+    }
+
+    double clipNorm(double maxNorm) {
+        requirePositive("clipGradNorm: maxNorm", maxNorm);
+        ParameterStrategy strategy = unscaled();
+        return strategy.onReduced(
+                replica -> {
+                    double own = strategy.norm(replica);
+                    if (!(own <= maxNorm)) {
+                        scale(strategy, replica, maxNorm / (own + NORM_EPSILON));
+                    }
+                    return own;
+                });
+    }
+
+    void clipValue(double clipValue) {
+        requirePositive("clipGradValue: clipValue", clipValue);
+        ParameterStrategy strategy = unscaled();
+        strategy.onReduced(
+                replica -> {
+                    NoGradient.run(
+                            () ->
+                                    strategy.gradients(replica)
+                                            .forEach(each -> clip(each, clipValue)));
+                    return 0;
+                });
+    }
+
+    private static void clip(NDArray gradient, double limit) {
+        try (NDArray clipped = gradient.clip(-limit, limit)) {
+            Torch.copy(gradient, clipped);
+        }
+    }
+
+    private static void requirePositive(String name, double value) {
+        if (!(value > 0)) {
+            throw new IllegalArgumentException(name + " must be positive, not " + value);
+        }
+    }
+
+    private static void scale(ParameterStrategy strategy, Replica replica, double factor) {
+        NoGradient.run(
+                () ->
+                        strategy.gradients(replica)
+                                .forEach(gradient -> TorchInPlace.mul(gradient, factor)));
+    }
+
+    /** Reduces the gradients, and divides them by the scale, once before a step. */
+    private ParameterStrategy unscaled() {
+        ParameterStrategy strategy = trainer.reduceGradients();
+        if (scaler != null && overflow == Overflow.UNCHECKED) {
+            double norm =
+                    strategy.onReduced(
+                            replica -> {
+                                scale(strategy, replica, 1 / scaler.scale());
+                                return strategy.norm(replica);
+                            });
+            overflow = Double.isFinite(norm) ? Overflow.NONE : Overflow.FOUND;
+        }
+        return strategy;
+    }
+
+    /** Updates the parameters, unless a gradient has overflowed. */
+    void run() {
+        ParameterStrategy strategy = unscaled();
+        boolean skipped = overflow == Overflow.FOUND;
+        if (scaler != null) {
+            scaler.update(skipped);
+        }
+        overflow = Overflow.UNCHECKED;
+        if (skipped) {
+            strategy.zeroGradients();
+            return;
+        }
+        AtomicBoolean updated = new AtomicBoolean();
+        CountDownLatch first = new CountDownLatch(1);
+        strategy.step(
+                replica -> {
+                    if (update(strategy, replica, first)) {
+                        updated.set(true);
+                    }
+                });
+        if (!updated.get()) {
+            throw new IllegalStateException(
+                    "step: all gradients are zero; call collector.backward() on the loss, within"
+                            + " trainer.newGradientCollector(), before trainer.step()");
+        }
+        stepped = true;
+    }
+
+    /**
+     * Updates a rank's parameters. Returns false, without an update, before the first step if all
+     * gradients are zero. The first rank of this JVM opens {@code first} after its first update,
+     * and the other ranks wait for it: they share learning-rate trackers, and the first update of a
+     * step may change a tracker, such as DJL's {@code MultiFactorTracker}.
+     */
+    private boolean update(ParameterStrategy strategy, Replica replica, CountDownLatch first) {
+        ParameterStrategy.Update update =
+                (id, array, gradient) -> {
+                    if (replica.index() > 0) {
+                        await(first);
+                    }
+                    replica.update(optimizer, id, array, gradient);
+                    first.countDown();
+                };
+        try {
+            if (!stepped && NoGradient.get(() -> strategy.isZero(replica))) {
+                return false;
+            }
+            NoGradient.run(() -> strategy.update(replica, update));
+            return true;
+        } finally {
+            first.countDown(); // Also after a failure.
+        }
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("step: interrupted between gradients and update", e);
+        }
+    }
+}
