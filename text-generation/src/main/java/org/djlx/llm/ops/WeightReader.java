@@ -37,9 +37,43 @@ final class WeightReader implements AutoCloseable {
     private final boolean inPlace;
     private final LongConsumer progress;
     private final NDManager manager;
-    private final WeightQuantizer quantizer; // null if the model is not quantized
-    private final NativeMemory memory; // of weights; null if libtorch allocates them
-    private long used; // bytes of the memory
+    private final Optional<WeightQuantizer> quantizer; // of projections
+    private final Allocator allocator;
+
+    /** Allocates arrays that are not quantized; close() frees what the manager does not. */
+    private interface Allocator extends AutoCloseable {
+
+        NDArray empty(Shape shape, ScalarType type);
+
+        @Override
+        default void close() {}
+    }
+
+    /** One block of memory for all weights. */
+    private static final class Arena implements Allocator {
+
+        private final NDManager manager;
+        private final NativeMemory memory;
+        private long used; // bytes
+
+        Arena(NDManager manager, long bytes) {
+            this.manager = manager;
+            memory = NativeMemory.allocateZeros(bytes, true);
+        }
+
+        @Override
+        public NDArray empty(Shape shape, ScalarType type) {
+            long offset = used;
+            long bytes = shape.size() * type.itemSize();
+            used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+            return Torch.view(manager, memory, offset, shape, type);
+        }
+
+        @Override
+        public void close() {
+            memory.close();
+        }
+    }
 
     /** The slices of one projection that are read as one: parts of a layer, or of an expert. */
     private record Rows(WeightMap.Layer layer, int expert, List<TensorPart> parts) {
@@ -71,14 +105,16 @@ final class WeightReader implements AutoCloseable {
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
         boolean quantizes = quantization != Quantization.NONE;
-        quantizer = quantizes ? new WeightQuantizer(config, quantization, manager) : null;
+        quantizer =
+                quantizes
+                        ? Optional.of(new WeightQuantizer(config, quantization, manager))
+                        : Optional.empty();
         // A tensor may have three parts.
         long padding = ALIGNMENT * (3L * WeightMap.shapes(config).size() + 2);
-        memory =
+        allocator =
                 !device.isGpu() && !quantizes && !inPlace
-                        ? NativeMemory.allocateZeros(
-                                WeightMap.byteSize(config, ranks) + padding, true)
-                        : null;
+                        ? new Arena(manager, WeightMap.byteSize(config, ranks) + padding)
+                        : (shape, type) -> Torch.empty(manager, shape, type);
     }
 
     /** Reads all weights. The result closes this reader. */
@@ -93,10 +129,11 @@ final class WeightReader implements AutoCloseable {
     }
 
     private ModelWeights.Linear output(NDArray embedding) {
-        if (quantizer == null) {
+        if (quantizer.isEmpty()) {
             NDArray head = config.tied() ? embedding : tokenRows(WeightMap.HEAD);
             return new ModelWeights.Linear(head.transpose(), null);
         }
+        WeightQuantizer quantizer = this.quantizer.get();
         QuantizedMatrix matrix =
                 config.tied()
                         ? quantizer.quantize(embedding)
@@ -140,7 +177,7 @@ final class WeightReader implements AutoCloseable {
      */
     private ModelWeights.Linear rows(Rows of, int pairs) {
         NDArray bias = of.isBiased() ? array(of, pairs, true) : null;
-        if (!inPlace || quantizer != null) {
+        if (!inPlace || quantizer.isPresent()) {
             return projection(
                     shape(of, false), bias, false, (to, row) -> fill(to, row, of, pairs, false));
         }
@@ -164,7 +201,7 @@ final class WeightReader implements AutoCloseable {
         Slice slice = of.slice(of.parts.get(0), false);
         NDArray bias = of.isBiased() ? array(of, 0, true) : null;
         long count = slice.columns() / ranks;
-        if (quantizer == null) {
+        if (quantizer.isEmpty()) {
             Optional<NDArray> view = view(slice.name(), 1, rank * count, (rank + 1) * count);
             if (view.isPresent()) {
                 return new ModelWeights.Linear(view.get().transpose(), bias);
@@ -187,11 +224,11 @@ final class WeightReader implements AutoCloseable {
     /** Reads a projection; parameters as in {@link WeightQuantizer#quantize}. */
     private ModelWeights.Linear projection(
             Shape shape, NDArray bias, boolean whole, ObjLongConsumer<NDArray> source) {
-        if (quantizer != null) {
-            QuantizedMatrix matrix = quantizer.quantize(shape, whole, source);
+        if (quantizer.isPresent()) {
+            QuantizedMatrix matrix = quantizer.get().quantize(shape, whole, source);
             return new ModelWeights.Linear(List.of(), bias, matrix);
         }
-        NDArray weight = empty(shape, config.type());
+        NDArray weight = allocator.empty(shape, config.type());
         source.accept(weight, 0);
         return new ModelWeights.Linear(weight.transpose(), bias);
     }
@@ -208,7 +245,7 @@ final class WeightReader implements AutoCloseable {
 
     /** Reads this rank's rows of parts into one array, which is not quantized. */
     private NDArray array(Rows of, int pairs, boolean isBias) {
-        NDArray array = empty(shape(of, isBias), config.type());
+        NDArray array = allocator.empty(shape(of, isBias), config.type());
         fill(array, 0, of, pairs, isBias);
         return array;
     }
@@ -237,19 +274,6 @@ final class WeightReader implements AutoCloseable {
             }
             start = next;
         }
-    }
-
-    private NDArray empty(Shape shape, ScalarType type) {
-        if (memory == null) {
-            return Torch.empty(manager, shape, type);
-        }
-        long offset = used;
-        used += aligned(shape.size() * type.itemSize());
-        return Torch.view(manager, memory, offset, shape, type);
-    }
-
-    private static long aligned(long bytes) {
-        return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 
     /**
@@ -303,7 +327,7 @@ final class WeightReader implements AutoCloseable {
                 return view.get();
             }
         }
-        NDArray array = empty(new Shape(count, config.hiddenSize()), config.type());
+        NDArray array = allocator.empty(new Shape(count, config.hiddenSize()), config.type());
         fillTokens(array, 0, name);
         return array;
     }
@@ -331,7 +355,7 @@ final class WeightReader implements AutoCloseable {
     }
 
     private NDArray norm(Slice slice, int pairs) {
-        NDArray array = empty(slice.shape(slice.rows()), slice.type());
+        NDArray array = allocator.empty(slice.shape(slice.rows()), slice.type());
         fill(array, 0, slice, 0, slice.rows(), pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
@@ -339,11 +363,7 @@ final class WeightReader implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
-        if (quantizer != null) {
-            quantizer.close();
-        }
-        if (memory != null) {
-            memory.close();
-        }
+        quantizer.ifPresent(WeightQuantizer::close);
+        allocator.close();
     }
 }

@@ -17,8 +17,15 @@ final class Json extends Repr {
         super(run);
         ascii = args.isTrue(0);
         sorts = args.isTrue(3);
-        indent = args.get(1, null) == null ? null : Strings.indent(run, args.get(1));
-        comma = indent == null ? ", " : ",";
+        if (args.get(1, null) != null) {
+            String indent = Strings.indent(run, args.get(1));
+            comma = ",";
+            lineBreak =
+                    depth -> {
+                        run.requireLength((long) indent.length() * depth);
+                        return "\n" + indent.repeat(depth);
+                    };
+        }
         if (args.get(2, null) != null) {
             Args separators = new Args(Values.list(run, args.get(2)), Map.of());
             separators = separators.bind("separators", 2, List.of("comma", "colon"));

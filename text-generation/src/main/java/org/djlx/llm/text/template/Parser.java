@@ -73,14 +73,14 @@ final class Parser {
      */
     static final class Frame {
 
-        private final Frame parent; // null for the template's frame
+        private final Predicate<String> isOuter; // whether an enclosing frame has a name
         // By name: whether the first use is an unconditional assignment.
         private final Map<String, Boolean> names = new HashMap<>();
         private boolean isConditional; // the parser is inside an if
         private List<String> hidden;
 
-        private Frame(Frame parent) {
-            this.parent = parent;
+        private Frame(Predicate<String> isOuter) {
+            this.isOuter = isOuter;
         }
 
         private void use(String name, boolean assigns) {
@@ -88,12 +88,11 @@ final class Parser {
         }
 
         private boolean has(String name) {
-            return names.containsKey(name) || parent != null && parent.has(name);
+            return names.containsKey(name) || isOuter.test(name);
         }
 
         private List<String> hidden() {
             if (hidden == null) {
-                Predicate<String> isOuter = name -> parent != null && parent.has(name);
                 hidden = names.keySet().stream().filter(isOuter.negate().and(names::get)).toList();
             }
             return hidden;
@@ -117,7 +116,7 @@ final class Parser {
     private int depth;
     private boolean inLoop;
     private boolean inMacro;
-    private Frame frame = new Frame(null);
+    private Frame frame = new Frame(name -> false);
 
     private Parser(List<Token> tokens, Set<String> reads) {
         this.tokens = tokens;
@@ -246,11 +245,12 @@ final class Parser {
 
     /** Parses code with a scope of its own, in which these names are set before it runs. */
     private Block inScope(List<String> parameters, Supplier<Node> parse) {
-        Frame inner = new Frame(frame);
+        Frame outer = frame;
+        Frame inner = new Frame(outer::has);
         frame = inner;
         parameters.forEach(name -> inner.use(name, false));
         Node parsed = parse.get();
-        frame = inner.parent;
+        frame = outer;
         return new Block(parsed, inner);
     }
 

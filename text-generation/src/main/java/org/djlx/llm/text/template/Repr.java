@@ -5,6 +5,7 @@ import java.util.Collection;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.function.IntFunction;
 
 /** Writes a value as Python's {@code repr} does. */
 class Repr {
@@ -12,7 +13,7 @@ class Repr {
     final Run run;
     String comma = ", ";
     String colon = ": ";
-    String indent; // null for a single line
+    IntFunction<String> lineBreak = depth -> ""; // before an element at a depth; none
     private final StringBuilder text = new StringBuilder();
 
     Repr(Run run) {
@@ -53,14 +54,16 @@ class Repr {
             write(each instanceof Map.Entry<?, ?> entry ? entry.getValue() : each, depth + 1);
             separator = comma;
         }
-        breakLine(elements.isEmpty() ? -1 : depth);
+        if (!elements.isEmpty()) {
+            breakLine(depth);
+        }
         append(end);
     }
 
     private void breakLine(int depth) {
-        if (indent != null && depth >= 0) {
-            run.requireLength((long) indent.length() * depth);
-            append("\n" + indent.repeat(depth));
+        String line = lineBreak.apply(depth);
+        if (!line.isEmpty()) {
+            append(line);
         }
     }
 
