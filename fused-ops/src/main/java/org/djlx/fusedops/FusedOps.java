@@ -5,8 +5,8 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
 import java.util.List;
-import java.util.Optional;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.UnaryOperator;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -162,32 +162,42 @@ public final class FusedOps {
 
     /**
      * Gathers A along its first dimension and computes {@code silu(A @ gates) * (A @ values)}, the
-     * first half of a Llama's MLP, in one kernel. The products are not rounded before the
-     * activation. If the path is not FUSED, or the kernel does not support the sizes, computes
-     * nothing and returns empty.
-     *
-     * <p>Some ranks may get a result and other ranks none. A rank without a result calls {@link
-     * #allGatherMatmul(NDArray, List, int, ProcessGroup, boolean)} instead, which matches this
-     * method on other ranks. There is no gradient.
+     * first half of a Llama's MLP. A rank on the path FUSED whose kernel supports the sizes runs
+     * one kernel, which does not round the products before the activation. Other ranks run {@link
+     * #allGatherMatmul(NDArray, List, int, ProcessGroup, boolean)} and the given activation.
      *
      * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions; the same
      *     shape on all ranks
      * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the
      *     values. N may differ between ranks
-     * @return the product, of shape (…, N); empty if nothing was computed
+     * @param activation computes {@code silu(gates) * values} of an array of shape (…, 2 N), which
+     *     it may close. Within a {@link GradientScope} gradients flow through it
+     * @return the product, of shape (…, N)
      */
-    public static Optional<NDArray> allGatherGated(
-            NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
+    public static NDArray allGatherGated(
+            NDArray aShard,
+            NDArray gatesAndValues,
+            UnaryOperator<NDArray> activation,
+            ProcessGroup group) {
         OperandChecks checks = new OperandChecks(AllGatherMatmul.TYPE.toString());
         checks.checkNotNull("the group", group);
+        checks.checkNotNull("the activation", activation);
         Operands operands = checks.operands(Arrays.asList(aShard, gatesAndValues), "aShard");
-        if (checks.recording() != null) {
-            return Optional.empty();
+        if (gatesAndValues.getShape().dimension() == 2
+                && gatesAndValues.getShape().get(1) % 2 != 0) {
+            throw checks.wrong(
+                    "gatesAndValues have %d columns; pass as many values as gates, an even number",
+                    gatesAndValues.getShape().get(1));
         }
-        return AllGatherMatmul.run(checks, operands, 0, group, Output.GATED_PRODUCT)
-                .outputs()
-                .stream()
-                .findFirst();
+        if (checks.recording() == null) {
+            List<NDArray> gated =
+                    AllGatherMatmul.run(checks, operands, 0, group, Output.GATED_PRODUCT).outputs();
+            if (!gated.isEmpty()) {
+                return gated.get(0);
+            }
+        }
+        List<NDArray> both = List.of(gatesAndValues);
+        return activation.apply(allGatherMatmul(aShard, both, 0, group, false).outputs().get(0));
     }
 
     /**

@@ -15,7 +15,6 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.List;
-import java.util.Optional;
 import java.util.Random;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
@@ -25,6 +24,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -570,10 +570,16 @@ final class ExactCase {
         }
     }
 
-    /** The gated product; gathered rows and product where the operator is not possible. */
     private NDList allGatherGated(ProcessGroup group, NDList inputs) {
-        Optional<NDArray> gated = FusedOps.allGatherGated(inputs.get(0), inputs.get(1), group);
-        return gated.isPresent() ? new NDList(gated.get()) : allGatherMatmul(group, inputs);
+        return new NDList(
+                FusedOps.allGatherGated(inputs.get(0), inputs.get(1), ExactCase::gate, group));
+    }
+
+    /** Computes {@code silu(gates) * values}. */
+    static NDArray gate(NDArray both) {
+        long half = both.getShape().get(1) / 2;
+        return BlockMath.siluGate(
+                Torch.narrow(both, 1, 0, half), Torch.narrow(both, 1, half, half));
     }
 
     /**
@@ -739,9 +745,6 @@ final class ExactCase {
     }
 
     private NDList compareGated(ProcessGroup group, NDArray pool, NDList results) {
-        if (results.size() > 1) {
-            return compareGatheredProducts(group, pool, results);
-        }
         NDArray both = gathered(group, pool).matMul(b(pool, 0));
         int half = columns.get(0) / 2;
         NDArray gates = Torch.narrow(both, 1, 0, half);

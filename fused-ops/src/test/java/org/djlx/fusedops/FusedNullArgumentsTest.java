@@ -12,6 +12,7 @@ import java.util.OptionalDouble;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.NullArguments;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -52,6 +53,9 @@ class FusedNullArgumentsTest {
                             .sample(UsageCounter.class, () -> counter)
                             .sample(ShardConsumer.class, () -> (shard, rank) -> {})
                             .sample(ChunkProducer.class, () -> (chunk, rank) -> {})
+                            .sample(
+                                    "java.util.function.UnaryOperator<ai.djl.ndarray.NDArray>",
+                                    UnaryOperator::identity)
                             .sample(Object.class, Object::new)
                             .sample(float.class, () -> 1f)
                             .sample(

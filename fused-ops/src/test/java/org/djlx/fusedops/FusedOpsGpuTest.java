@@ -5,8 +5,10 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.fail;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
@@ -25,6 +27,7 @@ import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
+import java.util.function.UnaryOperator;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -271,7 +274,12 @@ class FusedOpsGpuTest {
                     FusedOps.allGatherMatmul(shard, List.of(weight), 0, group, false);
                     continue;
                 }
-                NDArray result = FusedOps.allGatherGated(shard, weight, group).orElseThrow();
+                NDArray result =
+                        FusedOps.allGatherGated(
+                                shard,
+                                weight,
+                                product -> fail("not fused: " + product.getShape()),
+                                group);
                 assertEquals(new Shape(all, width), result.getShape());
                 float[] actual =
                         TestArrays.awaited(Torch.cast(result, ScalarType.FLOAT32)).toFloatArray();
@@ -294,28 +302,39 @@ class FusedOpsGpuTest {
         return manager.create(numbers, new Shape(rows, columns));
     }
 
-    /**
-     * Unsupported gates: row-major B, odd units, too few columns for a tile. Nothing is computed.
-     */
+    /** Unsupported gates: row-major B, odd units, too few columns for a tile. */
     @Test
-    void otherGatesAreLeftToTheCaller() {
-        expectFused(
-                64 << 20,
-                1,
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-                        NDArray a = half(manager, 512, 64);
-                        List<NDArray> bs =
-                                List.of(
-                                        half(manager, 64, 6144),
-                                        half(manager, 6136, 64).transpose(),
-                                        half(manager, 16, 64).transpose());
-                        for (NDArray b : bs) {
-                            assertTrue(FusedOps.allGatherGated(a, b, group).isEmpty());
-                        }
-                        FusedOps.allGatherMatmul(a, bs.subList(1, 2), 0, group, false);
-                    }
-                });
+    void otherGatesFallBackToTheActivation() {
+        requireKernel(Path.FUSED);
+        forced(
+                Path.FUSED,
+                () ->
+                        run(
+                                64 << 20,
+                                group -> {
+                                    try (NDManager manager =
+                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                        checkFallsBack(group, half(manager, 64, 6144));
+                                        checkFallsBack(group, half(manager, 6136, 64).transpose());
+                                        checkFallsBack(group, half(manager, 16, 64).transpose());
+                                    }
+                                }));
+    }
+
+    private static void checkFallsBack(ProcessGroup group, NDArray b) {
+        NDArray a = half(b.getManager(), 512, 64);
+        List<NDArray> activated = new ArrayList<>();
+        UnaryOperator<NDArray> activation =
+                both -> {
+                    activated.add(ExactCase.gate(both));
+                    return activated.get(0);
+                };
+        NDArray result = FusedOps.allGatherGated(a, b, activation, group);
+        assertSame(activated.get(0), result);
+        NDArray awaited = TestArrays.awaited(Torch.cast(result, ScalarType.FLOAT32));
+        // 64 products of 1: silu(64) * 64.
+        assertEquals(4096f, awaited.min().getFloat());
+        assertEquals(4096f, awaited.max().getFloat());
     }
 
     private static NDArray half(NDManager manager, int rows, int columns) {

@@ -20,6 +20,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.path.Fallbacks;
@@ -222,6 +223,61 @@ class FusedOpsTest {
                         scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
                     });
         }
+    }
+
+    /** Rank r has A = r + 1 and weights 1 for gates and 2 for values, so silu(a) * 2 a. */
+    @Test
+    void allGatherGatedAppliesTheActivation() {
+        LocalRanks.run(
+                2,
+                1 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray a = manager.create(new float[] {group.rank() + 1}, new Shape(1, 1));
+                        NDArray b = manager.create(new float[] {1, 1, 2, 2}, new Shape(1, 4));
+                        NDArray product = FusedOps.allGatherGated(a, b, ExactCase::gate, group);
+                        assertEquals(new Shape(2, 2), product.getShape());
+                        float[] actual = product.toFloatArray();
+                        for (int i = 0; i < actual.length; i++) {
+                            double gate = 1 + i / 2;
+                            double expected = gate / (1 + Math.exp(-gate)) * 2 * gate;
+                            assertEquals(expected, actual[i], 1e-6 * expected);
+                        }
+                        NDArray odd = manager.ones(new Shape(1, 3));
+                        String message =
+                                assertThrows(
+                                                IllegalArgumentException.class,
+                                                () ->
+                                                        FusedOps.allGatherGated(
+                                                                a, odd, ExactCase::gate, group))
+                                        .getMessage();
+                        assertTrue(message.contains("3 columns"), message);
+                    }
+                });
+    }
+
+    @Test
+    void gradientsFlowThroughTheActivation() {
+        LocalRanks.run(
+                2,
+                1 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                            GradientScope scope = GradientScope.open()) {
+                        NDArray a = manager.ones(new Shape(1, 1));
+                        NDArray b = manager.create(new float[] {3, 5}, new Shape(1, 2));
+                        a.setRequiresGradient(true);
+                        NDArray product =
+                                FusedOps.allGatherGated(
+                                        a,
+                                        b,
+                                        both -> both.get(":, 0:1").mul(both.get(":, 1:2")),
+                                        group);
+                        scope.backward(product.sum());
+                        // Each of 2 ranks computes 3 a * 5 a of this shard.
+                        assertEquals(2 * 2 * 15f, a.getGradient().getFloat());
+                    }
+                });
     }
 
     @SuppressWarnings("try") // the scope is not named in the body

@@ -3,7 +3,6 @@ package org.djlx.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import java.util.Optional;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
@@ -54,11 +53,9 @@ final class CudaOps extends ArrayOps {
             NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
         Operand x = addAndNorm(postNorm, norm);
         if (divided && gateUp.bias() == null && gateUp.quantized() == null) {
-            Optional<NDArray> gated =
-                    FusedOps.allGatherGated(x.elements(), gateUp.weight(), model.group());
-            if (gated.isPresent()) {
-                return new Operand(gated.get());
-            }
+            return new Operand(
+                    FusedOps.allGatherGated(
+                            x.elements(), gateUp.weight(), gpu::activate, model.group()));
         }
         return gpu.siluAndMul(columnParallel(x, gateUp));
     }

@@ -509,22 +509,29 @@ public final class ModelKernels implements AutoCloseable {
      * holds the gate, then up.
      */
     Operand siluAndMul(NDArray gateUp) {
-        long rows = gateUp.getShape().get(0);
-        long width = gateUp.getShape().get(1) / 2;
-        Shape shape = new Shape(rows, width);
-        if (hasE4m3Prefill) {
-            Operand output = Operand.allocateE4m3(gateUp.getManager(), shape);
-            quantize.activate(Torch.dataPointer(gateUp), output.matrix());
-            return output;
+        if (!hasE4m3Prefill) {
+            return new Operand(activate(gateUp));
         }
+        Operand output = Operand.allocateE4m3(gateUp.getManager(), activated(gateUp));
+        quantize.activate(Torch.dataPointer(gateUp), output.matrix());
+        return output;
+    }
+
+    /** As {@link #siluAndMul}, always in the model's type. */
+    NDArray activate(NDArray gateUp) {
+        Shape shape = activated(gateUp);
         NDArray output = Torch.empty(gateUp.getManager(), shape, config.type());
         kernels.activate(
                 currentStreams.get(),
                 Torch.dataPointer(output),
                 Torch.dataPointer(gateUp),
-                rows,
-                width);
-        return new Operand(output);
+                shape.get(0),
+                shape.get(1));
+        return output;
+    }
+
+    private static Shape activated(NDArray gateUp) {
+        return new Shape(gateUp.getShape().get(0), gateUp.getShape().get(1) / 2);
     }
 
     /**
