@@ -46,7 +46,7 @@ final class ThreadsBackend extends Backend implements P2pBackend {
     private static final class Shared {
 
         private final Memory[] memory;
-        private final int[][] signals; // [rank it lies on][rank that raises it]; guarded by this
+        private final long[][] signals; // [rank it lies on][rank that raises it]; guarded by this
         private int puts; // guarded by this
 
         Shared(int worldSize) {
@@ -54,15 +54,15 @@ final class ThreadsBackend extends Backend implements P2pBackend {
             for (int rank = 0; rank < worldSize; rank++) {
                 memory[rank] = new Memory(BUFFER + 256);
             }
-            signals = new int[worldSize][worldSize];
+            signals = new long[worldSize][worldSize];
         }
 
-        synchronized void raise(int on, int by, int epoch) {
+        synchronized void raise(int on, int by, long epoch) {
             signals[on][by] = epoch;
             notifyAll();
         }
 
-        synchronized void await(Operation operation, int on, int by, int epoch) {
+        synchronized void await(Operation operation, int on, int by, long epoch) {
             long end = System.nanoTime() + operation.timeout().toNanos();
             try {
                 while (signals[on][by] - epoch < 0) {
@@ -134,17 +134,17 @@ final class ThreadsBackend extends Backend implements P2pBackend {
         }
 
         @Override
-        public int epoch(Operation operation) {
+        public long epoch(Operation operation) {
             return (int) operation.sequence();
         }
 
         @Override
-        public void putSignal(int peer, int channel, int epoch) {
+        public void putSignal(int peer, int channel, long epoch) {
             shared.raise(peer, rank(), epoch);
         }
 
         @Override
-        public void waitSignal(Operation operation, int peer, int channel, int epoch) {
+        public void waitSignal(Operation operation, int peer, int channel, long epoch) {
             shared.await(operation, rank(), peer, epoch);
         }
 
@@ -186,17 +186,17 @@ final class ThreadsBackend extends Backend implements P2pBackend {
             }
 
             @Override
-            public void signal(int peer, int channel, int epoch) {
+            public void signal(int peer, int channel, long epoch) {
                 stream.signal(peer, channel, epoch);
             }
 
             @Override
-            public void waitSignal(int peer, int channel, int epoch) {
+            public void waitSignal(int peer, int channel, long epoch) {
                 stream.waitSignal(peer, channel, epoch);
             }
 
             @Override
-            public void waitSignals(int channel, int epoch) {
+            public void waitSignals(int channel, long epoch) {
                 stream.waitSignals(channel, epoch);
             }
 

@@ -822,7 +822,7 @@ class ExamplesTest {
                 new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
                 operation -> {
                     buffers.intraNodeBarrier(operation);
-                    int epoch = buffers.epoch(operation);
+                    long epoch = buffers.epoch(operation);
                     long half = buffers.half(epoch);
                     int next = (group.rank() + 1) % ranks;
                     Torch.copy(view(buffers, manager, next, array, half), array);

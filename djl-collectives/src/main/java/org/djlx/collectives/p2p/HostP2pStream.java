@@ -86,17 +86,17 @@ final class HostP2pStream implements P2pStream {
     }
 
     @Override
-    public void signal(int rank, int channel, int epoch) {
+    public void signal(int rank, int channel, long epoch) {
         enqueue(() -> buffers.putSignal(rank, channel, epoch));
     }
 
     @Override
-    public void waitSignal(int rank, int channel, int epoch) {
+    public void waitSignal(int rank, int channel, long epoch) {
         enqueue(() -> buffers.waitSignal(operation, rank, channel, epoch));
     }
 
     @Override
-    public void waitSignals(int channel, int epoch) {
+    public void waitSignals(int channel, long epoch) {
         for (int peer = 0; peer < buffers.worldSize(); peer++) {
             if (peer != buffers.rank()) {
                 waitSignal(peer, channel, epoch);

@@ -36,7 +36,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li><b>Channel</b>: the number of a signal between two ranks. An operation sends at most one
  *       signal per channel to a rank.
  *   <li><b>Epoch</b>: the value of an operation's signals, see {@link #epoch}. A signal is never
- *       reset; its value only grows, modulo 2³².
+ *       reset; its value only grows.
  * </ul>
  *
  * <p>Example: an operation that sends an array to the next rank.
@@ -50,7 +50,7 @@ import org.djlx.nativeops.torch.Torch;
  *             new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
  *             operation -> {
  *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
- *                 int epoch = buffers.epoch(operation);
+ *                 long epoch = buffers.epoch(operation);
  *                 long half = buffers.half(epoch);
  *                 int next = (group.rank() + 1) % ranks;
  *                 Torch.copy(view(buffers, manager, next, array, half), array);
@@ -139,7 +139,7 @@ public abstract class P2pBuffers {
     }
 
     /** {@return the offset of the half of the buffer that an operation writes, in bytes} */
-    public final long half(int epoch) {
+    public final long half(long epoch) {
         return epoch % 2 == 0 ? 0 : bufferSize / 2;
     }
 
@@ -269,7 +269,7 @@ public abstract class P2pBuffers {
      *     this. On GPUs it is always 1: the device counts operations and adds the count to signal
      *     values, so that graphs can be replayed
      */
-    public abstract int epoch(Operation operation);
+    public abstract long epoch(Operation operation);
 
     /**
      * All-gather of a few KiB by one kernel on the current stream: writes this rank's part at an
@@ -347,7 +347,7 @@ public abstract class P2pBuffers {
      *     value other than the epoch, because larger values belong to later operations
      * @throws IllegalStateException on GPUs, outside of an operation
      */
-    public abstract void putSignal(int rank, int channel, int epoch);
+    public abstract void putSignal(int rank, int channel, long epoch);
 
     /**
      * Waits for a signal from a rank.
@@ -357,7 +357,7 @@ public abstract class P2pBuffers {
      * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs
      *     the operation's work fails instead
      */
-    public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
+    public abstract void waitSignal(Operation operation, int rank, int channel, long epoch);
 
     /**
      * Waits until all ranks have started the operation and checks that their calls match. A no-op

@@ -41,13 +41,13 @@ public interface P2pStream extends AutoCloseable {
     void copy(long destination, long source, long byteSize);
 
     /** Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}. */
-    void signal(int rank, int channel, int epoch);
+    void signal(int rank, int channel, long epoch);
 
     /** Makes later work of this stream wait for a signal from a rank. */
-    void waitSignal(int rank, int channel, int epoch);
+    void waitSignal(int rank, int channel, long epoch);
 
     /** Makes later work of this stream wait for the signals of all other ranks. */
-    void waitSignals(int channel, int epoch);
+    void waitSignals(int channel, long epoch);
 
     /**
      * Makes later work of this stream wait until all ranks have reached their barrier, and finished

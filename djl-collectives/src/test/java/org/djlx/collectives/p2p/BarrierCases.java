@@ -137,7 +137,7 @@ public final class BarrierCases {
 
     private static void signal(ProcessGroup group, Operation operation) {
         P2pBuffers buffers = buffers(group);
-        int epoch = buffers.epoch(operation);
+        long epoch = buffers.epoch(operation);
         for (int peer = 0; peer < group.worldSize(); peer++) {
             buffers.putSignal(peer, 0, epoch);
         }

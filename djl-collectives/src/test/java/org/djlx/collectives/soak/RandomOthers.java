@@ -115,7 +115,7 @@ final class RandomOthers {
                         operation -> {
                             // Views do not wait for the ranks whose memory they are of.
                             buffers.intraNodeBarrier(operation);
-                            int epoch = buffers.epoch(operation);
+                            long epoch = buffers.epoch(operation);
                             long half = buffers.half(epoch);
                             for (int peer = 0; peer < n; peer++) {
                                 long place = half + (long) group.rank() * Float.BYTES;

@@ -39,7 +39,7 @@ import org.djlx.nativeops.torch.Torch;
 final class CudaP2pBuffers extends P2pBuffers {
 
     // The epoch of every operation, relative to the device's count.
-    private static final int EPOCH = 1;
+    private static final long EPOCH = 1;
 
     /** How the running operation is launched. */
     private enum Launch {
@@ -208,7 +208,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
-    public int epoch(Operation operation) {
+    public long epoch(Operation operation) {
         requireUsable();
         Required.argument("epoch: operation", operation);
         enter();
@@ -355,7 +355,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return region.address(peer) + region.layout().buffer() + offset;
     }
 
-    void putSignal(CudaStream stream, int peer, int channel, int value) {
+    void putSignal(CudaStream stream, int peer, int channel, long value) {
         requireUsable();
         checkRank(peer);
         checkChannel(channel);
@@ -364,18 +364,18 @@ final class CudaP2pBuffers extends P2pBuffers {
         signals.signal(stream, peer, channel);
     }
 
-    void waitSignal(CudaStream stream, Operation operation, int peer, int channel, int value) {
+    void waitSignal(CudaStream stream, Operation operation, int peer, int channel, long value) {
         requireUsable();
         checkRank(peer);
         await(stream, operation, channel, 1 << peer, value);
     }
 
-    void waitSignals(CudaStream stream, Operation operation, int channel, int value) {
+    void waitSignals(CudaStream stream, Operation operation, int channel, long value) {
         requireUsable();
         await(stream, operation, channel, (1 << region.ranks()) - 1 & ~(1 << rank), value);
     }
 
-    private void await(CudaStream stream, Operation operation, int channel, int peers, int value) {
+    private void await(CudaStream stream, Operation operation, int channel, int peers, long value) {
         checkChannel(channel);
         checkEpoch(value);
         if (peers != 0) {
@@ -388,7 +388,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /** Checks that an epoch is this operation's: later epochs are those of later operations. */
-    private static void checkEpoch(int value) {
+    private static void checkEpoch(long value) {
         if (value != EPOCH) {
             throw new IllegalArgumentException(
                     ("epoch %s is not the operation's epoch, %s: use another channel for a second"
@@ -398,13 +398,13 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
-    public void putSignal(int peer, int channel, int value) {
+    public void putSignal(int peer, int channel, long value) {
         requireUsable();
         putSignal(currentStreams.get(), peer, channel, value);
     }
 
     @Override
-    public void waitSignal(Operation operation, int peer, int channel, int value) {
+    public void waitSignal(Operation operation, int peer, int channel, long value) {
         requireUsable();
         Required.argument("waitSignal: operation", operation);
         waitSignal(currentStreams.get(), operation, peer, channel, value);

@@ -84,19 +84,19 @@ final class CudaP2pStream implements P2pStream {
     }
 
     @Override
-    public void signal(int rank, int channel, int epoch) {
+    public void signal(int rank, int channel, long epoch) {
         order();
         buffers.putSignal(stream, rank, channel, epoch);
     }
 
     @Override
-    public void waitSignal(int rank, int channel, int epoch) {
+    public void waitSignal(int rank, int channel, long epoch) {
         order();
         buffers.waitSignal(stream, operation, rank, channel, epoch);
     }
 
     @Override
-    public void waitSignals(int channel, int epoch) {
+    public void waitSignals(int channel, long epoch) {
         order();
         buffers.waitSignals(stream, operation, channel, epoch);
     }

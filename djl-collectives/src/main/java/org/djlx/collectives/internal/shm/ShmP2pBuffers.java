@@ -26,7 +26,6 @@ final class ShmP2pBuffers extends P2pBuffers {
 
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
-    private volatile long last; // the sequence number of the last operation that asked for it
 
     ShmP2pBuffers(ShmSegment segment, Rendezvous rendezvous, int rank) {
         super(
@@ -51,35 +50,25 @@ final class ShmP2pBuffers extends P2pBuffers {
                                 type));
     }
 
-    /** The lower half of the sequence number: equal on all ranks, even after a mismatch. */
+    /** The operation's sequence number: equal on all ranks, even after a mismatch. */
     @Override
-    public int epoch(Operation operation) {
-        last = Required.argument("epoch: operation", operation).sequence();
-        return (int) last;
-    }
-
-    /**
-     * Returns the sequence number of an epoch: the nearest to that of the last operation. Words
-     * hold whole numbers, because a channel may not be used for billions of operations.
-     */
-    private long sequence(int epoch) {
-        long near = last;
-        return near + (epoch - (int) near);
+    public long epoch(Operation operation) {
+        return Required.argument("epoch: operation", operation).sequence();
     }
 
     @Override
-    public void putSignal(int rank, int channel, int epoch) {
+    public void putSignal(int rank, int channel, long epoch) {
         checkRank(rank);
         checkChannel(channel);
-        use(() -> rendezvous.signal(rank, channel, sequence(epoch)));
+        use(() -> rendezvous.signal(rank, channel, epoch));
     }
 
     @Override
-    public void waitSignal(Operation operation, int rank, int channel, int epoch) {
+    public void waitSignal(Operation operation, int rank, int channel, long epoch) {
         checkRank(rank);
         checkChannel(channel);
         Required.argument("waitSignal: operation", operation);
-        use(() -> rendezvous.awaitSignal(operation, rank, channel, sequence(epoch)));
+        use(() -> rendezvous.awaitSignal(operation, rank, channel, epoch));
     }
 
     @Override

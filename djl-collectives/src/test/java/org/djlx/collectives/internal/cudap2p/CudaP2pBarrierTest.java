@@ -138,7 +138,7 @@ class CudaP2pBarrierTest {
                             new OpType("streams"),
                             new Operation.Agreed(null, new long[0], null, 0),
                             operation -> {
-                                int epoch = buffers.epoch(operation);
+                                long epoch = buffers.epoch(operation);
                                 entered.record(current);
                                 other.waitEvent(entered);
                                 boolean first = group.rank() == 0;

@@ -299,7 +299,7 @@ class CudaP2pThreadsTest {
 
     private static void waitForAll(ProcessGroup group, Operation operation) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
-        int epoch = buffers.epoch(operation);
+        long epoch = buffers.epoch(operation);
         for (int peer = 0; peer < group.worldSize(); peer++) {
             buffers.putSignal(peer, 1, epoch);
         }
@@ -1107,7 +1107,7 @@ class CudaP2pThreadsTest {
                                         exchange,
                                         NOTHING,
                                         operation -> {
-                                            int epoch = buffers.epoch(operation);
+                                            long epoch = buffers.epoch(operation);
                                             long half = epoch % 2 * buffers.bufferSize() / 2;
                                             send(buffers, operation, rank, values, half);
                                             buffers.awaitAgreement(operation);
@@ -1161,7 +1161,7 @@ class CudaP2pThreadsTest {
                                     exchange,
                                     NOTHING,
                                     operation -> {
-                                        int epoch = buffers.epoch(operation);
+                                        long epoch = buffers.epoch(operation);
                                         long half = epoch % 2 * buffers.bufferSize() / 2;
                                         try (P2pStream side = buffers.sideStream(operation);
                                                 P2pStream current =
@@ -1207,7 +1207,7 @@ class CudaP2pThreadsTest {
                                         signal,
                                         NOTHING,
                                         operation -> {
-                                            int epoch = buffers.epoch(operation);
+                                            long epoch = buffers.epoch(operation);
                                             for (int peer = 1; peer < worldSize; peer++) {
                                                 if (group.rank() == 0) {
                                                     buffers.putSignal(peer, 0, epoch);
@@ -1243,7 +1243,7 @@ class CudaP2pThreadsTest {
                             send,
                             NOTHING,
                             operation -> {
-                                int epoch = buffers.epoch(operation);
+                                long epoch = buffers.epoch(operation);
                                 if (rank == 0) {
                                     try (P2pStream side = buffers.sideStream(operation)) {
                                         side.waitSignal(1, 1, epoch);
@@ -1260,7 +1260,7 @@ class CudaP2pThreadsTest {
                                     send,
                                     NOTHING,
                                     operation -> {
-                                        int epoch = buffers.epoch(operation);
+                                        long epoch = buffers.epoch(operation);
                                         if (rank == 0) {
                                             entered.countDown();
                                             waitFor(taken);
@@ -1338,7 +1338,7 @@ class CudaP2pThreadsTest {
 
     private void send(
             P2pBuffers buffers, Operation operation, int rank, NDArray[] values, long half) {
-        int epoch = buffers.epoch(operation);
+        long epoch = buffers.epoch(operation);
         try (P2pStream stream = buffers.currentStream(operation)) {
             for (int channel = 0; channel < values.length; channel++) {
                 for (int peer = 0; peer < worldSize; peer++) {

@@ -157,6 +157,31 @@ class ShmFailureTest {
                 });
     }
 
+    /**
+     * Operation 2³² has an epoch after that of operation 2³² - 1, also for a channel left unused.
+     */
+    @Test
+    void epochsPass32Bits() {
+        onAll(
+                groups(2, Duration.ofSeconds(60)),
+                group -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    for (long number : new long[] {1, (1L << 32) - 1, 1L << 32}) {
+                        Operation operation =
+                                new Operation(
+                                        OpType.BARRIER,
+                                        number,
+                                        group.name(),
+                                        group.timeout(),
+                                        new Operation.Agreed(null, new long[0], null, 0));
+                        long epoch = buffers.epoch(operation);
+                        assertEquals(number, epoch);
+                        buffers.putSignal(1 - group.rank(), 0, epoch);
+                        buffers.waitSignal(operation, 1 - group.rank(), 0, epoch);
+                    }
+                });
+    }
+
     private static Operation signalOperation(ProcessGroup group) {
         return new GroupContext(
                         group.name(),

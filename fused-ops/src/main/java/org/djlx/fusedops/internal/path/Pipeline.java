@@ -64,7 +64,7 @@ public final class Pipeline {
     }
 
     private interface Body {
-        void run(int epoch, P2pStream current, P2pStream side);
+        void run(long epoch, P2pStream current, P2pStream side);
     }
 
     /**
@@ -72,7 +72,7 @@ public final class Pipeline {
      * because later work may overwrite the sent data.
      */
     private void run(Operation operation, NDArray[] used, Body body) {
-        int epoch = buffers.epoch(operation);
+        long epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
             body.run(epoch, current, side);
@@ -170,7 +170,7 @@ public final class Pipeline {
     private void exchange(
             P2pStream side,
             Slots slots,
-            int epoch,
+            long epoch,
             int step,
             int distance,
             long source,
@@ -193,7 +193,7 @@ public final class Pipeline {
      * an event after the push of each step; null for a stream that is not recorded.
      */
     private P2pStream.Event[] push(
-            P2pStream current, P2pStream side, int epoch, long offset, long shard, long byteSize) {
+            P2pStream current, P2pStream side, long epoch, long offset, long shard, long byteSize) {
         side.waitEvent(current.record());
         P2pStream.Event[] pushed = new P2pStream.Event[worldSize];
         for (int step = 1; step < worldSize; step++) {
@@ -273,7 +273,7 @@ public final class Pipeline {
     }
 
     /** Returns the address of this rank's slot for a source rank. */
-    private long slot(Slots slots, int epoch, int source) {
+    private long slot(Slots slots, long epoch, int source) {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
@@ -324,7 +324,7 @@ public final class Pipeline {
     private void send(
             P2pStream side,
             Slots slots,
-            int epoch,
+            long epoch,
             int step,
             long part,
             long byteSize,
@@ -341,7 +341,7 @@ public final class Pipeline {
     }
 
     /** Returns the address of the part that this rank receives from a rank. */
-    private long received(Slots slots, int epoch, long received, int source) {
+    private long received(Slots slots, long epoch, long received, int source) {
         return slots.hasRounds()
                 ? received + source * slots.distance()
                 : slot(slots, epoch, source);
@@ -353,7 +353,7 @@ public final class Pipeline {
             P2pStream current,
             P2pStream side,
             Slots slots,
-            int epoch,
+            long epoch,
             long received,
             PartReducer reducer) {
         if (slots.hasRounds()) {

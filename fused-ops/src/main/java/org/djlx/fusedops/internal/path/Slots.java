@@ -86,12 +86,12 @@ public final class Slots {
     }
 
     /** Returns the offset of the window of a round, the same on all ranks. */
-    long windowOffset(int epoch, long round) {
+    long windowOffset(long epoch, long round) {
         return (epoch & 1) * half + (round & 1) * window;
     }
 
     /** Returns the offset of the slot that a rank writes, the same on all ranks. */
-    public long offset(int epoch, int source) {
+    public long offset(long epoch, int source) {
         return (epoch & 1) * half + source * slot;
     }
 

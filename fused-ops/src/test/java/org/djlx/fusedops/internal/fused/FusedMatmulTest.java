@@ -150,17 +150,17 @@ class FusedMatmulTest {
         }
 
         @Override
-        public int epoch(Operation operation) {
+        public long epoch(Operation operation) {
             throw new UnsupportedOperationException();
         }
 
         @Override
-        public void putSignal(int rank, int channel, int epoch) {
+        public void putSignal(int rank, int channel, long epoch) {
             throw new UnsupportedOperationException();
         }
 
         @Override
-        public void waitSignal(Operation operation, int rank, int channel, int epoch) {
+        public void waitSignal(Operation operation, int rank, int channel, long epoch) {
             throw new UnsupportedOperationException();
         }
 
