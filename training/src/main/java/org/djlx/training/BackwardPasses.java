@@ -10,6 +10,10 @@ import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
+import org.djlx.training.strategy.ParameterStrategy;
+import org.djlx.training.strategy.ReductionTime;
 
 /**
  * The backward passes of a trainer: which forward passes are still without one, and when the ranks

@@ -10,6 +10,11 @@ import java.util.Map;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.training.SplitCheck.Layout;
 import org.djlx.training.SplitForward.Meeting;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.SyncBatchNorm;
+import org.djlx.training.precision.ActivationCheckpoint;
+import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.ParameterStrategy;
 
 /**
  * Forward passes of a trainer's batches. Several ranks compute a part each, divided as the first

@@ -13,6 +13,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.nativeops.host.Required;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.training.precision.GradScaler;
+import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.GradientCompression;
+import org.djlx.training.strategy.ParameterStrategy;
+import org.djlx.training.strategy.ShardingStrategy;
 
 /**
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
@@ -211,8 +217,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}; default false. {@code EasyTrain} then joins at the end of each epoch; a training loop
      * of your own calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass,
-     * step and {@link JoinListener}. Checkpoints are saved by a training listener, or after join.
-     * The same on all ranks.
+     * step and {@link org.djlx.training.data.JoinListener}. Checkpoints are saved by a training
+     * listener, or after join. The same on all ranks.
      */
     public DataParallelConfig optJoin(boolean join) {
         this.join = join;
@@ -309,6 +315,15 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return bucketBytes;
     }
 
+    ParameterStrategy.Options strategyOptions() {
+        return new ParameterStrategy.Options(sharding, compression, bucketBytes());
+    }
+
+    /** Returns the type in which matrix products are computed; null for that of their input. */
+    ScalarType computeType() {
+        return precision == MixedPrecisionPolicy.NONE ? null : precision.type();
+    }
+
     String backend(boolean gpu) {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
     }
@@ -318,10 +333,6 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                 "mixed precision %s, gradient reduction %s, compression %s, buckets of %d bytes,"
                         + " synchronised batch normalisation %s, join %s, sharding %s",
                 precision, reduction(), compression, bucketBytes(), syncBatchNorm, join, sharding);
-    }
-
-    ShardingStrategy shardingStrategy() {
-        return sharding;
     }
 
     MixedPrecisionPolicy mixedPrecision() {

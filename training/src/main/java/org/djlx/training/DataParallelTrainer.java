@@ -18,6 +18,16 @@ import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.ProcessExit;
+import org.djlx.training.data.JoinListener;
+import org.djlx.training.internal.BlockReplacement;
+import org.djlx.training.internal.ParameterShard;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
+import org.djlx.training.precision.Autocast;
+import org.djlx.training.precision.GradScaler;
+import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.ParameterStrategy;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -72,7 +82,7 @@ public final class DataParallelTrainer extends Trainer {
         if (settings.mixedPrecision() != MixedPrecisionPolicy.NONE) {
             replaceBlock(Autocast.convert(block(), settings.mixedPrecision()));
         }
-        ranks.open(this, devices);
+        ranks.open(getManager(), block(), optimizer(), devices);
         if (ranks.worldSize() > 1 && settings.syncBatchNorm()) {
             replaceBlock(ranks.synchronizeStatistics(block()));
         }
@@ -184,7 +194,9 @@ public final class DataParallelTrainer extends Trainer {
         BlockReplacement.copyBack(block());
         TrainerSetup.requireMasters(settings, block());
         TrainerSetup.requireSameOptions(settings, group(), step.scaler(), uneven);
-        strategy = ParameterStrategy.load(ranks, block(), optimizer(), settings, backward::time);
+        strategy =
+                ParameterStrategy.load(
+                        ranks, block(), optimizer(), settings.strategyOptions(), backward::time);
         if (ranks.group() != null) {
             ranks.each(replica -> replica.verify("before training", false));
         }
@@ -204,7 +216,7 @@ public final class DataParallelTrainer extends Trainer {
      */
     public FullParameters summonFullParameters() {
         prepare("summonFullParameters");
-        return strategy.summon(getModel().getNDManager());
+        return strategy.summon(getModel().getNDManager())::run;
     }
 
     /** Returns the strategy, after it has copied the program's writes to all ranks. */

@@ -17,6 +17,7 @@ import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.training.internal.EvaluatorSums;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

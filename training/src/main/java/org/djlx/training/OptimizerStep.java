@@ -8,12 +8,25 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
+import org.djlx.training.internal.Replica;
+import org.djlx.training.precision.GradScaler;
+import org.djlx.training.strategy.ParameterStrategy;
 
 /**
  * The step of a trainer: reduces gradients, divides them by the scale of the {@link GradScaler},
  * clips them, and updates the parameters.
  */
 final class OptimizerStep {
+
+    /** Whether gradients with the scale of the GradScaler have overflowed, on any rank. */
+    private enum Overflow {
+        /** Not known: the gradients still have the scale. */
+        UNCHECKED,
+        /** All gradients are finite, and divided by the scale. */
+        NONE,
+        /** A gradient is infinite or NaN, so the step is skipped. */
+        FOUND
+    }
 
     private static final double NORM_EPSILON = 1e-6; // as PyTorch's clip_grad_norm_
 

@@ -3,23 +3,30 @@ package org.djlx.training;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
+import ai.djl.training.optimizer.Optimizer;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.SyncBatchNorm;
 
 /** One rank of several processes, or of several trainers: it has its own batches and its loss. */
 final class RankOfProcess extends Ranks {
 
-    RankOfProcess(DataParallelConfig settings, Device[] devices) {
-        super(settings, devices, 1);
+    private final DataParallelConfig settings;
+
+    RankOfProcess(DataParallelConfig settings) {
+        super(1, settings.computeType());
+        this.settings = settings;
     }
 
     @Override
-    void open(DataParallelTrainer trainer, Device[] devices) {
+    public void open(NDManager manager, Block block, Optimizer optimizer, Device[] devices) {
         if (settings.ranks() != null && settings.ranks() > 1) {
             throw new IllegalArgumentException(
                     String.format(
@@ -33,21 +40,21 @@ final class RankOfProcess extends Ranks {
             group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
             opened.add(group);
         }
-        add(group.device(), group, trainer.getManager());
+        add(group.device(), group, manager);
     }
 
     @Override
-    ProcessGroup processes() {
+    public ProcessGroup processes() {
         return group();
     }
 
     @Override
-    ReduceOp gradientOp() {
+    public ReduceOp gradientOp() {
         return settings.reduction().op();
     }
 
     @Override
-    void receive(List<NDArray> arrays) {
+    public void receive(List<NDArray> arrays) {
         each(
                 replica ->
                         arrays.stream()
@@ -57,12 +64,12 @@ final class RankOfProcess extends Ranks {
     }
 
     @Override
-    Block synchronizeStatistics(Block block) {
+    public Block synchronizeStatistics(Block block) {
         return SyncBatchNorm.convert(block, false);
     }
 
     @Override
-    String description() {
+    public String description() {
         return String.format(
                 "with a trainer each: this rank's device %s, backend %s, gradient reduction %s (one"
                         + " loss per rank)",

@@ -3,11 +3,16 @@ package org.djlx.training;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
+import ai.djl.training.optimizer.Optimizer;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
+import org.djlx.training.internal.SyncBatchNorm;
 
 /**
  * All ranks of a job, in this JVM: they divide each batch and compute one loss, so gradients are
@@ -15,22 +20,24 @@ import org.djlx.collectives.ReduceOp;
  */
 final class RanksOfJvm extends Ranks {
 
+    private final DataParallelConfig settings;
     private final int count;
 
-    RanksOfJvm(DataParallelConfig settings, Device[] devices, int count) {
-        super(settings, devices, count);
+    RanksOfJvm(DataParallelConfig settings, int count) {
+        super(count, settings.computeType());
+        this.settings = settings;
         this.count = count;
     }
 
     @Override
-    void open(DataParallelTrainer trainer, Device[] devices) {
+    public void open(NDManager manager, Block block, Optimizer optimizer, Device[] devices) {
         if (count == 1) {
-            add(devices[0], null, trainer.getManager());
+            add(devices[0], null, manager);
             return;
         }
         settings.checkRanksOfOneJvm(count);
-        TrainerSetup.requireOneRate(trainer.optimizer(), count);
-        TrainerSetup.requireWhole(trainer.getModel().getBlock(), count);
+        TrainerSetup.requireOneRate(optimizer, count);
+        TrainerSetup.requireWhole(block, count);
         Device[] each = new Device[count];
         for (int rank = 0; rank < count; rank++) {
             each[rank] = devices[Math.min(rank, devices.length - 1)];
@@ -39,32 +46,32 @@ final class RanksOfJvm extends Ranks {
         opened.addAll(
                 ProcessGroups.local(backend, count, TrainerSetup.options(settings, backend, each)));
         for (ProcessGroup group : opened) {
-            add(each[group.rank()], group, trainer.getManager());
+            add(each[group.rank()], group, manager);
         }
     }
 
     @Override
-    ProcessGroup processes() {
+    public ProcessGroup processes() {
         return null;
     }
 
     @Override
-    ReduceOp gradientOp() {
+    public ReduceOp gradientOp() {
         return ReduceOp.SUM;
     }
 
     @Override
-    void receive(List<NDArray> arrays) {
+    public void receive(List<NDArray> arrays) {
         // All ranks have copied the arrays of one block.
     }
 
     @Override
-    Block synchronizeStatistics(Block block) {
+    public Block synchronizeStatistics(Block block) {
         return SyncBatchNorm.convert(block, true);
     }
 
     @Override
-    String description() {
+    public String description() {
         List<Device> devices = replicas().stream().map(Replica::device).toList();
         return String.format(
                 "in this JVM: devices %s, backend %s, gradients summed (one loss for all ranks)",

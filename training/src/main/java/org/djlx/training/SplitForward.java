@@ -14,6 +14,8 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.SplitCheck.Layout;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
 
 /**
  * One forward pass in which several ranks compute parts of a batch. The caller's autograd sees one

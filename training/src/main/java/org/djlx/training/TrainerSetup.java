@@ -24,9 +24,13 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.precision.GradScaler;
+import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -126,21 +130,21 @@ final class TrainerSetup {
 
     /** Returns the ranks that a trainer has in this JVM, before they are opened. */
     static Ranks ranks(DataParallelConfig settings, Device[] devices) {
-        if (isProcess(settings)) {
-            return new RankOfProcess(settings, devices);
-        }
+        boolean gpu = devices[0].isGpu();
         Integer wanted = settings.ranks();
-        if (!devices[0].isGpu()) {
-            return new RanksOfJvm(settings, devices, wanted == null ? 1 : wanted);
-        }
-        if (wanted != null && wanted != devices.length) {
+        boolean process = isProcess(settings);
+        int count = process ? 1 : gpu ? devices.length : wanted == null ? 1 : wanted;
+        if (!process && wanted != null && wanted != count) {
             throw new IllegalArgumentException(
                     String.format(
                             "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
                                     + " rank per device; leave optRanks out",
                             wanted, Arrays.toString(devices)));
         }
-        return new RanksOfJvm(settings, devices, devices.length);
+        if (settings.group() == null && !gpu) {
+            TorchThreads.choose(count);
+        }
+        return process ? new RankOfProcess(settings) : new RanksOfJvm(settings, count);
     }
 
     /**
@@ -223,28 +227,6 @@ final class TrainerSetup {
                                         + " is %s; set the model's data type to float32, or use"
                                         + " MixedPrecisionPolicy.NONE",
                                 settings.mixedPrecision(), named.getKey(), type));
-            }
-        }
-    }
-
-    /**
-     * Rejects what FULL_SHARD cannot divide: tensor-parallel blocks, and the state that an
-     * optimizer has of an earlier trainer.
-     */
-    static void requireDivisible(Block block, OptimizerState state) {
-        ProcessGroup parts = DividedBlock.groupOf(block);
-        if (parts != null && parts.worldSize() > 1) {
-            throw new IllegalArgumentException(
-                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
-                            + " among the ranks of group '"
-                            + parts.name()
-                            + "' already; use SHARD_OPTIMIZER");
-        }
-        for (Parameter parameter : block.getParameters().values()) {
-            if (state.count(parameter.getId()) != null) {
-                throw new IllegalStateException(
-                        "initialize: the optimizer has state of an earlier trainer, which"
-                                + " FULL_SHARD cannot divide; create a new optimizer");
             }
         }
     }

@@ -11,6 +11,9 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.data.JoinListener;
+import org.djlx.training.internal.ForwardPass;
+import org.djlx.training.internal.Replica;
 
 /**
  * Lets processes train on different numbers of batches, like PyTorch's {@code Join}.
@@ -154,8 +157,8 @@ final class UnevenBatches {
                 switch (call) {
                     case FORWARD -> {
                         requireBatch();
-                        NDList data = StagedForward.copy(firstData, passes.manager);
-                        NDList labels = StagedForward.copy(firstLabels, passes.manager);
+                        NDList data = ForwardPass.copy(firstData, passes.manager);
+                        NDList labels = ForwardPass.copy(firstLabels, passes.manager);
                         trainer.pass(data, labels).stream()
                                 .filter(Torch::requiresGradient)
                                 .forEach(passes.outputs::add);
@@ -210,8 +213,8 @@ final class UnevenBatches {
     void keepFirst(NDList data, NDList labels) {
         if (areAllowed() && firstData == null) {
             NDManager manager = replica().manager();
-            firstData = StagedForward.copy(data, manager);
-            firstLabels = StagedForward.copy(labels, manager);
+            firstData = ForwardPass.copy(data, manager);
+            firstLabels = ForwardPass.copy(labels, manager);
         }
     }
 }

@@ -30,6 +30,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;

@@ -29,6 +29,8 @@ import java.util.List;
 import java.util.function.Supplier;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.training.precision.ActivationCheckpoint;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;

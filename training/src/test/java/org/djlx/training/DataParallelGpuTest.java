@@ -19,6 +19,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.training.Training.Outcome;
 import org.djlx.training.checkpoint.CheckpointManager;
 import org.djlx.training.checkpoint.TrainingProgress;
+import org.djlx.training.strategy.GradientCompression;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;

@@ -12,6 +12,7 @@ import java.util.HashSet;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.training.data.DistributedSampler;
 import org.junit.jupiter.api.Test;
 
 class DistributedSamplerTest {

@@ -24,6 +24,7 @@ import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;

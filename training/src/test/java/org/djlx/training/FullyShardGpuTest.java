@@ -42,6 +42,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;

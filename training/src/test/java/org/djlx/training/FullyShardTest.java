@@ -39,6 +39,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;

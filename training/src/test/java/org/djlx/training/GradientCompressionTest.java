@@ -30,6 +30,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.training.Training.Outcome;
+import org.djlx.training.strategy.GradientCompression;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;

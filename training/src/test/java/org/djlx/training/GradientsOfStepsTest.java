@@ -42,6 +42,7 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.precision.GradScaler;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;

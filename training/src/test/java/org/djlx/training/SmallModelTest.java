@@ -21,6 +21,7 @@ import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.training.precision.ActivationCheckpoint;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;

@@ -14,6 +14,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.training.Training.Outcome;
+import org.djlx.training.data.DistributedSampler;
 
 /** One of several processes that train a model; it knows of them only by its dataset's sampler. */
 public final class TrainingMain {

@@ -20,6 +20,8 @@ import java.util.Collections;
 import java.util.List;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
+import org.djlx.training.strategy.GradientCompression;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;

@@ -43,6 +43,8 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.checkpoint.CheckpointManager;
 import org.djlx.training.checkpoint.TrainingProgress;
+import org.djlx.training.data.JoinListener;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;

@@ -18,6 +18,7 @@ import java.io.IOException;
 import java.util.Arrays;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.training.internal.RankWorkers;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;

@@ -28,9 +28,9 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.cuda.CudaDevice;
-import org.djlx.training.ActivationCheckpoint;
 import org.djlx.training.DataParallelConfig;
-import org.djlx.training.ShardingStrategy;
+import org.djlx.training.precision.ActivationCheckpoint;
+import org.djlx.training.strategy.ShardingStrategy;
 
 /**
  * Times SGD training steps in float32: forward and backward pass, gradient synchronization, update.

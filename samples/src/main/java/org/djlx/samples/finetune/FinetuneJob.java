@@ -19,7 +19,7 @@ import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.llm.tune.ChatDataset;
 import org.djlx.llm.tune.TrainableModel;
-import org.djlx.training.DistributedSampler;
+import org.djlx.training.data.DistributedSampler;
 import org.djlx.training.nn.Lora;
 
 /** One rank of a fine-tuning. The ranks divide the model; their trainers get the same batches. */

@@ -17,15 +17,15 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.Required;
 import org.djlx.training.DataParallelTrainer;
-import org.djlx.training.DistributedSampler;
-import org.djlx.training.JoinListener;
+import org.djlx.training.data.DistributedSampler;
+import org.djlx.training.data.JoinListener;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
  * Saves and restores the state of a training job: parameters, optimizer state, progress, position
- * in the dataset, random state and the scale of a {@link org.djlx.training.GradScaler}. On CPUs
- * with the same number of ranks, a resumed job computes the same losses, bit for bit, as an
+ * in the dataset, random state and the scale of a {@link org.djlx.training.precision.GradScaler}.
+ * On CPUs with the same number of ranks, a resumed job computes the same losses, bit for bit, as an
  * uninterrupted one.
  *
  * <pre>{@code
@@ -50,8 +50,8 @@ import org.slf4j.LoggerFactory;
  *
  * <ul>
  *   <li>All processes call save and restore. If one fails, all fail.
- *   <li>Rank 0 writes the checkpoint. With a {@linkplain org.djlx.training.ShardingStrategy
- *       sharded} trainer each process writes its part.
+ *   <li>Rank 0 writes the checkpoint. With a {@linkplain
+ *       org.djlx.training.strategy.ShardingStrategy sharded} trainer each process writes its part.
  *   <li>All processes read the checkpoint, so the directory is shared.
  * </ul>
  *

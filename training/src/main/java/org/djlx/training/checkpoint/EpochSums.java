@@ -15,7 +15,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import org.djlx.training.EvaluatorSums;
+import org.djlx.training.internal.EvaluatorSums;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

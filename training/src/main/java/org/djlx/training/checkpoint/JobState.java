@@ -8,7 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.training.DataParallelTrainer;
-import org.djlx.training.DistributedSampler;
+import org.djlx.training.data.DistributedSampler;
 
 /**
  * The metadata of a checkpoint: all of a job's state but its arrays. It is read and checked before

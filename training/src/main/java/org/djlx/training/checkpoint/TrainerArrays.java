@@ -12,8 +12,8 @@ import java.util.Map;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.DataParallelTrainer;
-import org.djlx.training.OptimizerState;
-import org.djlx.training.ParameterShard;
+import org.djlx.training.internal.OptimizerState;
+import org.djlx.training.internal.ParameterShard;
 
 /** A trainer's parameters and optimizer state, as a checkpoint names them. */
 final class TrainerArrays {

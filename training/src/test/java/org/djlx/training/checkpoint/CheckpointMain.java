@@ -8,10 +8,10 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.training.DataParallelConfig;
-import org.djlx.training.DistributedSampler;
-import org.djlx.training.ShardingStrategy;
 import org.djlx.training.Training;
 import org.djlx.training.Training.Outcome;
+import org.djlx.training.data.DistributedSampler;
+import org.djlx.training.strategy.ShardingStrategy;
 
 /** One of several processes that go on from a checkpoint if there is one. */
 public final class CheckpointMain {

@@ -14,7 +14,7 @@ import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.launch.Launch;
-import org.djlx.training.ShardingStrategy;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

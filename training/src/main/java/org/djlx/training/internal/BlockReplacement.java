@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training.internal;
+
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Block;
+import ai.djl.nn.BlockList;
+import java.lang.reflect.Field;
+import java.lang.reflect.InaccessibleObjectException;
+import java.lang.reflect.Modifier;
+import java.util.ArrayList;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+
+/** Replaces layers of a block and its descendants, in fields and child lists. */
+public final class BlockReplacement {
+
+    /** Returns a layer's replacement, or the layer itself. */
+    public interface Rule {
+        Block replace(Block layer) throws ReflectiveOperationException;
+    }
+
+    private final Rule rule;
+    private final String problem;
+    private final Map<Block, Block> done = new IdentityHashMap<>();
+
+    private BlockReplacement(Rule rule, String problem) {
+        this.rule = rule;
+        this.problem = problem;
+    }
+
+    /**
+     * Applies a rule to a block and its descendants. {@code problem} begins the error; {@code %s}
+     * in it is the block's class.
+     */
+    public static Block apply(Block block, Rule rule, String problem) {
+        return new BlockReplacement(rule, problem).convert(block);
+    }
+
+    /** A layer in place of one that the program has made, and may hold. */
+    public interface Substitute extends Block {
+        Block original();
+    }
+
+    /** Copies the fields of the classes that both blocks have; the parameters are shared. */
+    public static void copyFields(Block from, Block to) {
+        try {
+            for (Class<?> each = from.getClass(); each != Object.class; ) {
+                for (Field field : each.isInstance(to) ? fields(each) : List.<Field>of()) {
+                    field.set(to, field.get(from));
+                }
+                each = each.getSuperclass();
+            }
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e); // Not thrown: the fields are accessible.
+        }
+    }
+
+    /** Copies to the program's layers what {@code initialize} has set in their substitutes. */
+    public static void copyBack(Block block) {
+        if (block instanceof Substitute substitute) {
+            copyFields(substitute, substitute.original());
+        }
+        block.getChildren().values().forEach(BlockReplacement::copyBack);
+    }
+
+    private static List<Field> fields(Class<?> type) {
+        List<Field> fields = new ArrayList<>();
+        for (Field field : type.getDeclaredFields()) {
+            if (!Modifier.isStatic(field.getModifiers())) {
+                field.setAccessible(true);
+                fields.add(field);
+            }
+        }
+        return fields;
+    }
+
+    private Block convert(Block block) {
+        Block known = done.get(block);
+        if (known != null) {
+            return known;
+        }
+        try {
+            Block result = rule.replace(block);
+            done.put(block, result);
+            done.put(result, result);
+            if (result == block && block instanceof AbstractBlock) {
+                for (Class<?> type = block.getClass();
+                        type != Object.class;
+                        type = type.getSuperclass()) {
+                    for (Field field : fields(type)) {
+                        convert(field, block);
+                    }
+                }
+            }
+            return result;
+        } catch (ReflectiveOperationException
+                | InaccessibleObjectException
+                | UnsupportedOperationException e) {
+            throw refusal(block, e);
+        }
+    }
+
+    private void convert(Field field, Block owner) throws IllegalAccessException {
+        Object value = field.get(owner);
+        if (value instanceof Block child) {
+            Block converted = convert(child);
+            if (converted == child) {
+                return;
+            }
+            if (!field.getType().isInstance(converted)) {
+                throw refusal(owner, new ClassCastException(field + " cannot hold a replacement"));
+            }
+            field.set(owner, converted);
+        } else if (value instanceof BlockList children) {
+            convert(children.values());
+        } else if (value instanceof List<?> list) {
+            convert(list);
+        }
+    }
+
+    private IllegalArgumentException refusal(Block block, Exception cause) {
+        return new IllegalArgumentException(
+                "newTrainer: "
+                        + problem.formatted(block.getClass().getName())
+                        + ", because its fields cannot be written; keep layers in private fields"
+                        + " that are not final",
+                cause);
+    }
+
+    @SuppressWarnings("unchecked") // A block is replaced by one of its class, or a subclass.
+    private void convert(List<?> list) {
+        for (int i = 0; i < list.size(); i++) {
+            if (list.get(i) instanceof Block child) {
+                Block converted = convert(child);
+                if (converted != child) {
+                    ((List<Object>) list).set(i, converted);
+                }
+            }
+        }
+    }
+}

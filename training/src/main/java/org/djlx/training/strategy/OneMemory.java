@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training.strategy;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.function.ToDoubleFunction;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.internal.ForwardPass;
+import org.djlx.training.internal.LocalParameter;
+import org.djlx.training.internal.ParameterShard;
+import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
+
+/**
+ * The ranks of this JVM share the first rank's parameters, or there is one rank. The other ranks
+ * have views, with gradients and statistics of their own. The program's thread adds their gradients
+ * to the first rank's, which updates. On CPUs this is faster than an all-reduce of a small model.
+ */
+final class OneMemory extends WholeParameters {
+
+    private static final long SMALL_BYTES = 2 << 20;
+
+    OneMemory(Ranks ranks, Block block, Options options) {
+        super(ranks, block, options, OneMemory::isView, false);
+    }
+
+    private static boolean isView(Replica replica, Parameter parameter) {
+        return replica.index() > 0 && !LocalParameter.isStatistic(parameter);
+    }
+
+    /**
+     * Returns whether several ranks can share a block's parameters. False in any of these cases:
+     *
+     * <ul>
+     *   <li>a rank on a GPU or in another process
+     *   <li>a sharding strategy or gradient compression
+     *   <li>a parameter that is not float32
+     *   <li>a block larger than 2 MiB or than a gradient bucket
+     *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
+     * </ul>
+     */
+    static boolean suits(Ranks ranks, Block block, Options options) {
+        if (ranks.others().isEmpty()
+                || ranks.first().device().isGpu()
+                || options.sharding() != ShardingStrategy.NO_SHARD
+                || options.compression() != GradientCompression.NONE) {
+            return false;
+        }
+        long bytes = 0;
+        for (Parameter parameter : block.getParameters().values()) {
+            NDArray array = parameter.getArray();
+            bytes +=
+                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 4;
+            boolean trained = parameter.requiresGradient() || LocalParameter.isStatistic(parameter);
+            if (!trained
+                    || array.getDevice().isGpu()
+                    || bytes > Math.min(SMALL_BYTES, options.bucketBytes())) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    @Override
+    public void syncParameters(boolean stepped) {
+        ranks.others().forEach(this::replaceViews);
+        if (!stepped) {
+            ranks.replicas().forEach(Replica::takeWritten);
+        }
+    }
+
+    /** Replaces views of memory that the program has replaced, as {@code NDArray.set} does. */
+    private void replaceViews(Replica other) {
+        for (int i = 0; i < other.parameters().size(); i++) {
+            LocalParameter own = other.parameters().get(i);
+            NDArray memory = ranks.first().parameters().get(i).array();
+            if (!own.isStatistic() && Torch.dataPointer(own.array()) != Torch.dataPointer(memory)) {
+                takeGradients(other);
+                other.replaceView(i, memory);
+            }
+        }
+    }
+
+    @Override
+    public NDList forward(Replica replica, NDList data, NDList labels) {
+        return ForwardPass.forward(block, replica.store(), data, labels);
+    }
+
+    @Override
+    public void discardPasses() {
+        // A pass is an operator of the caller's graph, and changes nothing here.
+    }
+
+    @Override
+    public double onReduced(ToDoubleFunction<Replica> body) {
+        return ranks.valueOf(1, body);
+    }
+
+    @Override
+    public void step(Consumer<Replica> update) {
+        ranks.run(1, update);
+    }
+
+    @Override
+    public boolean endBackward(Replica replica) {
+        return false;
+    }
+
+    @Override
+    public void reduce() {
+        NoGradient.run(() -> ranks.others().forEach(this::takeGradients));
+    }
+
+    /** Adds another rank's gradients to the first rank's, and removes them there. */
+    private void takeGradients(Replica other) {
+        List<LocalParameter> first = ranks.first().parameters();
+        for (int i = 0; i < first.size(); i++) {
+            PtNDArray own = (PtNDArray) first.get(i).array();
+            PtNDArray from = (PtNDArray) other.parameters().get(i).array();
+            try (NDArray gradient = JniUtils.getGradient(from);
+                    NDArray sum = gradient == null ? null : JniUtils.getGradient(own)) {
+                if (sum != null) {
+                    sum.addi(gradient); // Both are float32: TorchInPlace would check that.
+                } else if (gradient != null && own.hasGradient()) { // not frozen since the pass
+                    Torch.setGradient(own, gradient);
+                }
+                if (gradient != null) {
+                    Torch.setGradient(from, null);
+                }
+            }
+        }
+    }
+
+    @Override
+    public List<ParameterShard> shards(Replica replica) {
+        return replica.parameters().stream()
+                .filter(own -> !isView(replica, own.parameter()))
+                .map(own -> whole(own, true))
+                .toList();
+    }
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * FullySharded      FSDP: ranks divide parameters, gradients and optimizer state
+ * GradientBuckets   reduces gradients in buckets
+ * GradientNorm      the norm of gradients that are divided among ranks
+ * OneMemory         ranks of a JVM share the parameters of a small model
+ * RankShards        one rank's FSDP shards: starts all-gathers and reduce-scatters, stage by stage
+ * Replicated        DDP: each rank has all parameters
+ * ShardedOptimizer  ZeRO stage 1: ranks divide the optimizer's state
+ * StagedForward     forward pass of one rank, cut between the blocks of a SequentialBlock
+ * WholeParameters   base class of strategies that keep whole parameters on each rank
+ */
+/**
+ * How ranks hold parameters, gradients and the optimizer's state, and how they reduce gradients.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.training.strategy.GradientCompression} - the format in which gradients are
+ *       sent
+ *   <li>{@link org.djlx.training.strategy.ParameterStrategy} - what the trainer asks of a strategy
+ *   <li>{@link org.djlx.training.strategy.ReductionTime} - when gradients of a backward pass are
+ *       reduced
+ *   <li>{@link org.djlx.training.strategy.ShardingStrategy} - what data-parallel ranks divide
+ * </ul>
+ *
+ * <p>Programs name {@code ShardingStrategy} and {@code GradientCompression} only.
+ */
+package org.djlx.training.strategy;
