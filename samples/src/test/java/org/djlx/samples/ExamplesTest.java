@@ -701,7 +701,7 @@ class ExamplesTest {
                         .execute("serve-model", "--text", "../README.md", directory.toString()));
         try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
             ToolFormat tools = ToolFormat.named("hermes");
-            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory), tools);
+            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory), tools, null);
             TextChatModel model = new TextChatModel(api, generator);
 
             Assistant reader = AiServices.create(Assistant.class, model);

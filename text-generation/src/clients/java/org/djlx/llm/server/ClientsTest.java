@@ -73,7 +73,8 @@ class ClientsTest extends CommandTest {
                                         "tiny",
                                         generator,
                                         ChatTemplate.of(model),
-                                        ToolFormat.named("hermes")),
+                                        ToolFormat.named("hermes"),
+                                        null),
                                 generator,
                                 options)) {
             run("node", "clients.mjs", "http://127.0.0.1:" + server.port(), "t0ken");

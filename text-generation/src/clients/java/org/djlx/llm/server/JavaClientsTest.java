@@ -81,7 +81,7 @@ class JavaClientsTest extends CommandTest {
         ToolFormat tools = ToolFormat.named("hermes");
         server =
                 new GenerationServer(
-                        new TextApi("tiny", generator, ChatTemplate.of(model), tools),
+                        new TextApi("tiny", generator, ChatTemplate.of(model), tools, null),
                         generator,
                         new ServerOptions(
                                 "127.0.0.1",

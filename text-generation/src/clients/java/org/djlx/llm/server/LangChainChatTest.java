@@ -64,7 +64,8 @@ class LangChainChatTest extends AbstractChatModelIT {
 
     static TextChatModel model(ChatRequestParameters defaults) {
         TextApi api =
-                new TextApi("tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"));
+                new TextApi(
+                        "tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
         api.addName("another");
         return new TextChatModel(api, GENERATOR, defaults, List.of());
     }

@@ -36,7 +36,8 @@ class LangChainStreamTest extends AbstractStreamingChatModelIT {
     private static StreamingChatModel model(
             ChatRequestParameters defaults, List<ChatModelListener> listeners) {
         TextApi api =
-                new TextApi("tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"));
+                new TextApi(
+                        "tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
         api.addName("another");
         return new TextChatModel(api, GENERATOR, defaults, listeners).streaming();
     }

@@ -28,6 +28,7 @@ import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.server.TextApi;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.slf4j.Logger;
@@ -200,6 +201,8 @@ public final class TextModelLoader implements ParallelModelLoader {
                 builder::optDataType);
         String parser = left.remove("tool_call_parser");
         ToolFormat tools = parser == null ? null : ToolFormat.named(parser);
+        String thinking = left.remove("reasoning_parser");
+        ReasoningFormat reasoning = thinking == null ? null : ReasoningFormat.named(thinking);
         left.forEach(
                 (option, value) -> {
                     String values = NEUTRAL.get(option);
@@ -228,7 +231,8 @@ public final class TextModelLoader implements ParallelModelLoader {
         }
         TextEngine generator = builder.build();
         try {
-            return new TextModelService(generator, new TextApi(name, generator, template, tools));
+            return new TextModelService(
+                    generator, new TextApi(name, generator, template, tools, reasoning));
         } catch (Throwable e) {
             generator.close();
             throw e;

@@ -51,8 +51,8 @@ import org.djlx.llm.server.TextApi;
 
 /**
  * A {@link TextGenerator} as LangChain4j's {@link ChatModel}, and with {@link #streaming} as its
- * {@link StreamingChatModel}. Chats have texts, tools and tool results; {@code AiServices} gets
- * structured output by a JSON schema.
+ * {@link StreamingChatModel}. Chats have texts, reasoning, tools and tool results; {@code
+ * AiServices} gets structured output by a JSON schema.
  *
  * <pre>{@code
  * TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory));
@@ -255,6 +255,7 @@ public final class TextChatModel implements ChatModel {
         } else if (message instanceof AiMessage answer) {
             json.put("role", "assistant");
             json.put("content", answer.text());
+            json.put("reasoning_content", answer.thinking());
             json.put(
                     "tool_calls",
                     answer.toolExecutionRequests().stream().map(TextChatModel::call).toList());
@@ -306,7 +307,7 @@ public final class TextChatModel implements ChatModel {
 
     private record Choice(Delta delta, String finishReason) {}
 
-    private record Delta(String content, List<Call> toolCalls) {}
+    private record Delta(String content, String reasoningContent, List<Call> toolCalls) {}
 
     private record Call(int index, String id, Function function) {}
 
@@ -321,6 +322,7 @@ public final class TextChatModel implements ChatModel {
         private final StreamingChatResponseHandler handler;
         private final Semaphore progress = new Semaphore(0);
         private final StringBuilder text = new StringBuilder();
+        private final StringBuilder thinking = new StringBuilder();
         private final ToolCallBuilder calls = new ToolCallBuilder(-1);
         private final ChatResponse.Builder response = ChatResponse.builder();
         private volatile boolean cancelled;
@@ -362,6 +364,7 @@ public final class TextChatModel implements ChatModel {
             if (!text.isEmpty() || requests.isEmpty()) {
                 message.text(text.toString());
             }
+            message.thinking(thinking.isEmpty() ? null : thinking.toString());
             return response.aiMessage(message.build()).build();
         }
 
@@ -382,6 +385,12 @@ public final class TextChatModel implements ChatModel {
             for (Choice choice : event.choices) {
                 if (choice.finishReason != null) {
                     response.finishReason(REASONS.get(choice.finishReason));
+                }
+                String thought = choice.delta.reasoningContent;
+                if (thought != null) {
+                    thinking.append(thought);
+                    InternalStreamingChatResponseHandlerUtils.onPartialThinking(
+                            handler, thought, this);
                 }
                 String content = choice.delta.content;
                 if (content != null && !content.isEmpty()) {

@@ -9,17 +9,23 @@ import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.UUID;
+import java.util.function.Function;
+import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
-import org.djlx.llm.text.ToolCallStream;
+import org.djlx.llm.text.AnswerStream.Part;
 
 /** Formats answers in OpenAI's schema. A streamed answer is server-sent events. */
 final class OpenAiAnswer implements AnswerFormat {
+
+    private static final String REASONING = "reasoning_content"; // vLLM's and DeepSeek's
 
     private final boolean chat;
     private final boolean streamed;
@@ -27,19 +33,18 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<String> echoes;
     private final int choicesPerPrompt;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final Tools tools; // null if the answer may not call tools
-    private final List<ToolCallStream> calls; // of each choice; null if there are no tools
+    private final List<AnswerParts> parts; // of each choice; null if the answer is only content
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
-    private final String[][] frames; // of each choice: an event before and after its text, or null
+    private final Map<String, String[]> frames = new HashMap<>(); // events around a text
     private final String model;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
 
     /**
      * {@code echoes} is the text before the generated text of each choice. {@code logProbabilities}
-     * and {@code tools} are null for an answer without them. A streamed answer ends with the token
-     * counts if {@code includesUsage}.
+     * is null for an answer without them, {@code parts} for one that is only content. A streamed
+     * answer ends with the token counts if {@code includesUsage}.
      */
     OpenAiAnswer(
             boolean chat,
@@ -48,7 +53,7 @@ final class OpenAiAnswer implements AnswerFormat {
             List<String> echoes,
             int choicesPerPrompt,
             LogProbabilities logProbabilities,
-            Tools tools,
+            Supplier<AnswerParts> parts,
             String model) {
         this.chat = chat;
         this.streamed = streamed;
@@ -56,11 +61,9 @@ final class OpenAiAnswer implements AnswerFormat {
         this.echoes = echoes;
         this.choicesPerPrompt = choicesPerPrompt;
         this.logProbabilities = logProbabilities;
-        this.tools = tools;
-        calls = tools == null ? null : echoes.stream().map(echo -> tools.newStream()).toList();
+        this.parts = parts == null ? null : echoes.stream().map(echo -> parts.get()).toList();
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
-        frames = new String[echoes.size()][];
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
@@ -85,18 +88,24 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
         String begin = begin(choice, generation);
-        if (tools == null) {
-            return begin + textEvent(choice, piece.text(), List.of(piece));
-        }
-        return begin + parts(choice, calls.get(choice).add(tools.text(piece)), List.of(piece));
+        return parts == null
+                ? begin + textEvent(choice, piece.text(), List.of(piece))
+                : begin + events(choice, parts.get(choice).add(piece), List.of(piece));
     }
 
-    /** Returns the events of parts of an answer with tools. */
-    private String parts(int choice, List<ToolCallStream.Part> parts, List<GeneratedPiece> pieces) {
-        String text =
-                parts.stream().map(ToolCallStream.Part::content).collect(Collectors.joining());
-        StringBuilder events = new StringBuilder(textEvent(choice, text, pieces));
-        for (ToolCallStream.Part part : parts) {
+    private static String join(List<Part> parts, Function<Part, String> text) {
+        return parts.stream().map(text).collect(Collectors.joining());
+    }
+
+    /** Returns the events of parts, which {@code pieces} have completed. */
+    private String events(int choice, List<Part> parts, List<GeneratedPiece> pieces) {
+        String reasoning = join(parts, Part::reasoning);
+        StringBuilder events = new StringBuilder();
+        if (!reasoning.isEmpty()) {
+            events.append(textEvent(choice, REASONING, reasoning));
+        }
+        events.append(textEvent(choice, join(parts, Part::content), pieces));
+        for (Part part : parts) {
             if (part.call() >= 0) {
                 JsonObject delta = object("tool_calls", List.of(call(part)));
                 events.append(event(chunk(choice, delta, null, null)));
@@ -106,7 +115,7 @@ final class OpenAiAnswer implements AnswerFormat {
     }
 
     /** Returns a part of a call. Only the first one has id, type and name. */
-    private static JsonObject call(ToolCallStream.Part part) {
+    private static JsonObject call(Part part) {
         if (part.id() == null) {
             return object("index", part.call(), "function", object("arguments", part.arguments()));
         }
@@ -123,7 +132,7 @@ final class OpenAiAnswer implements AnswerFormat {
 
     private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
         if (logProbabilities == null) {
-            return text.isEmpty() ? "" : textEvent(choice, text);
+            return text.isEmpty() ? "" : textEvent(choice, content(), text);
         }
         JsonElement probabilities = logProbabilities(pieces, offsets[choice]);
         offsets[choice] += pieces.stream().mapToInt(logProbabilities::length).sum();
@@ -132,13 +141,17 @@ final class OpenAiAnswer implements AnswerFormat {
     }
 
     /** Returns the event of a text. Only the text is formatted, because each token has an event. */
-    private String textEvent(int choice, String text) {
-        if (frames[choice] == null) {
-            String mark = id + '#';
-            String event = event(chunk(choice, text(mark), JsonNull.INSTANCE, null));
-            frames[choice] = event.split('"' + mark + '"', 2);
-        }
-        return frames[choice][0] + JsonOptions.GSON.toJson(text) + frames[choice][1];
+    private String textEvent(int choice, String name, String text) {
+        String[] frame =
+                frames.computeIfAbsent(
+                        name + choice,
+                        key -> {
+                            String mark = id + '#';
+                            JsonObject delta = object(name, mark);
+                            return event(chunk(choice, delta, JsonNull.INSTANCE, null))
+                                    .split('"' + mark + '"', 2);
+                        });
+        return frame[0] + JsonOptions.GSON.toJson(text) + frame[1];
     }
 
     private JsonElement logProbabilities(List<GeneratedPiece> pieces, int offset) {
@@ -154,7 +167,7 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String end(int choice, Generation generation) {
         JsonObject content = chat ? new JsonObject() : text("");
-        String rest = tools == null ? "" : parts(choice, calls.get(choice).end(), List.of());
+        String rest = parts == null ? "" : events(choice, parts.get(choice).end(), List.of());
         return begin(choice, generation)
                 + rest
                 + event(chunk(choice, content, null, reason(choice, generation)));
@@ -178,8 +191,12 @@ final class OpenAiAnswer implements AnswerFormat {
         return "data: " + JsonOptions.GSON.toJson(json) + "\n\n";
     }
 
+    private String content() {
+        return chat ? "content" : "text";
+    }
+
     private JsonObject text(String text) {
-        return object(chat ? "content" : "text", text);
+        return object(content(), text);
     }
 
     /** Returns an answer, or a part of it without usage. */
@@ -224,8 +241,8 @@ final class OpenAiAnswer implements AnswerFormat {
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = object("role", "assistant", "content", text);
-                if (tools != null) {
-                    addCalls(message, pieces.get(i), calls.get(i));
+                if (parts != null) {
+                    addParts(message, parts.get(i).all(pieces.get(i)));
                 }
                 choice.add("message", message);
             } else {
@@ -243,29 +260,26 @@ final class OpenAiAnswer implements AnswerFormat {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }
 
-    /** Sets the calls of a message, and its content: null if there is nothing but calls. */
-    private void addCalls(JsonObject message, List<GeneratedPiece> pieces, ToolCallStream stream) {
-        String text = pieces.stream().map(tools::text).collect(Collectors.joining());
-        JsonArray whole = new JsonArray();
-        StringBuilder content = new StringBuilder();
-        for (ToolCallStream.Part part :
-                Stream.of(stream.add(text), stream.end()).flatMap(List::stream).toList()) {
-            content.append(part.content());
+    /** Sets the parts of a message. Its content is null if there is nothing but calls. */
+    private static void addParts(JsonObject message, List<Part> parts) {
+        JsonArray calls = new JsonArray();
+        for (Part part : parts) {
             if (part.id() != null) {
-                JsonObject call = call(part);
+                Stream<Part> of = parts.stream().filter(each -> each.call() == part.call());
+                String arguments = join(of.toList(), Part::arguments);
+                JsonObject call = call(Part.call(part.call(), part.id(), part.name(), arguments));
                 call.remove("index");
-                whole.add(call);
-            } else if (part.call() >= 0) { // All arguments are one part, because the text was.
-                whole.get(part.call())
-                        .getAsJsonObject()
-                        .getAsJsonObject("function")
-                        .addProperty("arguments", part.arguments());
+                calls.add(call);
             }
         }
-        boolean isNull = content.isEmpty() && !whole.isEmpty();
-        message.addProperty("content", isNull ? null : content.toString());
-        if (!whole.isEmpty()) {
-            message.add("tool_calls", whole);
+        String content = join(parts, Part::content);
+        message.addProperty("content", content.isEmpty() && !calls.isEmpty() ? null : content);
+        String reasoning = join(parts, Part::reasoning);
+        if (!reasoning.isEmpty()) {
+            message.addProperty(REASONING, reasoning);
+        }
+        if (!calls.isEmpty()) {
+            message.add("tool_calls", calls);
         }
     }
 
@@ -273,7 +287,7 @@ final class OpenAiAnswer implements AnswerFormat {
         if (generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
             return "length";
         }
-        return tools != null && calls.get(choice).calls() > 0 ? "tool_calls" : "stop";
+        return parts != null && parts.get(choice).calls() > 0 ? "tool_calls" : "stop";
     }
 
     /** Returns the token counts. A prompt counts once, whatever its number of choices. */
@@ -285,14 +299,21 @@ final class OpenAiAnswer implements AnswerFormat {
             cached += generations.get(i).cachedTokens();
         }
         int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
-        return object(
-                "prompt_tokens",
-                prompts,
-                "completion_tokens",
-                generated,
-                "total_tokens",
-                prompts + generated,
-                "prompt_tokens_details",
-                object("cached_tokens", cached));
+        JsonObject usage =
+                object(
+                        "prompt_tokens",
+                        prompts,
+                        "completion_tokens",
+                        generated,
+                        "total_tokens",
+                        prompts + generated,
+                        "prompt_tokens_details",
+                        object("cached_tokens", cached));
+        int reasoning =
+                parts == null ? 0 : parts.stream().mapToInt(AnswerParts::reasoningTokens).sum();
+        if (reasoning > 0) {
+            usage.add("completion_tokens_details", object("reasoning_tokens", reasoning));
+        }
+        return usage;
     }
 }

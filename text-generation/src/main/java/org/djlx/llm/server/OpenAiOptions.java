@@ -37,7 +37,6 @@ final class OpenAiOptions {
                     neutral("modalities", "[\"text\"]"),
                     neutral("functions", "[]"),
                     neutral("function_call", "\"none\"", "\"auto\""),
-                    neutral("reasoning_effort", "\"none\""),
                     neutral("verbosity", "\"medium\""),
                     neutral("priority", "0"),
                     neutral("skip_special_tokens", "true"),
@@ -69,8 +68,9 @@ final class OpenAiOptions {
                 .optStopStrings(stops(json, "stop"));
     }
 
-    /** Refuses tools, in schemas that do not have them. */
+    /** Refuses tools and reasoning, in schemas that do not have them. */
     static void refuseTools(JsonOptions json) {
+        json.neutral("reasoning_effort", "\"none\"");
         json.neutral("tools", "[]");
         json.neutral("tool_choice", "\"none\"", "\"auto\"");
         json.neutral("parallel_tool_calls");

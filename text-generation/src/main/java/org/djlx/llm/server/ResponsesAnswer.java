@@ -13,7 +13,7 @@ import java.util.UUID;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
-import org.djlx.llm.text.ToolCallStream;
+import org.djlx.llm.text.AnswerStream.Part;
 
 /**
  * Formats answers as OpenAI's <a
@@ -25,8 +25,7 @@ final class ResponsesAnswer implements AnswerFormat {
     private final boolean streamed;
     private final JsonObject settings;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final Tools tools; // null if the answer may not call tools
-    private final ToolCallStream calls; // null if the answer may not call tools
+    private final AnswerParts parts; // null if the answer is only a message
     private final String model;
     private final String id = newId("resp_");
     private final long created = Instant.now().getEpochSecond();
@@ -39,19 +38,19 @@ final class ResponsesAnswer implements AnswerFormat {
 
     /**
      * {@code settings} are the options of the request that a response repeats; {@code
-     * logProbabilities} and {@code tools} are null for an answer without them.
+     * logProbabilities} is null for an answer without them, {@code parts} for one that is only a
+     * message.
      */
     ResponsesAnswer(
             boolean streamed,
             JsonObject settings,
             LogProbabilities logProbabilities,
-            Tools tools,
+            AnswerParts parts,
             String model) {
         this.streamed = streamed;
         this.settings = settings;
         this.logProbabilities = logProbabilities;
-        this.tools = tools;
-        calls = tools == null ? null : tools.newStream();
+        this.parts = parts;
         this.model = model;
     }
 
@@ -73,13 +72,33 @@ final class ResponsesAnswer implements AnswerFormat {
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
         unlisted.add(piece);
-        return tools == null ? text(piece.text()) : parts(calls.add(tools.text(piece)));
+        return parts == null ? text(piece.text()) : events(parts.add(piece));
     }
 
-    private String parts(List<ToolCallStream.Part> parts) {
+    private String events(List<Part> parts) {
         StringBuilder events = new StringBuilder();
-        parts.forEach(part -> events.append(part.call() < 0 ? text(part.content()) : call(part)));
+        for (Part part : parts) {
+            events.append(
+                    !part.reasoning().isEmpty()
+                            ? reasoning(part.reasoning())
+                            : part.call() < 0 ? text(part.content()) : call(part));
+        }
         return events.toString();
+    }
+
+    /** Continues the reasoning, or begins it. */
+    private String reasoning(String more) {
+        unlisted.clear();
+        String begin = is("reasoning") ? "" : begin(reasoning());
+        text.append(more);
+        return begin + event("response.reasoning_text.delta", object("delta", more));
+    }
+
+    private static JsonObject reasoning() {
+        JsonObject json = object("type", "reasoning", "id", newId("rs_"), "status", "in_progress");
+        json.add("summary", new JsonArray());
+        json.add("content", new JsonArray());
+        return json;
     }
 
     /** Continues the message, or begins one. */
@@ -87,7 +106,7 @@ final class ResponsesAnswer implements AnswerFormat {
         if (more.isEmpty() && logProbabilities == null) {
             return "";
         }
-        String begin = isMessage() ? "" : begin(message());
+        String begin = is("message") ? "" : begin(message());
         text.append(more);
         JsonArray listed = logProbabilities(more.length());
         probabilities.addAll(listed);
@@ -113,7 +132,7 @@ final class ResponsesAnswer implements AnswerFormat {
     }
 
     /** Continues a call, or begins one. */
-    private String call(ToolCallStream.Part part) {
+    private String call(Part part) {
         String begin = part.id() == null ? "" : begin(callOf(part));
         text.append(part.arguments());
         return part.arguments().isEmpty()
@@ -124,7 +143,7 @@ final class ResponsesAnswer implements AnswerFormat {
                                 object("delta", part.arguments()));
     }
 
-    private static JsonObject callOf(ToolCallStream.Part part) {
+    private static JsonObject callOf(Part part) {
         JsonObject json = object("type", "function_call", "id", newId("fc_"));
         json.addProperty("status", "in_progress");
         json.addProperty("call_id", part.id());
@@ -140,15 +159,20 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    private boolean isMessage() {
+    /** Returns whether the item that is being written has a part with its text. */
+    private boolean hasPart() {
         return item != null && item.has("content");
+    }
+
+    private boolean is(String type) {
+        return item != null && item.get("type").getAsString().equals(type);
     }
 
     private String begin(JsonObject next) {
         String events = end("completed");
         item = next;
         events += event("response.output_item.added", object("item", item));
-        return isMessage()
+        return hasPart()
                 ? events + event("response.content_part.added", object("part", part()))
                 : events;
     }
@@ -160,12 +184,15 @@ final class ResponsesAnswer implements AnswerFormat {
         }
         String written = text.toString();
         String events;
-        if (isMessage()) {
+        if (hasPart()) {
             JsonObject part = part();
+            JsonObject done = object("text", written);
+            if (is("message")) {
+                done.add("logprobs", probabilities);
+            }
+            String name = is("message") ? "output_text" : "reasoning_text";
             events =
-                    event(
-                                    "response.output_text.done",
-                                    object("text", written, "logprobs", probabilities))
+                    event("response." + name + ".done", done)
                             + event("response.content_part.done", object("part", part));
             item.getAsJsonArray("content").add(part);
         } else {
@@ -186,11 +213,11 @@ final class ResponsesAnswer implements AnswerFormat {
 
     @Override
     public String end(int choice, Generation generation) {
-        String rest = tools == null ? "" : parts(calls.end());
+        String rest = parts == null ? "" : events(parts.end());
         if (item == null && output.isEmpty()) {
             rest += begin(message());
         }
-        if (isMessage() && !unlisted.isEmpty()) { // The token that ends the answer has no text.
+        if (is("message") && !unlisted.isEmpty()) { // The token that ends the answer has no text.
             rest += text("");
         }
         return rest + end(status(generation));
@@ -228,7 +255,9 @@ final class ResponsesAnswer implements AnswerFormat {
         JsonObject usage = object("input_tokens", prompt);
         usage.add("input_tokens_details", object("cached_tokens", generation.cachedTokens()));
         usage.addProperty("output_tokens", generated);
-        usage.add("output_tokens_details", object("reasoning_tokens", 0));
+        usage.add(
+                "output_tokens_details",
+                object("reasoning_tokens", parts == null ? 0 : parts.reasoningTokens()));
         usage.addProperty("total_tokens", prompt + generated);
         json.add("usage", usage);
         return json;
@@ -252,8 +281,11 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    /** Returns the only part of the message. */
+    /** Returns the only part of the message or of the reasoning. */
     private JsonObject part() {
+        if (is("reasoning")) {
+            return object("type", "reasoning_text", "text", text.toString());
+        }
         JsonObject json = object("type", "output_text", "text", text.toString());
         json.add("annotations", new JsonArray());
         json.add("logprobs", probabilities);
@@ -269,7 +301,7 @@ final class ResponsesAnswer implements AnswerFormat {
         if (item != null) {
             json.add("item_id", item.get("id"));
             json.addProperty("output_index", output.size());
-            if (isMessage()) {
+            if (hasPart()) {
                 json.addProperty("content_index", 0);
             }
         }

@@ -13,6 +13,7 @@ import org.djlx.collectives.launch.cli.CliCommand;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
 import org.slf4j.LoggerFactory;
 import picocli.CommandLine.Command;
@@ -73,6 +74,15 @@ public final class ServeCommand extends CliCommand {
                             + " it, the chat template says so, or the model takes no tools.")
     private String toolCallParser;
 
+    @Option(
+            names = "--reasoning-parser",
+            paramLabel = "FORMAT",
+            description =
+                    "How the model writes its reasoning, by vLLM's names: deepseek_r1, qwen3,"
+                            + " mistral, openai_gptoss, seed_oss and others. Without it, the chat"
+                            + " template says so, or answers are content only.")
+    private String reasoningParser;
+
     @Option(names = "--max-body", paramLabel = "BYTES", description = "Largest request.")
     private int maxBody = 1048576;
 
@@ -109,6 +119,10 @@ public final class ServeCommand extends CliCommand {
         ServerOptions options = options();
         ToolFormat tools =
                 toolCallParser == null ? null : parsed(() -> ToolFormat.named(toolCallParser));
+        ReasoningFormat reasoning =
+                reasoningParser == null
+                        ? null
+                        : parsed(() -> ReasoningFormat.named(reasoningParser));
         LoggerFactory.getILoggerFactory(); // slf4j drops what is logged while it starts.
         // Takes about as long as loading libtorch.
         FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
@@ -126,7 +140,7 @@ public final class ServeCommand extends CliCommand {
                 generator.awaitEnd();
                 return 0;
             }
-            TextApi api = new TextApi(modelName(), generator, template, tools);
+            TextApi api = new TextApi(modelName(), generator, template, tools, reasoning);
             try (GenerationServer server = new GenerationServer(api, generator, options)) {
                 Runtime.getRuntime().addShutdownHook(ending(server, generator));
                 say(server);

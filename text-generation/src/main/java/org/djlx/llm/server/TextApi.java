@@ -12,12 +12,15 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.sampling.Grammar;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ContextLengthException;
+import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.text.ToolFormat;
 
@@ -35,6 +38,14 @@ public final class TextApi {
     /** OpenAI's code of errors about prompts that are too long. */
     private static final String CONTEXT_LENGTH = "context_length_exceeded";
 
+    private static final int END = 32; // tokens at the end of a prompt that may hold a marker
+    private static final List<String> EFFORTS =
+            List.of("none", "minimal", "low", "medium", "high", "xhigh", "max");
+    private static final List<String> REASONING = // of a message, in the templates of models
+            List.of("reasoning_content", "thinking");
+    private static final List<String> TEXTS = // types of the parts of a content
+            List.of("text", "input_text", "output_text", "reasoning_text", "summary_text");
+    private static final List<String> THINKING = List.of("enable_thinking", "thinking");
     private static final int DEFAULT_COMPLETION = 16; // OpenAI's
     private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
 
@@ -67,7 +78,8 @@ public final class TextApi {
     private final ChatTemplate template;
     private final LogProbabilities logProbabilities;
     private final ToolFormat toolFormat; // null if the model has none
-    private final int toolMarker; // -1 if the format's marker is no special token
+    private final ReasoningFormat reasoning; // null if the model has none
+    private final Map<Integer, String> markers = new HashMap<>(); // of these formats, if special
 
     /**
      * Creates an API; {@code model} is the name for clients. The caller closes the generator.
@@ -75,15 +87,19 @@ public final class TextApi {
      * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
      */
     public TextApi(String model, TextGenerator generator, ChatTemplate template) {
-        this(model, generator, template, null);
+        this(model, generator, template, null, null);
     }
 
     /**
-     * As the other constructor, for a model that calls tools in a format of its own; null for what
-     * the template asks for.
+     * As the other constructor, for a model that calls tools and reasons in formats of its own;
+     * null for those that the template knows.
      */
     public TextApi(
-            String model, TextGenerator generator, ChatTemplate template, ToolFormat toolFormat) {
+            String model,
+            TextGenerator generator,
+            ChatTemplate template,
+            ToolFormat toolFormat,
+            ReasoningFormat reasoning) {
         if (model == null || generator == null || template == null) {
             throw new IllegalArgumentException("the name, generator or chat template is null");
         }
@@ -100,14 +116,22 @@ public final class TextApi {
                                                 "the model " + model + " has no tokenizer"));
         logProbabilities = new LogProbabilities(tokenizer);
         this.toolFormat = toolFormat == null ? ToolFormat.of(template).orElse(null) : toolFormat;
-        toolMarker = this.toolFormat == null ? -1 : marker(this.toolFormat.marker());
+        this.reasoning = reasoning == null ? ReasoningFormat.of(template).orElse(null) : reasoning;
+        if (this.toolFormat != null) {
+            addMarker(this.toolFormat.marker());
+        }
+        if (this.reasoning != null) {
+            this.reasoning.markers().forEach(this::addMarker);
+        }
     }
 
-    /** Returns the special token that stands for a text; -1 if there is none. */
-    private int marker(String text) {
+    /** Keeps the text of a marker that is a special token, which detokenizing leaves out. */
+    private void addMarker(String text) {
         boolean isSpecial = tokenizer.specialTokens().contains(text);
         int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
-        return tokens.length == 1 ? tokens[0] : -1;
+        if (tokens.length == 1) {
+            markers.put(tokens[0], text);
+        }
     }
 
     public String model() {
@@ -166,8 +190,15 @@ public final class TextApi {
         json.neutral("add_special_tokens", "false");
         Tools tools = tools(json);
         Grammar grammar = OpenAiOptions.grammar(json);
-        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
-        readPrompt(json, "messages", messages(json, "messages"), tools, most, builder);
+        Supplier<AnswerParts> parts =
+                readPrompt(
+                        json,
+                        "messages",
+                        messages(json, "messages"),
+                        tools,
+                        grammar,
+                        most,
+                        builder);
         json.requireNoOthers();
         return new TextCall(
                 OpenAiOptions.build(builder.optTopLogProbabilities(top), json, choices),
@@ -178,24 +209,94 @@ public final class TextApi {
                         Collections.nCopies(choices, ""),
                         choices,
                         listed ? logProbabilities : null,
-                        tools,
+                        parts,
                         name),
                 most);
     }
 
-    /** Encodes messages, and sets the prompt and the maximum number of new tokens. */
-    private void readPrompt(
+    /**
+     * Encodes messages, and sets the prompt, the grammar and the maximum number of new tokens.
+     * Returns the parts of an answer; null if it is only content.
+     */
+    private Supplier<AnswerParts> readPrompt(
             JsonOptions json,
             String of,
             List<ChatTemplate.Message> messages,
             Tools tools,
+            Grammar answer,
             String maxTokensName,
             GenerationRequest.Builder builder) {
+        Grammar grammar = tools == null ? answer : tools.grammar(json, answer);
         long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
         int[] prompt = encode(json, of, messages, tools, maxTokensName);
         builder.setPromptTokens(prompt);
         long left = Math.max(1, generator.maxLength() - prompt.length);
         builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
+        boolean included = json.flag("include_reasoning", true);
+        if (reasoning == null) {
+            builder.optGrammar(grammar);
+            return tools == null ? null : () -> new AnswerParts(markers, true, tools.newStream());
+        }
+        boolean isCall = tools != null && tools.isForced() && !toolFormat.promptSuffix().isEmpty();
+        ReasoningFormat.Start start =
+                isCall ? ReasoningFormat.Start.ANSWER : reasoning.start(end(prompt));
+        try {
+            builder.optGrammar(grammar == null ? null : reasoning.grammar(start, grammar));
+        } catch (IllegalArgumentException e) {
+            throw ApiException.badRequest(null, e.getMessage());
+        }
+        return () ->
+                new AnswerParts(
+                        markers,
+                        included,
+                        reasoning.newStream(start, tools == null ? null : tools.newStream()));
+    }
+
+    /** Returns the end of a prompt as text, with the markers that detokenizing leaves out. */
+    private String end(int[] prompt) {
+        StringBuilder text = new StringBuilder();
+        for (int i = Math.max(0, prompt.length - END); i < prompt.length; i++) {
+            String marker = markers.get(prompt[i]);
+            text.append(marker == null ? tokenizer.decode(new int[] {prompt[i]}) : marker);
+        }
+        return text.toString();
+    }
+
+    /**
+     * Returns the variables of the chat template. How much to reason is the variable {@code
+     * reasoning_effort}, and whether to is {@code enable_thinking}, or {@code thinking} in some
+     * templates.
+     */
+    private Map<String, Object> variables(JsonOptions json) {
+        Map<String, Object> variables = new HashMap<>(json.object("chat_template_kwargs").values());
+        JsonOptions nested = json.object("reasoning");
+        nested.neutral("summary");
+        nested.neutral("generate_summary");
+        boolean isNested = nested.has("effort");
+        JsonOptions holder = isNested ? nested : json;
+        String name = isNested ? "effort" : "reasoning_effort";
+        String effort = holder.text(name, null);
+        if (effort != null && !EFFORTS.contains(effort)) {
+            throw holder.wrong(name, "one of " + EFFORTS);
+        }
+        nested.requireNoOthers();
+        boolean isKnown = THINKING.stream().anyMatch(template::reads);
+        if (json.has("enable_thinking") && !isKnown) {
+            throw json.wrong("enable_thinking", "left out: the model's template does not read it");
+        }
+        if (effort == null && !json.has("enable_thinking")) {
+            return variables;
+        }
+        boolean thinks = json.flag("enable_thinking", !"none".equals(effort));
+        THINKING.forEach(variable -> variables.putIfAbsent(variable, thinks));
+        boolean isRead = template.reads("reasoning_effort");
+        if (thinks && effort != null && !isRead && !isKnown && reasoning == null) {
+            throw holder.wrong(name, "\"none\"; other values are not supported by this model");
+        }
+        if (effort != null && isRead) {
+            variables.putIfAbsent("reasoning_effort", effort);
+        }
+        return variables;
     }
 
     private int[] encode(
@@ -205,7 +306,7 @@ public final class TextApi {
             Tools tools,
             String maxTokensName) {
         boolean generation = json.flag("add_generation_prompt", true);
-        Map<String, Object> options = new HashMap<>(json.object("chat_template_kwargs").values());
+        Map<String, Object> options = variables(json);
         if (tools != null) {
             if (!template.takesTools()) {
                 throw ApiException.badRequest(
@@ -260,6 +361,10 @@ public final class TextApi {
         } else {
             json.neutral("tool_calls", "[]");
         }
+        String thought = json.text("reasoning_content", json.text("reasoning", null));
+        if (thought != null && role.equals("assistant")) {
+            REASONING.forEach(name -> more.put(name, thought));
+        }
         if (content == null && more.isEmpty()) {
             throw json.wrong("content", "a string or an array of texts");
         }
@@ -277,7 +382,7 @@ public final class TextApi {
         }
         StringBuilder text = new StringBuilder();
         for (JsonOptions part : json.objects(name)) {
-            if (!List.of("text", "input_text", "output_text").contains(part.text("type", ""))) {
+            if (!TEXTS.contains(part.text("type", ""))) {
                 throw part.wrong("type", "text");
             }
             part.neutral("annotations", "[]");
@@ -301,8 +406,21 @@ public final class TextApi {
             item.neutral("status");
             item.neutral("parsed_arguments"); // of the npm client, as "parsed" of texts
             switch (type) {
-                case "message" -> messages.add(message(item));
-                case "function_call" -> addCall(messages, call(item, item, "call_id"));
+                case "message" -> addItem(messages, message(item));
+                case "reasoning" -> {
+                    item.neutral("encrypted_content");
+                    String kept = item.isEmpty("content") ? "summary" : "content";
+                    item.neutral("summary");
+                    String thought = item.isEmpty(kept) ? "" : content(item, kept);
+                    Map<String, Object> more = new LinkedHashMap<>();
+                    REASONING.forEach(of -> more.put(of, thought));
+                    messages.add(new ChatTemplate.Message("assistant", null, more));
+                }
+                case "function_call" -> {
+                    Object call = call(item, item, "call_id");
+                    Map<String, Object> more = Map.of("tool_calls", List.of(call));
+                    addItem(messages, new ChatTemplate.Message("assistant", null, more));
+                }
                 case "function_call_output" -> {
                     Map<String, Object> id = Map.of("tool_call_id", item.text("call_id", ""));
                     String output = content(item, "output");
@@ -312,27 +430,39 @@ public final class TextApi {
                 default ->
                         throw item.wrong(
                                 "type",
-                                "message, function_call or function_call_output; no items are"
-                                        + " stored, so send them all, with 'store' false");
+                                "message, reasoning, function_call or function_call_output; no"
+                                    + " items are stored, so send them all, with 'store' false");
             }
             item.requireNoOthers();
         }
         return messages;
     }
 
-    private static void addCall(List<ChatTemplate.Message> messages, Map<String, Object> call) {
+    /** Adds a message, or adds it to the assistant's message before: its reasoning or calls. */
+    private static void addItem(List<ChatTemplate.Message> messages, ChatTemplate.Message message) {
         int last = messages.size() - 1;
         boolean follows = last >= 0 && messages.get(last).role().equals("assistant");
-        ChatTemplate.Message before =
-                follows ? messages.remove(last) : new ChatTemplate.Message("assistant", null);
-        List<Object> calls = new ArrayList<>();
-        if (before.more().get("tool_calls") instanceof List<?> some) {
-            calls.addAll(some);
+        ChatTemplate.Message before = follows ? messages.get(last) : message;
+        boolean isReasoning = before.content() == null && !before.more().containsKey("tool_calls");
+        if (!message.role().equals("assistant")
+                || !follows
+                || message.content() != null && !isReasoning) {
+            messages.add(message);
+            return;
         }
-        calls.add(call);
-        messages.add(
-                new ChatTemplate.Message(
-                        "assistant", before.content(), Map.of("tool_calls", calls)));
+        Map<String, Object> more = new LinkedHashMap<>(before.more());
+        message.more()
+                .forEach(
+                        (name, value) ->
+                                more.merge(name, value, (old, added) -> concat(old, added)));
+        String content = message.content() == null ? before.content() : message.content();
+        messages.set(last, new ChatTemplate.Message("assistant", content, more));
+    }
+
+    private static Object concat(Object before, Object added) {
+        return before instanceof List<?> list
+                ? Stream.concat(list.stream(), ((List<?>) added).stream()).toList()
+                : added;
     }
 
     private static Map<String, Object> call(JsonOptions json) {
@@ -370,7 +500,7 @@ public final class TextApi {
     }
 
     private Tools tools(JsonOptions json) {
-        return Tools.read(json, toolFormat, toolMarker, "function");
+        return Tools.read(json, toolFormat, "function");
     }
 
     /**
@@ -395,15 +525,10 @@ public final class TextApi {
         json.neutral("background", "false");
         json.neutral("truncation", "\"disabled\"");
         json.neutral("max_tool_calls"); // of OpenAI's own tools
-        JsonOptions reasoning = json.object("reasoning");
-        reasoning.neutral("effort", "\"none\"");
-        reasoning.neutral("summary");
-        reasoning.requireNoOthers();
-        Tools tools = Tools.read(json, toolFormat, toolMarker, null);
+        Tools tools = Tools.read(json, toolFormat, null);
         JsonOptions text = json.object("text");
         Grammar grammar =
                 text.has("format") ? OpenAiOptions.format(text.object("format"), null) : null;
-        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
         text.neutral("verbosity", "\"medium\"");
         text.requireNoOthers();
         List<ChatTemplate.Message> messages = new ArrayList<>();
@@ -416,7 +541,8 @@ public final class TextApi {
         } else {
             messages.add(new ChatTemplate.Message("user", notEmpty(json, "input")));
         }
-        readPrompt(json, "input", messages, tools, "max_output_tokens", builder);
+        Supplier<AnswerParts> parts =
+                readPrompt(json, "input", messages, tools, grammar, "max_output_tokens", builder);
         json.requireNoOthers();
         GenerationRequest request = OpenAiOptions.build(builder);
         JsonObject settings = json.echo(RESPONSE_SETTINGS);
@@ -425,7 +551,11 @@ public final class TextApi {
         return new TextCall(
                 List.of(request),
                 new ResponsesAnswer(
-                        streamed, settings, listed ? logProbabilities : null, tools, name),
+                        streamed,
+                        settings,
+                        listed ? logProbabilities : null,
+                        parts == null ? null : parts.get(),
+                        name),
                 "max_output_tokens");
     }
 

@@ -7,7 +7,6 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.sampling.Grammar;
 import org.djlx.llm.text.ToolCallStream;
 import org.djlx.llm.text.ToolFormat;
@@ -15,7 +14,6 @@ import org.djlx.llm.text.ToolFormat;
 /**
  * The tools of a chat, and how the model may call them.
  *
- * @param marker the token that is the format's marker; -1 if no special token is
  * @param declarations the tools in the schema of chats, for the chat template
  * @param parameters the schema of the arguments of each tool that may be called, by name
  * @param isStrict whether calls follow their schemas even if they are not forced
@@ -23,7 +21,6 @@ import org.djlx.llm.text.ToolFormat;
  */
 record Tools(
         ToolFormat format,
-        int marker,
         List<Map<String, Object>> declarations,
         Map<String, JsonObject> parameters,
         boolean isForced,
@@ -35,7 +32,7 @@ record Tools(
      * called. {@code format} is null if the model has none. {@code nested} names the object that
      * describes a function; null if its entries stand beside its type, as in responses.
      */
-    static Tools read(JsonOptions json, ToolFormat format, int marker, String nested) {
+    static Tools read(JsonOptions json, ToolFormat format, String nested) {
         boolean isParallel = json.flag("parallel_tool_calls", true);
         List<JsonOptions> tools = json.isEmpty("tools") ? List.of() : json.objects("tools");
         String choice = "function";
@@ -98,7 +95,6 @@ record Tools(
         boolean isForced = !choice.equals("auto");
         return new Tools(
                 format,
-                marker,
                 declarations,
                 parameters,
                 isForced,
@@ -141,10 +137,5 @@ record Tools(
 
     ToolCallStream newStream() {
         return new ToolCallStream(format, parameters.keySet(), isForced);
-    }
-
-    /** Returns the text of a piece, with the marker that detokenizing leaves out. */
-    String text(GeneratedPiece piece) {
-        return (piece.token() == marker ? format.marker() : "") + piece.text();
     }
 }

@@ -2,6 +2,7 @@
 /* Package-private:
  * AccessRules        which hosts and tokens are allowed
  * Answer             an answer being sent to a client
+ * AnswerParts        divides an answer into reasoning, content and calls of tools
  * ConnectionHandler  one connection: answers its requests in order
  * InvocationAnswer   DJL Serving's answers
  * JsonOptions        reads options from a JSON object, and refuses unknown ones

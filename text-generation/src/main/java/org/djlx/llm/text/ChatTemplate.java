@@ -300,6 +300,16 @@ public final class ChatTemplate {
         }
     }
 
+    /** {@return whether a template reads a variable, such as {@code enable_thinking}} */
+    public boolean reads(String variable) {
+        try {
+            return sources.values().stream()
+                    .anyMatch(source -> source.template().names().contains(variable));
+        } catch (IllegalArgumentException e) { // encode says so
+            return false;
+        }
+    }
+
     private Source source(boolean hasTools) {
         Source source = hasTools ? sources.get(TOOL_USE) : null;
         source = source == null ? sources.get(DEFAULT) : source;

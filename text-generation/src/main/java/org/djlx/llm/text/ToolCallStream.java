@@ -8,22 +8,10 @@ import java.util.List;
 import java.util.Set;
 
 /**
- * Finds calls of tools in an answer while it is generated. Text that may begin a call is held back.
- * A call of a tool that does not exist, or without a name, stays text. Not thread-safe.
+ * Finds calls of tools in an answer while it is generated. A call of a tool that does not exist, or
+ * without a name, stays content.
  */
-public final class ToolCallStream {
-
-    /**
-     * A part of an answer: {@code content} outside of calls, or a part of the call with this index,
-     * otherwise -1. The first part of a call has id and name, others null. {@code arguments} are
-     * the next characters of JSON, or empty.
-     */
-    public record Part(String content, int call, String id, String name, String arguments) {
-
-        private static Part text(String content) {
-            return new Part(content, -1, null, null, "");
-        }
-    }
+public final class ToolCallStream implements AnswerStream {
 
     private final ToolFormat format;
     private final Set<String> names;
@@ -48,12 +36,12 @@ public final class ToolCallStream {
         started = inCalls;
     }
 
-    /** {@return the number of calls found so far} */
+    @Override
     public int calls() {
         return calls;
     }
 
-    /** Adds generated text, and returns the parts that are certain now. */
+    @Override
     public List<Part> add(String generated) {
         if (generated == null) {
             throw new IllegalArgumentException("the text is null");
@@ -66,7 +54,7 @@ public final class ToolCallStream {
         return parts;
     }
 
-    /** Ends the answer, and returns the parts that were held back. */
+    @Override
     public List<Part> end() {
         List<Part> parts = new ArrayList<>();
         addContent(held.toString() + text, parts);
@@ -78,7 +66,7 @@ public final class ToolCallStream {
     private void addContent(String content, List<Part> parts) {
         if (!content.isEmpty() && !(calls > 0 && content.isBlank())) {
             started = true;
-            parts.add(Part.text(content));
+            parts.add(Part.content(content));
         }
     }
 
@@ -166,7 +154,7 @@ public final class ToolCallStream {
             call.isKnown = true;
             started = true;
             held.setLength(0);
-            parts.add(new Part("", calls++, format.newId(), call.name, ""));
+            parts.add(Part.call(calls++, format.newId(), call.name, ""));
             arguments.insert(0, call.early);
         } else if (!known) {
             call.early.append(arguments);
@@ -184,7 +172,7 @@ public final class ToolCallStream {
             arguments.append("{}");
         }
         if (arguments.length() > 0) {
-            parts.add(new Part("", calls - 1, null, null, arguments.toString()));
+            parts.add(Part.call(calls - 1, null, null, arguments.toString()));
         }
         boolean ended = call.ended;
         call = ended ? null : call;

@@ -32,6 +32,7 @@ import dev.langchain4j.model.chat.response.ChatResponse;
 import dev.langchain4j.model.chat.response.CompleteToolCall;
 import dev.langchain4j.model.chat.response.PartialResponse;
 import dev.langchain4j.model.chat.response.PartialResponseContext;
+import dev.langchain4j.model.chat.response.PartialThinking;
 import dev.langchain4j.model.chat.response.PartialToolCall;
 import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
 import dev.langchain4j.model.output.FinishReason;
@@ -39,6 +40,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
@@ -48,6 +50,7 @@ import org.djlx.llm.engine.ByteTokens;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.server.TextApi;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
@@ -81,7 +84,7 @@ class TextChatModelTest {
         ByteTokens.writeModel(directory, 3);
         generator =
                 TextEngine.builder().setDirectory(directory).optRanks(2).optMaxQueued(1).build();
-        api = new TextApi("tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"));
+        api = new TextApi("tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
         model = new TextChatModel(api, generator);
     }
 
@@ -331,5 +334,38 @@ class TextChatModelTest {
     void nullsAreRefused() {
         assertThrows(IllegalArgumentException.class, () -> new TextChatModel(null, generator));
         assertThrows(IllegalArgumentException.class, () -> new TextChatModel(api, null));
+    }
+
+    @Test
+    void thinkingIsStreamedAndSentBack() throws Exception {
+        ChatTemplate template =
+                new ChatTemplate(
+                        "{% for m in messages %}{{ m.reasoning_content or m.content }}{% endfor %}",
+                        Map.of());
+        TextChatModel thinker =
+                new TextChatModel(
+                        new TextApi("tiny", generator, template, null, ReasoningFormat.DEEPSEEK_R1),
+                        generator);
+        ChatMessage before = AiMessage.builder().text("x").thinking("Why?").build();
+        StringBuilder thinking = new StringBuilder();
+        Collector collector =
+                new Collector() {
+                    @Override
+                    public void onPartialThinking(PartialThinking partial) {
+                        thinking.append(partial.text());
+                    }
+                };
+        thinker.streaming().chat(request(HOW, before).build(), collector);
+        AiMessage answer = collector.response.get(1, TimeUnit.MINUTES).aiMessage();
+        int[] prompt = generator.tokenizer().orElseThrow().encode("How?Why?", false);
+        GenerationRequest same =
+                GenerationRequest.builder().setPromptTokens(prompt).optMaxNewTokens(20).build();
+        String text =
+                generator.submit(same).await(Duration.ofMinutes(1)).stream()
+                        .map(GeneratedPiece::text)
+                        .collect(Collectors.joining());
+        assertEquals(text.strip(), answer.thinking());
+        assertEquals(answer.thinking(), thinking.toString());
+        assertEquals("", answer.text());
     }
 }

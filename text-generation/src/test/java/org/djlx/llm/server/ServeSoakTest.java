@@ -201,7 +201,7 @@ class ServeSoakTest extends CommandTest {
 
     private static TextApi api(TextEngine generator, Path model) throws IOException {
         ToolFormat tools = ToolFormat.named("hermes");
-        return new TextApi("tiny", generator, ChatTemplate.of(model), tools);
+        return new TextApi("tiny", generator, ChatTemplate.of(model), tools, null);
     }
 
     /** Waits until no request runs and no block of the KV cache is in use. */

@@ -976,7 +976,7 @@ class TextApiTest {
                     {'input':'x','truncation':'auto'} | 'truncation' must be "disabled"
                     {'input':'x','reasoning':{'effort':'high'}} | 'reasoning.effort' must be "none"
                     {'input':'x','text':{'format':{'type':'grammar'}}} | 'text.format.type' must be text, json_object or json_schema
-                    {'input':[{'type':'item_reference','id':'x'}]} | 'input[0].type' must be message, function_call or function_call_output; no items are stored
+                    {'input':[{'type':'item_reference','id':'x'}]} | 'input[0].type' must be message, reasoning, function_call or function_call_output; no items are stored
                     {'input':'x','tools':[{'type':'web_search'}]} | 'tools[0].type' must be function
                     {'input':'x','tools':[{'type':'function','name':'f'}]} | 'tools' must be left out
                     {'input':[{'type':'function_call','call_id':'c','name':'f','arguments':'['}]} | 'input[0].arguments' must be a JSON object

@@ -77,7 +77,7 @@ class ToolsTest {
     }
 
     private static TextApi api(ToolFormat format) {
-        return new TextApi("tiny", generator, TEMPLATE, format);
+        return new TextApi("tiny", generator, TEMPLATE, format, null);
     }
 
     private static TextCall read(ToolFormat format, String json) {
@@ -352,13 +352,21 @@ class ToolsTest {
         Tools tools =
                 new Tools(
                         ToolFormat.MISTRAL,
-                        9,
                         List.of(),
                         Map.of("now", new JsonObject()),
                         false,
                         false,
                         true);
-        OpenAiAnswer format = new OpenAiAnswer(true, false, false, List.of(""), 1, null, tools, "");
+        OpenAiAnswer format =
+                new OpenAiAnswer(
+                        true,
+                        false,
+                        false,
+                        List.of(""),
+                        1,
+                        null,
+                        () -> new AnswerParts(Map.of(9, "[TOOL_CALLS]"), true, tools.newStream()),
+                        "");
         TextCall call =
                 new TextCall(
                         List.of(
@@ -438,7 +446,7 @@ class ToolsTest {
     @Test
     void aTemplateThatDoesNotReadToolsRefusesThem() {
         ChatTemplate blind = new ChatTemplate("{{ messages[0].content }}", Map.of());
-        TextApi api = new TextApi("tiny", generator, blind, ToolFormat.HERMES);
+        TextApi api = new TextApi("tiny", generator, blind, ToolFormat.HERMES, null);
         byte[] json =
                 ("{" + CHAT + TOOLS + "}").replace('\'', '"').getBytes(StandardCharsets.UTF_8);
         ApiException e = assertThrows(ApiException.class, () -> api.chat(json));

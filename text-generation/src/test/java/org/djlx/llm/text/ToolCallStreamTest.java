@@ -24,14 +24,14 @@ class ToolCallStreamTest {
     /** Reads an answer in pieces of a size. Returns its content, then each call. */
     private static List<String> read(ToolFormat format, String answer, int size, boolean forced) {
         ToolCallStream stream = new ToolCallStream(format, NAMES, forced);
-        List<ToolCallStream.Part> parts = new ArrayList<>();
+        List<AnswerStream.Part> parts = new ArrayList<>();
         for (int i = 0; i < answer.length(); i += size) {
             parts.addAll(stream.add(answer.substring(i, Math.min(answer.length(), i + size))));
         }
         parts.addAll(stream.end());
         StringBuilder content = new StringBuilder();
         List<StringBuilder> calls = new ArrayList<>();
-        for (ToolCallStream.Part part : parts) {
+        for (AnswerStream.Part part : parts) {
             content.append(part.content());
             if (part.call() < 0) {
                 assertFalse(part.content().isEmpty());
@@ -149,7 +149,7 @@ class ToolCallStreamTest {
     void argumentsArriveWithTheirText() {
         ToolCallStream stream = new ToolCallStream(ToolFormat.HERMES, NAMES, false);
         assertTrue(stream.add("<tool_call>{\"na").isEmpty());
-        List<ToolCallStream.Part> parts = stream.add("me\": \"time\", \"arg");
+        List<AnswerStream.Part> parts = stream.add("me\": \"time\", \"arg");
         assertEquals("time", parts.get(0).name());
         assertTrue(parts.get(0).id().startsWith("call_"));
         assertEquals("{\"zone\"", stream.add("uments\": {\"zone\"").get(0).arguments());
