@@ -10,7 +10,6 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.pytorch.jni.JniUtils;
 import java.lang.reflect.Field;
-import java.lang.reflect.Modifier;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
@@ -20,6 +19,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.function.Supplier;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.training.internal.PrivateFields;
 
 /**
  * Finds out in a trainer's first pass, one of each kind, whether the batch can be divided among
@@ -258,18 +258,9 @@ final class SplitCheck {
 
     /** Collects the values of all fields of a block and its descendants, by path. */
     private static void state(String path, Block block, Map<String, Object> values) {
-        Class<?> type = block.getClass();
-        for (; type != null && Block.class.isAssignableFrom(type); type = type.getSuperclass()) {
-            for (Field field : type.getDeclaredFields()) {
-                if (!Modifier.isStatic(field.getModifiers()) && field.trySetAccessible()) {
-                    try {
-                        String name = path + type.getSimpleName() + "." + field.getName();
-                        values.put(name, copy(field.get(block)));
-                    } catch (IllegalAccessException e) {
-                        throw new IllegalStateException(field + " cannot be read", e);
-                    }
-                }
-            }
+        for (Field field : PrivateFields.of(block)) {
+            String name = path + field.getDeclaringClass().getSimpleName() + "." + field.getName();
+            values.put(name, copy(PrivateFields.get(field, block)));
         }
         block.getChildren()
                 .forEach(child -> state(path + child.getKey() + "/", child.getValue(), values));

@@ -28,6 +28,7 @@ import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.internal.PrivateFields;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
@@ -166,26 +167,19 @@ final class TrainerSetup {
 
     /** Rejects learning rates per parameter id: the ids differ between the ranks of this JVM. */
     static void requireOneRate(Optimizer optimizer, int ranks) {
-        Class<?> type = optimizer.getClass();
-        for (; type != Object.class; type = type.getSuperclass()) {
-            for (Field field : type.getDeclaredFields()) {
-                try {
-                    boolean tracker =
-                            ParameterTracker.class.isAssignableFrom(field.getType())
-                                    && field.trySetAccessible();
-                    Object value = tracker ? field.get(optimizer) : null;
-                    if (value != null && !(value instanceof Tracker)) {
-                        throw new IllegalArgumentException(
-                                String.format(
-                                        "newTrainer: the optimizer's %s has a learning rate per"
-                                                + " parameter id, and the ids of %d ranks in this"
-                                                + " JVM differ. Use a Tracker with one rate, one"
-                                                + " rank per process, or optRanks(1)",
-                                        value.getClass().getName(), ranks));
-                    }
-                } catch (IllegalAccessException e) {
-                    throw new IllegalStateException(field + " cannot be read", e);
-                }
+        for (Field field : PrivateFields.of(optimizer)) {
+            Object value =
+                    ParameterTracker.class.isAssignableFrom(field.getType())
+                            ? PrivateFields.get(field, optimizer)
+                            : null;
+            if (value != null && !(value instanceof Tracker)) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "newTrainer: the optimizer's %s has a learning rate per parameter"
+                                        + " id, and the ids of %d ranks in this JVM differ. Use a"
+                                        + " Tracker with one rate, one rank per process, or"
+                                        + " optRanks(1)",
+                                value.getClass().getName(), ranks));
             }
         }
     }

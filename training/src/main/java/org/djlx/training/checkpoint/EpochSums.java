@@ -16,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlx.training.internal.EvaluatorSums;
+import org.djlx.training.internal.PrivateFields;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -118,20 +119,14 @@ final class EpochSums {
     }
 
     private static void setEpochs(TrainingListener listener, int epochs) {
-        for (Class<?> type = listener.getClass();
-                type != null && TrainingListener.class.isAssignableFrom(type);
-                type = type.getSuperclass()) {
-            if (!type.getName().startsWith("ai.djl.")) {
-                continue;
-            }
-            for (Field field : type.getDeclaredFields()) {
-                if (field.getType() == int.class && EPOCHS.contains(field.getName())) {
-                    try {
-                        field.setAccessible(true);
-                        field.setInt(listener, epochs);
-                    } catch (IllegalAccessException e) {
-                        throw new IllegalStateException("restore: " + field + " cannot be set", e);
-                    }
+        for (Field field : PrivateFields.of(listener)) {
+            if (field.getDeclaringClass().getName().startsWith("ai.djl.")
+                    && field.getType() == int.class
+                    && EPOCHS.contains(field.getName())) {
+                try {
+                    field.setInt(listener, epochs);
+                } catch (IllegalAccessException e) {
+                    throw new IllegalStateException("restore: " + field + " cannot be set", e);
                 }
             }
         }

@@ -6,7 +6,6 @@ import ai.djl.training.Trainer;
 import ai.djl.training.evaluator.Evaluator;
 import java.lang.reflect.Field;
 import java.lang.reflect.Method;
-import java.lang.reflect.Modifier;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.IdentityHashMap;
@@ -106,16 +105,13 @@ public final class EvaluatorSums {
         if (!(owner instanceof Evaluator) || !seen.add(owner)) {
             return known;
         }
-        for (Class<?> type = owner.getClass(); type != Object.class; type = type.getSuperclass()) {
-            for (Field field : type.getDeclaredFields()) {
-                boolean isStatic = Modifier.isStatic(field.getModifiers());
-                Object value = isStatic || !field.trySetAccessible() ? null : get(field, owner);
-                String name = field.getGenericType().getTypeName();
-                if (value instanceof Map<?, ?> && TYPES.contains(name)) {
-                    maps.add((Map<String, Number>) value);
-                } else {
-                    known &= collect(value, seen, maps);
-                }
+        for (Field field : PrivateFields.of(owner)) {
+            Object value = PrivateFields.get(field, owner);
+            if (value instanceof Map<?, ?>
+                    && TYPES.contains(field.getGenericType().getTypeName())) {
+                maps.add((Map<String, Number>) value);
+            } else {
+                known &= collect(value, seen, maps);
             }
         }
         return known && isAccumulatedByDjl(owner.getClass());
@@ -142,14 +138,6 @@ public final class EvaluatorSums {
             return true;
         } catch (NoSuchMethodException e) {
             throw new IllegalStateException(e); // Not thrown: Evaluator has them.
-        }
-    }
-
-    private static Object get(Field field, Object owner) {
-        try {
-            return field.get(owner);
-        } catch (IllegalAccessException e) {
-            throw new IllegalStateException(e); // Not thrown: the field is accessible.
         }
     }
 }

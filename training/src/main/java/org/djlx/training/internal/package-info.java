@@ -16,6 +16,7 @@
  *   <li>{@link org.djlx.training.internal.OptimizerState} - the state of an optimizer, such as
  *       Adam's means
  *   <li>{@link org.djlx.training.internal.ParameterShard} - a part of a parameter that a rank holds
+ *   <li>{@link org.djlx.training.internal.PrivateFields} - fields that DJL keeps state in
  *   <li>{@link org.djlx.training.internal.Ranks} - replicas, threads and process groups of a
  *       trainer
  *   <li>{@link org.djlx.training.internal.RankStore} - gives blocks a rank's arrays

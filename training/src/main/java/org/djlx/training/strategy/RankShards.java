@@ -42,24 +42,9 @@ import org.djlx.training.internal.Replica;
 
 /**
  * One rank's shards of a block's parameters (ZeRO stage 3, Rajbhandari et al., 2020, <a
- * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Design:
- *
- * <ol>
- *   <li>A stage is a child of a SequentialBlock. Its parameters of one element type are laid out in
- *       a row, padded, and cut into one equal shard a rank. A rank keeps only its shard.
- *   <li>libtorch's autograd keeps views of weights until the backward pass, and its stable C ABI
- *       cannot free their storage. So a stage is one operator of a {@link GradientScope}: forward
- *       gathers, computes outside of the graph, and frees; only inputs and outputs are kept.
- *   <li>Backward gathers, computes the stage again with a graph ({@link Recomputation}), and frees.
- *       A stage that cannot be computed again keeps its graph and its parameters until then.
- *   <li>The next stage's gather starts before a stage is computed, forward and backward.
- *   <li>A stage's gradients are laid out in a row and reduce-scattered while the stage before it is
- *       computed; the result is added to the rank's gradients. One reduction is running at a time.
- *   <li>The optimizer updates views of the shard, one a parameter, under the id of the parameter.
- *   <li>All ranks visit stages in the same order, so they issue the same operations.
- *   <li>On GPUs the operations run on the group's stream: by kernels, NCCL or copies ({@link
- *       org.djlx.collectives.CudaP2pOptions.Builder#optCopyEngines}).
- * </ol>
+ * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Stages, gathers
+ * and reductions: docs/design/data-parallel-step.md, Fully sharded. The optimizer updates views of
+ * the shard, one a parameter, under the id of the parameter.
  */
 final class RankShards {
 
