@@ -8,7 +8,6 @@ package org.djlx.llm;
  * @param queued the requests that wait: in the queue, or preempted
  * @param cacheBlocksInUse the KV cache blocks that running requests hold
  * @param cacheBlocks the KV cache blocks in total
- * @param cacheBlockTokens the tokens per block
  * @param cacheBytes the size of the KV cache on each rank, in bytes
  * @param prefixCacheQueries the prompt tokens that were looked up in the prefix cache
  * @param prefixCacheHits the prompt tokens that were found in the prefix cache
@@ -26,7 +25,6 @@ public record GeneratorStatistics(
         int queued,
         int cacheBlocksInUse,
         int cacheBlocks,
-        int cacheBlockTokens,
         long cacheBytes,
         long prefixCacheQueries,
         long prefixCacheHits,

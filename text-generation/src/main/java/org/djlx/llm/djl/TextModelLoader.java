@@ -70,19 +70,7 @@ import org.slf4j.LoggerFactory;
  * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
  *
  * <p><b>Options</b>: docs/serving.md, DJL Serving, has a table. All are optional; a value that is
- * not supported is an error, and so is every other option. In addition to the table:
- *
- * <ul>
- *   <li>{@code tensor_parallel_degree}: {@code max} means all GPUs that the model is loaded on; if
- *       it is loaded on one GPU, that GPU and all GPUs after it. The default is one rank per
- *       process if there are several processes; otherwise one per GPU that the model is loaded on,
- *       or one on the CPU. With one GPU and a larger degree, the ranks take that GPU and the GPUs
- *       after it.
- *   <li>{@code max_rolling_batch_size}: DJL Serving sets 32 unless {@code rolling_batch} is {@code
- *       vllm} or {@code trtllm}.
- *   <li>vLLM's name {@code max_num_batched_tokens} stands for {@code
- *       max_rolling_batch_prefill_tokens}, too.
- * </ul>
+ * not supported is an error, and so is every other option.
  */
 public final class TextModelLoader implements ParallelModelLoader {
 

@@ -257,7 +257,6 @@ final class Scheduler {
                 waiting.size(),
                 cache.pool().inUse(),
                 cache.pool().blocks(),
-                KvCache.BLOCK_TOKENS,
                 KvCache.byteSize(
                         config,
                         settings.ranks(),

@@ -24,12 +24,10 @@ import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.SamplingDefaults;
-import org.djlx.llm.ops.ModelKernels;
 import org.djlx.llm.sampling.Sampler;
 import org.djlx.llm.sampling.Vocabulary;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.nativeops.ContextLoader;
-import org.djlx.nativeops.NativeLibrary;
 
 /**
  * Generates text with a language model, tensor-parallel over CPU ranks or GPUs.
@@ -327,11 +325,9 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one
-         * token of each request that decodes; default 4096. Requests that decode wait while these
-         * tokens are computed: a smaller budget bounds their delay, a larger one gives more tokens
-         * a second. On an H100 a prompt of 4096 tokens takes 95 ms with 8 billion parameters in
-         * bfloat16. Prompts are cut into chunks of this size; the first chunk is computed faster
-         * than later ones.
+         * token of each request that decodes; default 4096. Longer prompts are cut into chunks of
+         * this size. Requests that decode wait while these tokens are computed: a smaller budget
+         * bounds their delay, a larger one gives more tokens a second.
          */
         public Builder optPrefillTokens(int prefillTokens) {
             this.prefillTokens = prefillTokens;
@@ -349,9 +345,7 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets how the weights of projections are stored, the same on all ranks; default {@link
-         * Quantization#NONE}. In fewer bits they take less memory, and decode steps are faster.
-         * CPUs need {@linkplain NativeLibrary#CPU_KERNELS kernels}, GPUs those of {@link
-         * ModelKernels}; {@link #build} refuses what the device or the model does not have.
+         * Quantization#NONE}. {@link #build} refuses what the device or the model does not have.
          */
         public Builder optQuantization(Quantization quantization) {
             this.quantization = quantization;
@@ -360,9 +354,7 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Sets how the KV cache stores keys and values, the same on all ranks; default {@link
-         * KvCacheDtype#AUTO}. Fp8 needs GPUs and a model that has {@linkplain ModelKernels
-         * kernels}; otherwise {@link #build} throws an {@link IllegalArgumentException}. When it
-         * pays: docs/text-generation.md, GPUs.
+         * KvCacheDtype#AUTO}. What fp8 needs, and when it pays: docs/text-generation.md, GPUs.
          */
         public Builder optKvCacheDtype(KvCacheDtype dtype) {
             kvCacheDtype = dtype;

@@ -314,7 +314,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     @Override
     public synchronized GeneratorStatistics statistics() {
         return new GeneratorStatistics(
-                running.size(), 0, 3, 10, 16, 4096, 7, 4, 2, finished, cancelled, failed, 5, 6, 0);
+                running.size(), 0, 3, 10, 4096, 7, 4, 2, finished, cancelled, failed, 5, 6, 0);
     }
 
     @Override

@@ -62,7 +62,7 @@ class TextApiTest {
 
         @Override
         public GeneratorStatistics statistics() {
-            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
         }
 
         @Override
