@@ -16,7 +16,6 @@ import ai.djl.training.ParameterStore;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.lang.reflect.Field;
-import java.lang.reflect.Modifier;
 import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
@@ -26,6 +25,7 @@ import java.util.TreeSet;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.training.internal.PrivateFields;
 
 /**
  * Divides linear layers of an existing block among ranks by a plan, as PyTorch's {@code
@@ -248,17 +248,9 @@ public final class TensorParallel {
             String name = children.keyAt(index);
             children.remove(name);
             children.add(index, name, divided);
-            for (Class<?> type = match.parent.getClass();
-                    type != AbstractBlock.class;
-                    type = type.getSuperclass()) {
-                for (Field each : type.getDeclaredFields()) {
-                    if (!Modifier.isStatic(each.getModifiers())
-                            && each.getType().isInstance(divided)) {
-                        each.setAccessible(true);
-                        if (each.get(match.parent) == match.layer) {
-                            each.set(match.parent, divided);
-                        }
-                    }
+            for (Field each : PrivateFields.of(match.parent)) {
+                if (each.getType().isInstance(divided) && each.get(match.parent) == match.layer) {
+                    each.set(match.parent, divided);
                 }
             }
         } catch (ReflectiveOperationException e) {
