@@ -18,11 +18,9 @@ public final class ContextLoader {
 
     private ContextLoader() {}
 
-    /** A call with a result. */
     @FunctionalInterface
     public interface Call<T, E extends Exception> {
 
-        /** Calls. */
         T run() throws E;
     }
 

@@ -80,7 +80,6 @@ public final class LibraryProbes {
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
     }
 
-    /** Opens NVRTC. */
     public static com.sun.jna.NativeLibrary openNvrtc() {
         return open(
                 "NVRTC",
@@ -91,7 +90,6 @@ public final class LibraryProbes {
                 "libnvrtc.so");
     }
 
-    /** Opens NVML. */
     public static com.sun.jna.NativeLibrary openNvml() {
         return open("NVML", "install NVIDIA's driver, which contains it", "libnvidia-ml.so.1");
     }

@@ -237,12 +237,10 @@ public abstract class P2pBuffers {
     protected abstract NDArray view(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset);
 
-    /** Checks a rank. */
     protected final void checkRank(int rank) {
         GroupContext.checkRank(rank, worldSize);
     }
 
-    /** Checks a channel. */
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
             throw new IllegalArgumentException(

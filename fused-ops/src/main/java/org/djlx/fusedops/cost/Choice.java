@@ -8,7 +8,6 @@ package org.djlx.fusedops.cost;
  */
 public record Choice(Path path, String why) {
 
-    /** Creates a choice. */
     public Choice {
         if (path == null || why == null) {
             throw new IllegalArgumentException(

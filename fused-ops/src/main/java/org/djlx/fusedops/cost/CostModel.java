@@ -85,7 +85,6 @@ public final class CostModel {
         return new CostModel(this, byteSize);
     }
 
-    /** Creates a model of GPUs of one host. */
     public CostModel(Machine machine) {
         this(machine, Network.NDR);
     }

@@ -32,7 +32,6 @@ public final class FusedMatmulModel {
     /** The largest number of Bs of an all-gather + matmul. */
     public static final int MAX_RIGHTS = KERNEL.value("MAX_RIGHTS");
 
-    /** The largest number of ranks. */
     public static final int MAX_RANKS = KERNEL.value("MAX_RANKS");
 
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
@@ -51,7 +50,6 @@ public final class FusedMatmulModel {
     private final Machine machine;
     private final Workload work;
 
-    /** Creates a model of one operator. */
     public FusedMatmulModel(Machine machine, Workload work) {
         if (machine == null || work == null) {
             throw new IllegalArgumentException(

@@ -14,7 +14,6 @@ public enum FusedOperator {
         this.method = method;
     }
 
-    /** Returns the name of the method. */
     @Override
     public String toString() {
         return method;

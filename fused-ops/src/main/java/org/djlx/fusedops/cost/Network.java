@@ -13,7 +13,6 @@ public record Network(double rate, double latency) {
     /** One adapter of 400 Gb/s for each GPU. The latency is a round figure. */
     public static final Network NDR = new Network(50, 10);
 
-    /** Creates a network. */
     public Network {
         if (!(rate > 0) || !(latency >= 0)) {
             throw new IllegalArgumentException(

@@ -26,7 +26,6 @@ public record Workload(
         List<Long> columns,
         long inner) {
 
-    /** Creates a workload. */
     public Workload {
         if (operator == null || type == null || columns == null) {
             throw new IllegalArgumentException(

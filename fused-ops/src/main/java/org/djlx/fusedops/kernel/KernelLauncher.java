@@ -15,7 +15,6 @@ public interface KernelLauncher extends AutoCloseable {
         T create(CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize);
     }
 
-    /** Unloads the kernels. */
     @Override
     void close();
 }

@@ -15,7 +15,6 @@ public final class OneShotLaunch {
     private Duration timeout;
     private KernelStruct struct;
 
-    /** Returns the struct for a launch. */
     public KernelStruct of(OneShotSlots slots, int rank, Duration timeout) {
         if (slots != this.slots || !timeout.equals(this.timeout)) {
             long[] words = slots.launch(rank, timeout);

@@ -124,7 +124,6 @@ final class TorchScriptService implements ParallelModel {
         }
     }
 
-    /** An error response to a request. */
     static final class Refusal extends RuntimeException {
 
         private static final long serialVersionUID = 1L;

@@ -5,11 +5,8 @@ import org.bytedeco.cuda.global.cudart;
 
 /** The attributes of {@link CudaDevice#attribute}. */
 public enum CudaAttribute {
-    /** The number of SMs. */
     MULTIPROCESSOR_COUNT(cudart.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-    /** The major version of the compute capability. */
     COMPUTE_CAPABILITY_MAJOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-    /** The minor version of the compute capability. */
     COMPUTE_CAPABILITY_MINOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
     /** The maximum shared memory of a block, in bytes. */
     MAX_SHARED_MEMORY_PER_BLOCK(cudart.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),

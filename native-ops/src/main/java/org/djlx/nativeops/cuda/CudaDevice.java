@@ -124,7 +124,6 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /** {@return the value of an attribute of the GPU} */
     public int attribute(CudaAttribute attribute) {
         int[] value = new int[1];
         CudaDriver.check(

@@ -10,12 +10,10 @@ public class CudaException extends EngineException {
 
     private final String call;
 
-    /** The library's name for the error. */
     private final String errorName;
 
     private final int code;
 
-    /** Creates an exception. */
     public CudaException(String call, String errorName, int code, String detail) {
         super(call + " failed with " + errorName + " (" + code + "): " + detail);
         this.call = call;
@@ -33,7 +31,6 @@ public class CudaException extends EngineException {
         return errorName;
     }
 
-    /** {@return the library's error code} */
     public int code() {
         return code;
     }

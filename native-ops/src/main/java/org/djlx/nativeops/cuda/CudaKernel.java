@@ -70,7 +70,6 @@ public final class CudaKernel {
         return sizes;
     }
 
-    /** {@return the name in the module} */
     public String name() {
         return name;
     }

@@ -101,7 +101,6 @@ public final class CudaMemory {
         }
     }
 
-    /** Checks a size. */
     public static void requirePositive(long byteSize) {
         if (byteSize <= 0) {
             throw new IllegalArgumentException("the size must be positive: " + byteSize + " bytes");

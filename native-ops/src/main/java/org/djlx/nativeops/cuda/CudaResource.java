@@ -35,7 +35,6 @@ abstract class CudaResource implements AutoCloseable {
     /** Destroys the native object. Runs once. */
     abstract void destroy();
 
-    /** {@return the GPU of this object} */
     public final CudaDevice device() {
         return device;
     }

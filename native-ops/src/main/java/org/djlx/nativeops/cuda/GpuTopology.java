@@ -179,17 +179,14 @@ public final class GpuTopology {
         return found + " (" + labels + failed + ")";
     }
 
-    /** Returns the kind of the topology. */
     public Kind kind() {
         return kind;
     }
 
-    /** Returns the number of GPUs. */
     public int size() {
         return links.length;
     }
 
-    /** Returns the link of two GPUs. */
     public GpuLink link(int a, int b) {
         return links[a][b];
     }

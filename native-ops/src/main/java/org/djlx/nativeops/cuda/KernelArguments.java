@@ -18,10 +18,8 @@ import java.util.Map;
  */
 public final class KernelArguments {
 
-    /** The most arguments of a kernel. */
     public static final int MAX_COUNT = 64;
 
-    /** The most bytes of all arguments of a kernel. */
     private static final int MAX_BYTES = 4096;
 
     private static final int VALUES = MAX_COUNT * Long.BYTES;
@@ -44,7 +42,6 @@ public final class KernelArguments {
     private int structOffset;
     private final BitSet members = new BitSet(); // those that were put, by offset
 
-    /** Creates an empty list. */
     public KernelArguments() {
         memory.clear();
     }
@@ -56,7 +53,6 @@ public final class KernelArguments {
         }
     }
 
-    /** Removes all arguments. */
     public KernelArguments clear() {
         count = 0;
         end = VALUES;

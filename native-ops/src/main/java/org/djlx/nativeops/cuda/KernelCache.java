@@ -241,7 +241,6 @@ public final class KernelCache {
     public record Key(
             KernelSource source, List<String> options, String architecture, String compiler) {
 
-        /** Copies the options. */
         public Key {
             options = List.copyOf(options);
         }

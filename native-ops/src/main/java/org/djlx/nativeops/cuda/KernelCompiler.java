@@ -12,7 +12,6 @@ public final class KernelCompiler {
 
     private final KernelCache cache;
 
-    /** Creates a compiler. */
     public KernelCompiler(KernelCache cache) {
         this.cache = cache;
     }

@@ -47,7 +47,6 @@ public final class KernelStruct {
         return this;
     }
 
-    /** Puts a float. */
     public KernelStruct put(int offset, float value) {
         memory.setFloat(checked(offset, Float.BYTES), value);
         return this;

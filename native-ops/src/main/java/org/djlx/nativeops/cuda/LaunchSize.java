@@ -24,7 +24,6 @@ public record LaunchSize(
         boolean dependent,
         boolean cooperative) {
 
-    /** Checks the values. */
     public LaunchSize {
         if (Math.min(Math.min(gridX, gridY), gridZ) < 1
                 || Math.min(Math.min(blockX, blockY), blockZ) < 1

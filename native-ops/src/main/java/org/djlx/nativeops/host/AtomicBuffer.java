@@ -50,27 +50,22 @@ public final class AtomicBuffer {
         this.buffer = pointer.getByteBuffer(0, byteSize).order(ByteOrder.nativeOrder());
     }
 
-    /** Reads an int. */
     public int getIntVolatile(int offset) {
         return (int) INT.getVolatile(buffer, offset);
     }
 
-    /** Writes an int. */
     public void putIntVolatile(int offset, int value) {
         INT.setVolatile(buffer, offset, value);
     }
 
-    /** Reads a long. */
     public long getLongVolatile(int offset) {
         return (long) LONG.getVolatile(buffer, offset);
     }
 
-    /** Writes a long. */
     public void putLongVolatile(int offset, long value) {
         LONG.setVolatile(buffer, offset, value);
     }
 
-    /** Adds to an int. */
     public int getAndAddInt(int offset, int delta) {
         return (int) INT.getAndAdd(buffer, offset, delta);
     }

@@ -144,12 +144,10 @@ public final class AtomicFile implements AutoCloseable {
         }
     }
 
-    /** Returns the channel of the temporary file. */
     public FileChannel channel() {
         return channel;
     }
 
-    /** Writes all bytes. */
     public void write(ByteBuffer bytes) throws IOException {
         FileWrites.naming(
                 target,
@@ -160,7 +158,6 @@ public final class AtomicFile implements AutoCloseable {
                 });
     }
 
-    /** Forces the bytes to disk. */
     public void force() throws IOException {
         FileWrites.naming(target, () -> channel.force(true));
     }

@@ -32,17 +32,14 @@ public final class CallingThread {
     /** As {@link #current}, the word into which the driver writes whether a stream is captured. */
     public Object captured;
 
-    /** The number of calls to the CUDA driver. */
     public long driverCalls;
 
-    /** The number of calls to other libraries. */
     public long otherCalls;
 
     private Scratch scratch; // created on first use
 
     private CallingThread() {}
 
-    /** {@return the state of the calling thread} */
     public static CallingThread get() {
         Thread current = Thread.currentThread();
         int slot = (int) current.getId() & RECENT.length - 1;

@@ -55,7 +55,6 @@ public final class CpuKernels {
         return djlx_cpu_init(Pointer.nativeValue(parallel), allowed ? 0 : 1);
     }
 
-    /** {@return whether the CPU has AVX-512 with VNNI} */
     public static boolean hasAvx512() {
         return LANES == 16;
     }

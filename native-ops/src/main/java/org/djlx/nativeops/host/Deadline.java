@@ -17,7 +17,6 @@ public final class Deadline {
         end = System.nanoTime() + (timeout.compareTo(MAX) < 0 ? timeout : MAX).toNanos();
     }
 
-    /** Creates a deadline that expires after a timeout. */
     public static Deadline after(Duration timeout) {
         return new Deadline(Required.argument("the timeout", timeout));
     }
@@ -35,7 +34,6 @@ public final class Deadline {
         return (int) Math.min(Integer.MAX_VALUE, remainingNanos() / 1_000_000 + 1);
     }
 
-    /** Returns whether the deadline has passed. */
     public boolean isOver() {
         return remainingNanos() == 0;
     }

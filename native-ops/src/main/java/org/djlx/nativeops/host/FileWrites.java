@@ -10,11 +10,9 @@ public final class FileWrites {
 
     private FileWrites() {}
 
-    /** Writes to a file. */
     @FunctionalInterface
     public interface Body {
 
-        /** Writes. */
         void run() throws IOException;
     }
 

@@ -11,7 +11,6 @@ public final class HostCopier {
 
     private final Cursor cursor = new Cursor();
 
-    /** Creates a copier. */
     public HostCopier() {}
 
     /** A reusable pointer. A JNA pointer would be a new object for each address. */
@@ -36,12 +35,10 @@ public final class HostCopier {
         cursor.to(address).read(0, array, 0, count);
     }
 
-    /** Writes ints. */
     public void write(long address, int[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
     }
 
-    /** Writes floats. */
     public void write(long address, float[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
     }

@@ -76,7 +76,6 @@ public final class LibC {
 
     private LibC() {}
 
-    /** Creates an anonymous file. */
     public static native int memfd_create(String name, int flags) throws LastErrorException;
 
     static native int ftruncate(int fd, long length) throws LastErrorException;
@@ -106,7 +105,6 @@ public final class LibC {
 
     static native int madvise(long address, long length, int advice);
 
-    /** Changes the protection of mapped pages. */
     public static native int mprotect(long address, long length, int prot)
             throws LastErrorException;
 

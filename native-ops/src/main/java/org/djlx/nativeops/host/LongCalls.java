@@ -28,7 +28,6 @@ public final class LongCalls {
 
     private LongCalls() {}
 
-    /** Starts a daemon thread. */
     public static Thread start(String name, Runnable calls) {
         Thread thread =
                 new Thread(

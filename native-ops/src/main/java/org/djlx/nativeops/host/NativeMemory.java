@@ -94,7 +94,6 @@ public final class NativeMemory implements AutoCloseable {
         return byteSize;
     }
 
-    /** {@return the device of the memory} */
     public Device device() {
         return device;
     }

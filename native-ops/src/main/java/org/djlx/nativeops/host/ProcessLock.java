@@ -91,7 +91,6 @@ public final class ProcessLock implements AutoCloseable {
         }
     }
 
-    /** {@return whether the lock is held} */
     public boolean isHeld() {
         return channel != null;
     }

@@ -34,12 +34,10 @@ public final class Scratch {
         return CallingThread.get().scratch();
     }
 
-    /** {@return the address of a slot} */
     public long slot(int index) {
         return address + (long) index * Long.BYTES;
     }
 
-    /** Reads a slot. */
     public long getLong(int index) {
         return memory.getLong((long) index * Long.BYTES);
     }
@@ -49,7 +47,6 @@ public final class Scratch {
         return memory.getInt((long) index * Long.BYTES);
     }
 
-    /** Writes a slot. */
     public void putLong(int index, long value) {
         memory.setLong((long) index * Long.BYTES, value);
     }

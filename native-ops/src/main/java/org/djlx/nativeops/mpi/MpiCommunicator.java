@@ -12,7 +12,6 @@ import org.djlx.nativeops.host.Scratch;
  */
 public final class MpiCommunicator implements AutoCloseable {
 
-    /** The largest tag. */
     public static final int MAX_TAG = Mpi.MAX_TAG;
 
     /** The source of a message from any rank. */
@@ -72,7 +71,6 @@ public final class MpiCommunicator implements AutoCloseable {
         Mpi.check("MPI_Finalize", Mpi.MPI_Finalize());
     }
 
-    /** {@return name and version of the MPI library} */
     public static String version() {
         Memory text = new Memory(16 << 10); // MPI_MAX_LIBRARY_VERSION_STRING is at most 8192.
         long length = Scratch.get().slot(0);
@@ -82,12 +80,10 @@ public final class MpiCommunicator implements AutoCloseable {
         return text.getString(0).split("[,\\n]")[0].strip();
     }
 
-    /** {@return this process's rank} */
     public int rank() {
         return rank;
     }
 
-    /** {@return the number of ranks} */
     public int size() {
         return size;
     }

@@ -8,7 +8,6 @@ public class MpiException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /** Creates an exception. */
     public MpiException(String call, String reason) {
         super(call + " failed: " + reason);
     }

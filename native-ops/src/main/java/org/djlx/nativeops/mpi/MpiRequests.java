@@ -19,7 +19,6 @@ public final class MpiRequests {
     private long address;
     private int count;
 
-    /** Creates an empty set. */
     public MpiRequests() {
         reserve(4);
     }

@@ -42,10 +42,8 @@ final class Nccl {
     @Structure.FieldOrder("internal")
     public static final class UniqueId extends Structure implements Structure.ByValue {
 
-        /** The id. */
         public byte[] internal = new byte[UNIQUE_ID_BYTES];
 
-        /** Creates an empty id. */
         public UniqueId() {}
     }
 

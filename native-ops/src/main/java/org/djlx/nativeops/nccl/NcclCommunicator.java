@@ -44,7 +44,6 @@ public final class NcclCommunicator implements AutoCloseable {
         AVG
     }
 
-    /** The size of {@link #uniqueId}. */
     public static final int UNIQUE_ID_BYTES = Nccl.UNIQUE_ID_BYTES;
 
     private static final int HOST_IMMEDIATE = 1;
@@ -359,7 +358,6 @@ public final class NcclCommunicator implements AutoCloseable {
         return device;
     }
 
-    /** Calls a function of NCCL, and checks its result. */
     void call(String name, LongToIntFunction function) {
         NcclGroup group = NcclGroup.current();
         long handle = enter();

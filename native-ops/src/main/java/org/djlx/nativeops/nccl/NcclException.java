@@ -8,7 +8,6 @@ public class NcclException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /** Creates an exception. */
     public NcclException(String call, String reason) {
         super(call + " failed: " + reason);
     }

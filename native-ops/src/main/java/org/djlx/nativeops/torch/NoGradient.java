@@ -13,7 +13,6 @@ public final class NoGradient {
 
     private NoGradient() {}
 
-    /** Runs code. */
     public static void run(Runnable body) {
         get(
                 () -> {
@@ -22,7 +21,6 @@ public final class NoGradient {
                 });
     }
 
-    /** Runs code and returns its result. */
     public static <T> T get(Supplier<T> body) {
         if (!JniUtils.isGradMode()) {
             return body.get();

@@ -58,7 +58,6 @@ public final class PackedSequences {
         return ends;
     }
 
-    /** {@return the number of sequences} */
     public int count() {
         return count;
     }

@@ -14,7 +14,6 @@ package org.djlx.nativeops.torch;
 public record TensorInfo(
         ScalarType type, long[] sizes, long[] strides, long address, boolean requiresGradient) {
 
-    /** {@return the number of elements} */
     public long count() {
         long count = 1;
         for (long size : sizes) {

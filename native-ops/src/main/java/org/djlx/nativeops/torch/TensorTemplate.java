@@ -20,7 +20,6 @@ public final class TensorTemplate {
 
     private final long[] arguments; // of djlx_empty
 
-    /** Prepares arrays. */
     public TensorTemplate(Device device, Shape shape, ScalarType type) {
         TorchChecks.type(type);
         long[] sizes = Torch.sizes(shape);

@@ -90,7 +90,6 @@ public final class Torch {
         return Tensors.infos(handles);
     }
 
-    /** {@return the device of an array} */
     public static Device device(NDArray array) {
         return Tensors.device(TorchChecks.tensor(array, "the array"));
     }

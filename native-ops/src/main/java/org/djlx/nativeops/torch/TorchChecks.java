@@ -48,7 +48,6 @@ public final class TorchChecks {
         return result;
     }
 
-    /** Returns the tensor of an array. */
     static long tensor(NDArray array, String name) {
         return handle(array(array, name), name);
     }

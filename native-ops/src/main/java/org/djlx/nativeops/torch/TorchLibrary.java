@@ -50,7 +50,6 @@ public final class TorchLibrary {
 
     private TorchLibrary() {}
 
-    /** The implementation of an operator. */
     @FunctionalInterface
     public interface Kernel {
 

@@ -29,7 +29,6 @@ record TorchSchema(String namespace, String name, List<Type> arguments) {
     private static final Pattern SCHEMA =
             Pattern.compile("(\\w+)::(\\w+)\\(([^()]*)\\)\\s*->\\s*Tensor");
 
-    /** Parses a schema. */
     static TorchSchema parse(String schema) {
         Matcher matcher = SCHEMA.matcher(String.valueOf(schema));
         if (!matcher.matches()) {

@@ -21,7 +21,6 @@ public final class CudaP2pBackendFactory implements BackendFactory {
 
     private final Function<List<String>, GpuTopology> topology;
 
-    /** Constructor for {@link java.util.ServiceLoader}. */
     public CudaP2pBackendFactory() {
         this(GpuTopology::queryBus);
     }

@@ -108,7 +108,6 @@ final class RegionLayout {
         return algorithm == Algorithm.MESH ? CONTROL : oneShot;
     }
 
-    /** Returns the size of a half. */
     long half(Algorithm algorithm) {
         return algorithm == Algorithm.MESH ? meshHalf : oneShotHalf;
     }

@@ -70,7 +70,6 @@ final class WaitStatus implements AutoCloseable {
                 : Optional.ofNullable(refusal()).map(text -> "rank " + rank + ": " + text);
     }
 
-    /** Decodes the word that kernels write. */
     static Optional<String> error(int word) {
         if (word == 0) {
             return Optional.empty();

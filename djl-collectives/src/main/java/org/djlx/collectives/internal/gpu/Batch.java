@@ -32,7 +32,6 @@ public final class Batch {
 
     private Batch() {}
 
-    /** Runs calls as a batch. */
     public static void run(Runnable calls) {
         begin();
         try {
@@ -45,7 +44,6 @@ public final class Batch {
         }
     }
 
-    /** Returns the open batch of this thread, or null. */
     static Batch current() {
         return CURRENT.get();
     }

@@ -130,7 +130,6 @@ public final class GpuGroup {
         return added;
     }
 
-    /** Returns the resources, not to be closed. */
     public GpuResources resources() {
         return resources;
     }
@@ -139,7 +138,6 @@ public final class GpuGroup {
         return collectives;
     }
 
-    /** Returns the watchdog, not to be closed. */
     public Watchdog watchdog() {
         return watchdog;
     }

@@ -51,7 +51,6 @@ public final class StreamQueue implements Watchdog.Queue {
     private Thread owner; // the thread that launches on this queue or is in callAlone(), or null
     private long launches; // changes with every launch
 
-    /** Creates a queue with its own stream. */
     StreamQueue(String name, GpuGroup group, Connection connection) {
         this.name = name;
         this.group = group;
@@ -207,7 +206,6 @@ public final class StreamQueue implements Watchdog.Queue {
         return helper == null && owner == null;
     }
 
-    /** Returns the stream, not to be closed. */
     public CudaStream stream() {
         return stream;
     }

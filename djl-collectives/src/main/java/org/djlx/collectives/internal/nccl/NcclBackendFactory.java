@@ -14,7 +14,6 @@ public final class NcclBackendFactory implements BackendFactory {
 
     private static final String CUDA_P2P = "cuda_p2p";
 
-    /** Constructor for {@link java.util.ServiceLoader}. */
     public NcclBackendFactory() {}
 
     @Override

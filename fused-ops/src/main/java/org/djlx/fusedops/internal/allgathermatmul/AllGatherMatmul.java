@@ -51,9 +51,7 @@ public record AllGatherMatmul(
     public static final OpType SCALED = new OpType("allGatherScaledMatmul");
 
     public enum Output {
-        /** The product with each B. */
         PRODUCTS,
-        /** The products and the gathered A. */
         PRODUCTS_AND_A,
         /**
          * Half of B's columns compute values, the other half gates. Returns the values times the
@@ -62,7 +60,6 @@ public record AllGatherMatmul(
         GATED_PRODUCT
     }
 
-    /** Checks the operands of a call. */
     private static AllGatherMatmul of(
             OperandChecks checks,
             ProcessGroup group,
@@ -151,18 +148,9 @@ public record AllGatherMatmul(
                 FusedOperator.ALL_GATHER_MATMUL, type, worldSize, rows(), columns, inner());
     }
 
-    private boolean isScaled() {
-        return type == ScalarType.FLOAT8_E4M3FN;
-    }
-
     @Override
     public OpType opType() {
-        return isScaled() ? SCALED : TYPE;
-    }
-
-    @Override
-    public ScalarType typeOfProduct() {
-        return Workload.typeOfProduct(type);
+        return type == ScalarType.FLOAT8_E4M3FN ? SCALED : TYPE;
     }
 
     @Override

@@ -5,25 +5,23 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.path.GatheredExchange;
-import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.OperationScope;
-import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.torch.TensorTemplate;
 
 /** All-gather by a kernel, then matmul. */
-final class KernelGather extends P2pGatherPath {
+final class KernelGather extends LibraryGather {
 
-    private final Compute compute;
     private final GatheredExchange exchange;
-    private final RowProducts products;
 
     KernelGather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-        super(operator, group, choice, inPlace(operator, operands));
-        compute = GroupPlans.of(group).compute();
+        super(
+                operator,
+                group,
+                choice,
+                inPlace(operator, operands),
+                operator.worldSize() * operator.rows());
         exchange = GatheredExchange.of(compute);
-        long rows = operator.worldSize() * operator.rows();
-        products = new RowProducts(operator, compute, inPlace, rows);
     }
 
     private static InPlace inPlace(AllGatherMatmul operator, Operands operands) {
@@ -38,12 +36,10 @@ final class KernelGather extends P2pGatherPath {
     }
 
     @Override
-    protected void enqueue(Operation operation, Call call) {
-        compute.begin();
-        loadOnce(call);
+    void gatherAndMultiply(Operation operation, Call call) {
         exchange.gather(
                 operation, slots.buffers(), call.shard(), partBytes, call.gathered(), call.used());
-        products.multiply(call, call.gathered());
+        multiply(call, call.gathered(), 0);
     }
 
     /**
@@ -53,11 +49,6 @@ final class KernelGather extends P2pGatherPath {
      */
     @Override
     void multiplyOnce(Call call) {
-        products.multiply(call, call.gathered());
-    }
-
-    @Override
-    public void close() {
-        products.close();
+        multiply(call, call.gathered(), 0);
     }
 }

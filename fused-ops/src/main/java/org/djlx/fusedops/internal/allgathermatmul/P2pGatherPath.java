@@ -4,9 +4,7 @@ package org.djlx.fusedops.internal.allgathermatmul;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
-import java.util.HashSet;
 import java.util.List;
-import java.util.Set;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation.Agreed;
@@ -17,8 +15,6 @@ import org.djlx.fusedops.internal.path.Axes;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.OperationScope;
 import org.djlx.fusedops.internal.path.P2pPath;
-import org.djlx.fusedops.kernel.Compute;
-import org.djlx.fusedops.kernel.Product;
 import org.djlx.fusedops.kernel.Product.Scales;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.TensorTemplate;
@@ -30,8 +26,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final InPlace inPlace;
     final TensorTemplate gathered; // the gathered A, the front dimension in front
     private final List<TensorTemplate> productsOfBs; // likewise
-    // Whether rows are scaled, of products whose kernels a library has loaded.
-    private final Set<Boolean> loaded = new HashSet<>();
 
     /**
      * The arrays of a call.
@@ -152,29 +146,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
                 shardAddress, bs, outs, whole.address(), products, whole.array(), scales, used);
     }
 
-    /** Multiplies once by the path's library, on arbitrary data; no-op if it has none. */
-    void multiplyOnce(Call call) {}
-
-    /** Loads the kernels of the products, unless they are loaded or the call is recorded. */
-    final void loadOnce(Call call) {
-        if (!plans.compute().isRecorded() && loaded.add(call.isScaledByRow())) {
-            multiplyOnce(call);
-        }
-    }
-
-    @Override
-    public final void load(Operands operands) {
-        if (!loaded.contains(operands.isScaledByRow())) {
-            OperationScope scope = plans.scope();
-            try {
-                plans.compute().begin();
-                loadOnce(arrays(scope, operands));
-            } finally {
-                scope.abandon();
-            }
-        }
-    }
-
     NDArray copyOfB(OperationScope scope, NDArray b) {
         return scope.copy(b, operator.type());
     }
@@ -200,50 +171,5 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
         return new GatheredMatmul(
                 returnsA() ? Axes.restore(call.gatheredA, operator.frontDim()) : null, outputs);
-    }
-
-    /** Products of rows of A with each B, by a library. */
-    static final class RowProducts {
-
-        private final Product[] products;
-        private final long shardRows;
-        private final long[] shardOutBytes; // of a shard's rows of each product
-
-        /** Prepares products that compute a number of rows at a time. */
-        RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
-            products = new Product[inPlace.layouts.length];
-            shardRows = operator.rows();
-            shardOutBytes = new long[products.length];
-            for (int i = 0; i < products.length; i++) {
-                long columns = operator.columns().get(i);
-                shardOutBytes[i] = operator.rows() * columns * operator.typeOfProduct().itemSize();
-                products[i] =
-                        compute.product(
-                                operator.type(),
-                                MatrixLayout.contiguous(rows, columns),
-                                MatrixLayout.contiguous(rows, operator.inner()),
-                                inPlace.layouts[i]);
-            }
-        }
-
-        void multiply(Call call, long rows) {
-            multiplyShard(call, rows, 0);
-        }
-
-        void multiplyShard(Call call, long rows, int rank) {
-            for (int i = 0; i < products.length; i++) {
-                products[i].run(
-                        call.outs[i] + rank * shardOutBytes[i],
-                        rows,
-                        call.bs[i],
-                        Scales.fromRow(call.scales[i], rank * shardRows));
-            }
-        }
-
-        void close() {
-            for (Product product : products) {
-                product.close();
-            }
-        }
     }
 }

@@ -8,22 +8,17 @@ import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.OperationScope;
 import org.djlx.fusedops.internal.path.Pipeline;
-import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.torch.TensorTemplate;
 
 /** All-gather + matmul. */
-final class PipelinedGather extends P2pGatherPath {
+final class PipelinedGather extends LibraryGather {
 
-    private final Compute compute;
     private final Pipeline pipeline;
-    private final RowProducts products;
 
     PipelinedGather(
             AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-        super(operator, group, choice, InPlace.of(operator, operands));
-        compute = GroupPlans.of(group).compute();
+        super(operator, group, choice, InPlace.of(operator, operands), operator.rows());
         pipeline = GroupPlans.of(group).pipeline(group);
-        products = new RowProducts(operator, compute, inPlace, operator.rows());
     }
 
     @Override
@@ -33,13 +28,11 @@ final class PipelinedGather extends P2pGatherPath {
 
     @Override
     void multiplyOnce(Call call) {
-        products.multiplyShard(call, call.shard(), 0);
+        multiply(call, call.shard(), 0);
     }
 
     @Override
-    protected void enqueue(Operation operation, Call call) {
-        compute.begin();
-        loadOnce(call);
+    void gatherAndMultiply(Operation operation, Call call) {
         pipeline.gatherAndConsume(
                 operation,
                 slots,
@@ -47,17 +40,12 @@ final class PipelinedGather extends P2pGatherPath {
                 partBytes,
                 call.gathered(),
                 (stream, rank, part) -> {
-                    products.multiplyShard(call, part, rank);
+                    multiply(call, part, rank);
                     long place = call.gathered() + rank * partBytes;
                     if (returnsA() && place != part) {
                         stream.copy(place, part, partBytes);
                     }
                 },
                 call.used());
-    }
-
-    @Override
-    public void close() {
-        products.close();
     }
 }

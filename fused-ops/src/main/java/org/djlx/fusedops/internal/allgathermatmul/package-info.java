@@ -4,6 +4,7 @@
  * FusedGather      path FUSED: one kernel pushes, waits and multiplies
  * GatherLastDim    path PIPELINED along the last dimension: adds a product for each rank
  * KernelGather     path GATHERED on GPUs: all-gather by a kernel, one matmul
+ * LibraryGather    common part of the paths whose products a library computes
  * NcclGather       path NCCL: all-gather of the group, one matmul
  * P2pGatherPath    common part of the paths over P2P buffers
  * PipelinedGather  path PIPELINED: matmuls of shards, overlapped with copies

@@ -66,7 +66,6 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     /** The destinations of a call's results. */
     private record Outputs(NormedResidual arrays, long residual, long norm) {}
 
-    /** One way to run the operator. */
     private interface NormPath {
 
         void run(Call call, OperationScope scope, Outputs outputs);
@@ -88,7 +87,6 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** Runs a call that writes to given arrays. */
     @SuppressWarnings("try") // the stream is not named in the body
     public static void run(
             NormedResidual outputs,

@@ -110,7 +110,6 @@ public final class DeviceAllToAll {
         }
     }
 
-    /** Returns the number of experts of each rank. */
     private int checkSplits(String role) {
         if (splits.type() != ScalarType.INT64 || outSplits.type() != ScalarType.INT64) {
             throw checks.wrong(
@@ -305,7 +304,6 @@ public final class DeviceAllToAll {
         return true;
     }
 
-    /** Returns the rows of dense chunks. */
     private static NDArray part(NDArray array, Chunk[] chunks) {
         long rows = Arrays.stream(chunks).mapToLong(Chunk::rows).sum();
         return Torch.narrow(array, 0, rows == 0 ? 0 : chunks[0].begin(), rows);

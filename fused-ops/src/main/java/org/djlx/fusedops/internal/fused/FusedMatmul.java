@@ -130,7 +130,6 @@ public final class FusedMatmul implements KernelLauncher {
         this.compiler = compiler;
     }
 
-    /** The operators that the kernel computes. */
     private enum Kind {
         GATHER,
         GATHER_GATED,
@@ -157,7 +156,6 @@ public final class FusedMatmul implements KernelLauncher {
         }
     }
 
-    /** Returns whether the kernel runs on a GPU. */
     private static boolean isSupported(CudaDevice device) {
         return device.architecture().equals(ARCHITECTURE);
     }
@@ -551,7 +549,6 @@ public final class FusedMatmul implements KernelLauncher {
         }
     }
 
-    /** All-gather + matmul. */
     public final class Gather extends Launch {
 
         private final TensorMap left;
@@ -628,7 +625,6 @@ public final class FusedMatmul implements KernelLauncher {
         }
     }
 
-    /** Matmul + reduce-scatter. */
     public final class Scatter extends Launch {
 
         private final TensorMap left;

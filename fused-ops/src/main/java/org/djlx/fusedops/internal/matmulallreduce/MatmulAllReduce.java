@@ -41,7 +41,6 @@ public record MatmulAllReduce(ScalarType type, Shape product) {
 
     public static final OpType TYPE = new OpType("matmulAllReduce");
 
-    /** Checks the operands of a call. */
     public static MatmulAllReduce of(OperandChecks checks, ProcessGroup group, Operands operands) {
         NDArray a = operands.array(0);
         TensorInfo[] infos = operands.infos();

@@ -44,7 +44,6 @@ public record MatmulReduceScatter(
     public static final OpType TYPE = new OpType("matmulReduceScatter");
     public static final OpType SCALED = new OpType("scaledMatmulReduceScatter");
 
-    /** Checks the operands of a call. */
     static MatmulReduceScatter of(
             OperandChecks checks,
             ProcessGroup group,
@@ -114,7 +113,6 @@ public record MatmulReduceScatter(
         return isByRows() ? scatterDim : 0;
     }
 
-    /** The shape of a rank's part of the product. */
     Shape part() {
         return Axes.with(product, scatterDim, product.get(scatterDim) / worldSize);
     }
@@ -130,18 +128,9 @@ public record MatmulReduceScatter(
                 inner());
     }
 
-    private boolean isScaled() {
-        return type == ScalarType.FLOAT8_E4M3FN;
-    }
-
     @Override
     public OpType opType() {
-        return isScaled() ? SCALED : TYPE;
-    }
-
-    @Override
-    public ScalarType typeOfProduct() {
-        return Workload.typeOfProduct(type);
+        return type == ScalarType.FLOAT8_E4M3FN ? SCALED : TYPE;
     }
 
     @Override
@@ -162,11 +151,6 @@ public record MatmulReduceScatter(
     }
 
     @Override
-    public boolean isMeasurable() {
-        return true;
-    }
-
-    @Override
     public MatmulPath<NDArray> prepare(ProcessGroup group, Operands operands, Choice choice) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
         boolean tiny = // With them, the kernels of GATHERED run PIPELINED; the same on all ranks.
@@ -181,10 +165,7 @@ public record MatmulReduceScatter(
         return switch (tiny ? Path.GATHERED : choice.path()) {
             case FUSED -> new FusedScatter(this, group, operands, choice);
             case PIPELINED -> new PipelinedScatter(this, group, operands, choice);
-            case GATHERED ->
-                    group.device().isGpu()
-                            ? new KernelScatter(this, group, operands, choice)
-                            : new CopyScatter(this, group, operands, choice);
+            case GATHERED -> new StagedScatter(this, group, operands, choice);
             case NCCL -> throw new IllegalArgumentException(choice.toString());
         };
     }

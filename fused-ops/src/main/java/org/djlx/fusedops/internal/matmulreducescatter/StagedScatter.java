@@ -5,19 +5,26 @@ import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.path.GatheredExchange;
 import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.path.OperationScope;
+import org.djlx.fusedops.internal.path.Pipeline;
 import org.djlx.fusedops.kernel.Compute;
 import org.djlx.fusedops.kernel.Product;
 import org.djlx.nativeops.torch.TensorTemplate;
 
-/** One matmul into staging memory, then its reduce-scatter. */
-abstract class StagedScatter extends P2pScatterPath {
+/** One matmul into staging memory, then its reduce-scatter, by a kernel or by copies. */
+final class StagedScatter extends P2pScatterPath {
 
-    final Compute compute;
+    private final Compute compute;
     private final Product product;
     private final TensorTemplate staging;
+    private final Exchange exchange;
+
+    private interface Exchange {
+        void run(Operation operation, Call call);
+    }
 
     StagedScatter(
             MatmulReduceScatter operator, ProcessGroup group, Operands operands, Choice choice) {
@@ -30,24 +37,53 @@ abstract class StagedScatter extends P2pScatterPath {
                         group.device(),
                         new Shape(operator.rows() * columns),
                         operator.typeOfProduct());
+        exchange = group.device().isGpu() ? kernel() : copies(GroupPlans.of(group).pipeline(group));
+    }
+
+    private Exchange kernel() {
+        GatheredExchange kernels = GatheredExchange.of(compute);
+        return (operation, call) ->
+                kernels.scatter(
+                        operation,
+                        slots.buffers(),
+                        operator.typeOfProduct(),
+                        call.staging()[0],
+                        partBytes,
+                        call.result(),
+                        operator.op(),
+                        call.used());
+    }
+
+    private Exchange copies(Pipeline pipeline) {
+        long count = operator.partRows() * operator.partColumns();
+        Compute.Reduction reduction =
+                compute.reduction(
+                        operator.typeOfProduct(), count, operator.worldSize(), operator.op());
+        return (operation, call) ->
+                pipeline.scatterAndReduce(
+                        operation,
+                        slots,
+                        call.staging()[0],
+                        partBytes,
+                        0,
+                        (stream, first, distance) -> reduction.run(call.result(), first, distance),
+                        call.used());
     }
 
     @Override
-    final TensorTemplate.Created[] staging(OperationScope scope) {
+    TensorTemplate.Created[] staging(OperationScope scope) {
         return new TensorTemplate.Created[] {scope.create(staging)};
     }
 
     @Override
-    protected final void enqueue(Operation operation, Call call) {
+    protected void enqueue(Operation operation, Call call) {
         compute.begin();
         product.run(call.staging()[0], call.a(), call.b(), call.scales());
-        scatter(operation, call);
+        exchange.run(operation, call);
     }
 
-    abstract void scatter(Operation operation, Call call);
-
     @Override
-    public final void close() {
+    public void close() {
         product.close();
     }
 }

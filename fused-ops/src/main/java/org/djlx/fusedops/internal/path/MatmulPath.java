@@ -30,7 +30,6 @@ public interface MatmulPath<R> extends AutoCloseable {
      */
     default void load(Operands operands) {}
 
-    /** Frees what the path has prepared. */
     @Override
     default void close() {}
 }

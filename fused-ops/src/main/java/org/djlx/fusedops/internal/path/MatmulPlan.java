@@ -30,7 +30,11 @@ public final class MatmulPlan<R> implements FusedPlan {
 
         OpType opType();
 
-        ScalarType typeOfProduct();
+        ScalarType type();
+
+        default ScalarType typeOfProduct() {
+            return Workload.typeOfProduct(type());
+        }
 
         /** Returns the sizes for the cost model. */
         Workload workload();
@@ -44,7 +48,9 @@ public final class MatmulPlan<R> implements FusedPlan {
         boolean gathersA();
 
         /** Returns whether the paths can be measured: each computes a result. */
-        boolean isMeasurable();
+        default boolean isMeasurable() {
+            return true;
+        }
 
         /** Prepares the path FUSED, PIPELINED or GATHERED. */
         MatmulPath<R> prepare(ProcessGroup group, Operands operands, Choice choice);
@@ -52,7 +58,6 @@ public final class MatmulPlan<R> implements FusedPlan {
         MatmulPath<R> prepareFallback(GroupPlans plans, Choice choice, FallbackReason reason);
     }
 
-    /** Chooses the path of an operator, and prepares it. */
     private MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
         gathersA = operator.gathersA();
         GroupPlans plans = GroupPlans.of(group);

@@ -98,7 +98,6 @@ public final class PathChooser {
         return processors == compute.multiprocessors();
     }
 
-    /** Returns the fastest measured path, for this rank. */
     private Optional<Choice> measured(Set<Path> here, boolean recorded) {
         return GroupPlans.of(group)
                 .measured(PathMeasurement.Key.of(operator))

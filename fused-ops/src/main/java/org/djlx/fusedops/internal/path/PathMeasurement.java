@@ -191,7 +191,6 @@ public final class PathMeasurement {
         }
     }
 
-    /** Returns the largest of all ranks' values. */
     private static float[] slowest(ProcessGroup group, float[] values) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 NDArray array = manager.create(values)) {

@@ -44,7 +44,6 @@ public final class Pipeline {
     private final int rank;
     private final int worldSize;
 
-    /** Creates the pipeline of a group with P2P buffers. */
     public Pipeline(ProcessGroup group) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.rank = group.rank();
@@ -207,7 +206,6 @@ public final class Pipeline {
         return pushed;
     }
 
-    /** Computes with the shards of all ranks. */
     @FunctionalInterface
     public interface WholeConsumer {
 
@@ -277,7 +275,6 @@ public final class Pipeline {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
-    /** Reduces the parts that a rank has received. */
     @FunctionalInterface
     public interface PartReducer {
 

@@ -19,7 +19,6 @@ public final class Usage {
     @FunctionalInterface
     public interface Listener {
 
-        /** Takes note of a call. */
         void called(String operator, Path path, FallbackReason reason, Choice choice);
     }
 

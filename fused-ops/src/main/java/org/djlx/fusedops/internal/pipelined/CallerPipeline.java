@@ -11,7 +11,6 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.ChunkProducer;
-import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.ShardConsumer;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.path.Axes;
@@ -66,7 +65,6 @@ public final class CallerPipeline {
         return info;
     }
 
-    /** See {@link FusedOps#pipelinedAllGather}. */
     public static void allGather(NDArray shard, ShardConsumer consumer, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(ALL_GATHER.toString());
         checks.checkNotNull("the consumer", consumer);
@@ -124,7 +122,6 @@ public final class CallerPipeline {
         }
     }
 
-    /** See {@link FusedOps#pipelinedProduceAndAllToAll}. */
     public static void allToAll(ChunkProducer producer, NDArray output, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(ALL_TO_ALL.toString());
         checks.checkNotNull("the producer", producer);
