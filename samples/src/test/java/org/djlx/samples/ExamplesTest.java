@@ -752,6 +752,34 @@ class ExamplesTest {
         assertTrue(printed.toString().contains("generated_text"), printed::toString);
     }
 
+    /** The model's files lie in the cache of a hub, as a download leaves them there. */
+    @Test
+    void textOfAModelByItsName(@TempDir Path home) throws Exception {
+        String commit = "0123456789abcdef0123456789abcdef01234567";
+        Path cached = home.resolve("hub/models--Qwen--Qwen3-0.6B");
+        Files.createDirectories(cached.resolve("refs"));
+        Files.writeString(cached.resolve("refs/main"), commit);
+        String snapshot = cached.resolve("snapshots").resolve(commit).toString();
+        assertEquals(
+                0, Main.commandLine().execute("serve-model", "--text", "../README.md", snapshot));
+        System.setProperty("HF_HOME", home.toString());
+        System.setProperty("HF_HUB_OFFLINE", "1");
+        try (TextGenerator generator = TextGenerator.of("Qwen/Qwen3-0.6B")) {
+            Generation generation =
+                    generator.submit(
+                            GenerationRequest.builder()
+                                    .setPrompt("Once")
+                                    .optMaxNewTokens(20)
+                                    .build());
+            generation
+                    .await(Duration.ofMinutes(1))
+                    .forEach(piece -> System.out.print(piece.text()));
+        } finally {
+            System.clearProperty("HF_HOME");
+            System.clearProperty("HF_HUB_OFFLINE");
+        }
+    }
+
     private static void pieces(TextGenerator generator) throws Exception {
         Generation generation =
                 generator.submit(

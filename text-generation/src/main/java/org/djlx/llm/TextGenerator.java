@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm;
 
+import java.io.IOException;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
+import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.SamplingDefaults;
 import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.TextTokenizer;
@@ -21,6 +23,17 @@ import org.djlx.llm.text.TextTokenizer;
  * }</pre>
  */
 public interface TextGenerator extends AutoCloseable {
+
+    /**
+     * Loads a model on the CPU, as {@link TextEngine.Builder#setModel} and {@link
+     * TextEngine.Builder#build} do; {@link TextEngine#builder()} has options, such as GPUs. The
+     * caller closes the generator.
+     *
+     * @param model a directory, or a name on a Hugging Face hub, such as Qwen/Qwen3-0.6B
+     */
+    static TextGenerator of(String model) throws IOException {
+        return TextEngine.builder().setModel(model).build();
+    }
 
     /** Submits a request, as {@link #submitAll}. */
     default Generation submit(GenerationRequest request) {

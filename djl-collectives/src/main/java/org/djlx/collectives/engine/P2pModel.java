@@ -202,7 +202,7 @@ final class P2pModel implements Model {
     private ParallelModel loadParallel(Path modelPath, Object modelId, Map<String, ?> options)
             throws IOException {
         try {
-            Path files = files(modelPath, modelId);
+            Path files = files(modelPath, modelId, options);
             for (ParallelModelLoader loader : ContextLoader.providers(ParallelModelLoader.class)) {
                 if (loader.canLoad(files)) {
                     Device where = device(modelPath);
@@ -248,16 +248,24 @@ final class P2pModel implements Model {
     }
 
     /** Returns the directory of the model's files; the option that names it may be null. */
-    private static Path files(Path modelPath, Object modelId) {
-        Path files = modelPath.resolve(modelId == null ? "" : modelId.toString().trim());
-        if (!Files.isDirectory(files)) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "option %s is %s, but there is no directory %s; download the model, and"
-                                    + " name its directory",
-                            MODEL_ID, modelId, files));
+    private static Path files(Path modelPath, Object modelId, Map<String, ?> options)
+            throws IOException {
+        String id = modelId == null ? "" : modelId.toString().trim();
+        Path files = modelPath.resolve(id);
+        if (Files.isDirectory(files)) {
+            return files;
         }
-        return files;
+        for (ParallelModelLoader loader : ContextLoader.providers(ParallelModelLoader.class)) {
+            Path named = loader.directory(id, options);
+            if (named != null) {
+                return named;
+            }
+        }
+        throw new IllegalArgumentException(
+                String.format(
+                        "option %s is %s, but there is no directory %s; download the model, and"
+                                + " name its directory",
+                        MODEL_ID, modelId, files));
     }
 
     /**

@@ -17,6 +17,18 @@ public interface ParallelModelLoader {
     boolean canLoad(Path directory);
 
     /**
+     * Returns the directory of a model that the option {@code model_id} names otherwise than by a
+     * directory of this host, such as by its name on a hub. May download the model.
+     *
+     * @param options as {@link #load} gets them, without those that this method removes
+     * @return null if the loader does not know such names
+     * @throws IllegalArgumentException if the options are invalid
+     */
+    default Path directory(String modelId, Map<String, ?> options) throws IOException {
+        return null;
+    }
+
+    /**
      * Loads a model.
      *
      * @param directory its directory; the option {@code model_id} names another one than the

@@ -159,7 +159,7 @@ class ParallelModelTest {
             model.setProperty("metric_dimension", "registered");
             assertEquals(Map.of("metric_dimension", "registered"), Loader.last.properties);
         }
-        Files.writeString(file, "engine=PyTorch-P2P\noption.model_id=meta-llama/Llama-3.1-8B\n");
+        Files.writeString(file, "engine=PyTorch-P2P\noption.model_id=Llama-3.1-8B\n");
         Exception e = assertThrows(IllegalArgumentException.class, criteria::loadModel);
         assertTrue(e.getMessage().contains("there is no directory "), e.getMessage());
     }

@@ -58,6 +58,8 @@ public final class LibC {
     static final int F_SEAL_SEAL = 0x1;
     static final int F_SEAL_SHRINK = 0x2;
     static final int F_SEAL_GROW = 0x4;
+    static final int LOCK_EX = 2;
+    static final int LOCK_NB = 4;
     static final int FUTEX_WAIT = 0;
     static final int FUTEX_WAKE = 1;
 
@@ -86,6 +88,8 @@ public final class LibC {
             throws LastErrorException;
 
     static native int fcntl(int fd, int command, int argument) throws LastErrorException;
+
+    static native int flock(int fd, int operation) throws LastErrorException;
 
     static native int geteuid();
 

@@ -15,6 +15,7 @@
  *   <li>{@link Durations} - formats durations for messages
  *   <li>{@link FailureText} - the text of a user's exception
  *   <li>{@link FileWrites} - errors of writes that name the file
+ *   <li>{@link Flock} - a lock that is shared with programs in Python
  *   <li>{@link HostCopier} - copies between Java arrays and addresses
  *   <li>{@link LibC} - functions of the C library
  *   <li>{@link LongCalls} - threads for calls that may wait for other ranks or GPUs

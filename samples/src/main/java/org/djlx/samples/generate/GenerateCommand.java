@@ -33,11 +33,8 @@ public final class GenerateCommand extends CliCommand {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
 
-    @Parameters(
-            paramLabel = "DIR",
-            description =
-                    "A model in Hugging Face's layout; serve-model writes one to try things with.")
-    private Path directory;
+    @Parameters(paramLabel = "MODEL", description = ModelOptions.MODEL)
+    private String modelId;
 
     @Mixin private ModelOptions model;
 
@@ -96,6 +93,8 @@ public final class GenerateCommand extends CliCommand {
     @Override
     public Integer call() throws IOException, InterruptedException, TimeoutException {
         GenerationRequest request = request();
+        model.check();
+        Path directory = model.directory(modelId);
         model.requireTokenizer(directory);
         model.requireRoom(directory, maxTokens);
         try (TextEngine generator = model.load(directory)) {

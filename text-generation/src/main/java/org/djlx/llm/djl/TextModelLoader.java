@@ -24,6 +24,7 @@ import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.ModelHub;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.server.TextApi;
@@ -133,6 +134,20 @@ public final class TextModelLoader implements ParallelModelLoader {
         return names.stream().anyMatch(name -> WEIGHTS.matcher(name).matches())
                 && (names.contains("config.json")
                         || names.stream().noneMatch(name -> name.endsWith(".pt")));
+    }
+
+    /** Downloads a model of a hub, ORG/NAME. */
+    @Override
+    public Path directory(String modelId, Map<String, ?> options) throws IOException {
+        if (!ModelHub.isName(modelId)) {
+            return null;
+        }
+        ModelHub.Builder hub = ModelHub.builder().optProgress(new LoadingProgress(LOG::info));
+        Object revision = options.remove("revision");
+        if (revision != null) {
+            hub.optRevision(revision.toString().trim());
+        }
+        return hub.build().download(modelId);
     }
 
     @Override

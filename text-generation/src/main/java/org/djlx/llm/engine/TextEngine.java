@@ -20,6 +20,7 @@ import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.GeneratorStatistics;
 import org.djlx.llm.TextGenerator;
+import org.djlx.llm.files.ModelHub;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -28,6 +29,8 @@ import org.djlx.llm.sampling.Sampler;
 import org.djlx.llm.sampling.Vocabulary;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.nativeops.ContextLoader;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Generates text with a language model, tensor-parallel over CPU ranks or GPUs.
@@ -42,7 +45,7 @@ import org.djlx.nativeops.ContextLoader;
  * }
  * }</pre>
  *
- * <p><b>Files.</b> The model directory has {@code config.json} and safetensors files in Hugging
+ * <p><b>Files.</b> The model's directory has {@code config.json} and safetensors files in Hugging
  * Face's layout. Text prompts also require {@code tokenizer.json}. Each rank reads its part of the
  * weights.
  *
@@ -66,6 +69,8 @@ import org.djlx.nativeops.ContextLoader;
  * </ul>
  */
 public final class TextEngine implements TextGenerator {
+
+    private static final Logger LOG = LoggerFactory.getLogger(TextEngine.class);
 
     /** The default maximum number of tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
@@ -204,6 +209,7 @@ public final class TextEngine implements TextGenerator {
     public static final class Builder {
 
         // Package-private fields are read by GeneratorSettings.
+        private String model; // null for a directory
         private Path directory;
         private DataType type; // null for that of config.json
         private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
@@ -224,7 +230,20 @@ public final class TextEngine implements TextGenerator {
 
         private Builder() {}
 
-        /** Sets a directory with {@code config.json} and safetensors files. Required. */
+        /**
+         * Sets a model by its name on a hub, or by its directory. {@link #build} downloads its
+         * files if they are not there, as {@link ModelHub} describes it; the log shows the
+         * progress.
+         */
+        public Builder setModel(String model) {
+            this.model = model;
+            return this;
+        }
+
+        /**
+         * Sets a directory with {@code config.json} and safetensors files. This or {@link
+         * #setModel} is required.
+         */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
             return this;
@@ -392,8 +411,14 @@ public final class TextEngine implements TextGenerator {
          */
         public TextEngine build() throws IOException {
             try {
-                if (directory == null) {
-                    throw new IllegalArgumentException("set the model directory: setDirectory");
+                if ((directory == null) == (model == null)) {
+                    throw new IllegalArgumentException(
+                            "set the model's directory or its name: setDirectory or setModel");
+                }
+                if (model != null) {
+                    Progress download = new LoadingProgress(LOG::info);
+                    directory = ModelHub.builder().optProgress(download).build().directory(model);
+                    model = null;
                 }
                 return ContextLoader.of(TextEngine.class, () -> new TextEngine(this));
             } catch (Throwable e) {

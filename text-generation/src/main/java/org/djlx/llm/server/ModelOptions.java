@@ -22,6 +22,7 @@ import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.ModelHub;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -33,6 +34,12 @@ import picocli.CommandLine.Spec;
 
 /** The options of commands that generate text: the ranks of the model, and its limits. */
 public final class ModelOptions {
+
+    /** How a command describes the parameter of {@link #directory(String)}. */
+    public static final String MODEL =
+            "A model: its directory, in Hugging Face's layout, or its name on a hub, such as"
+                    + " Qwen/Qwen3-0.6B, which is downloaded; serve-model writes a model to try"
+                    + " things with.";
 
     private static final Duration QUIET = Duration.ofSeconds(2);
 
@@ -47,6 +54,33 @@ public final class ModelOptions {
                             "Ranks that share the model; 1 if not given. Under launch each process"
                                     + " is a rank, and rank 0 alone takes requests.")
                     .device();
+
+    @Option(
+            names = "--revision",
+            paramLabel = "NAME",
+            description = "Branch, tag or commit of a model of a hub; main if not given.")
+    private String revision;
+
+    @Option(
+            names = "--hub",
+            paramLabel = "URL",
+            description =
+                    "The Hugging Face hub; HF_ENDPOINT or https://huggingface.co if not given. A"
+                            + " token is read from HF_TOKEN, or as 'hf auth login' keeps it.")
+    private String hub;
+
+    @Option(
+            names = "--hub-cache",
+            paramLabel = "DIR",
+            description =
+                    "Where models of a hub are kept, as huggingface_hub does; HF_HUB_CACHE, or hub"
+                            + " in HF_HOME, if not given.")
+    private Path hubCache;
+
+    @Option(
+            names = "--offline",
+            description = "Take models of a hub from the cache only, as with HF_HUB_OFFLINE=1.")
+    private boolean offline;
 
     @Option(
             names = "--max-length",
@@ -119,6 +153,29 @@ public final class ModelOptions {
     private int rankTimeout = 60;
 
     /**
+     * Returns the directory of a model that the user names by it, or by ORG/NAME; downloads the
+     * model, with its progress on stderr, if its files are not there.
+     *
+     * @throws UsageException if it is neither, or the model is not supported
+     */
+    public Path directory(String model) throws IOException {
+        ModelHub.Builder builder = ModelHub.builder().optEndpoint(hub).optCache(hubCache);
+        if (ranks().here().contains(0)) {
+            builder.optProgress(new LoadingProgress(this::print));
+        }
+        if (revision != null) {
+            refuseIf(
+                    Files.isDirectory(Path.of(model)),
+                    "--revision is for models of a hub, and %s is a directory".formatted(model));
+            builder.optRevision(revision);
+        }
+        if (offline) {
+            builder.optOffline(true);
+        }
+        return parsed(() -> builder.build().directory(model));
+    }
+
+    /**
      * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part: it may
      * then {@linkplain TextEngine#isFollower follow} the generator of another process. The caller
      * closes it.
@@ -136,10 +193,6 @@ public final class ModelOptions {
     public TextEngine load(Path directory, UnaryOperator<TextEngine.Builder> change)
             throws IOException {
         check();
-        refuseIf(
-                !Files.isDirectory(directory),
-                "%s is not a directory; serve-model writes a model to try things with"
-                        .formatted(directory.toAbsolutePath()));
         TextEngine.Builder builder =
                 TextEngine.builder()
                         .setDirectory(directory)
@@ -171,7 +224,7 @@ public final class ModelOptions {
 
     /**
      * Throws a {@link UsageException}, before loading, which may take minutes, if the model has no
-     * tokenizer. The directory may be missing.
+     * tokenizer. {@code config.json} may be missing.
      */
     public void requireTokenizer(Path directory) {
         refuseIf(
@@ -182,7 +235,7 @@ public final class ModelOptions {
 
     /**
      * Throws a {@link UsageException}, before loading, if an answer of {@code maxTokens} and a
-     * prompt may be too long, or config.json is invalid. The directory may be missing.
+     * prompt may be too long, or config.json is invalid. It may be missing.
      */
     public void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {

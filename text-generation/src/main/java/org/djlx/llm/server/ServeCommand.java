@@ -4,6 +4,7 @@ package org.djlx.llm.server;
 import static org.djlx.collectives.launch.cli.UsageException.parsed;
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
@@ -37,11 +38,8 @@ public final class ServeCommand extends CliCommand {
 
     private static final String TOKEN = "DJLX_SERVE_TOKEN";
 
-    @Parameters(
-            paramLabel = "DIR",
-            description =
-                    "A model in Hugging Face's layout; serve-model writes one to try things with.")
-    private Path directory;
+    @Parameters(paramLabel = "MODEL", description = ModelOptions.MODEL)
+    private String modelId;
 
     @Mixin private ModelOptions model;
 
@@ -63,7 +61,9 @@ public final class ServeCommand extends CliCommand {
 
     @Option(
             names = "--name",
-            description = "The model's name in the API; the directory's name if not given.")
+            description =
+                    "The model's name in the API; that on the hub, or the directory's, if not"
+                            + " given.")
     private String name;
 
     @Option(
@@ -124,14 +124,15 @@ public final class ServeCommand extends CliCommand {
                         ? null
                         : parsed(() -> ReasoningFormat.named(reasoningParser));
         LoggerFactory.getILoggerFactory(); // slf4j drops what is logged while it starts.
-        // Takes about as long as loading libtorch.
-        FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
-        new Thread(reading, "chat-template").start();
         model.check();
-        model.requireTokenizer(directory);
         if (model.ranks().here().contains(0)) {
             GenerationServer.checkAddress(options); // Before loading, which may take minutes.
         }
+        Path directory = model.directory(modelId);
+        // Takes about as long as loading libtorch.
+        FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
+        new Thread(reading, "chat-template").start();
+        model.requireTokenizer(directory);
         ChatTemplate template = result(reading);
         try (TextEngine generator = model.load(directory)) {
             if (generator.isFollower()) {
@@ -177,9 +178,13 @@ public final class ServeCommand extends CliCommand {
     }
 
     private String modelName() {
-        return name == null
+        if (name != null) {
+            return name;
+        }
+        Path directory = Path.of(modelId);
+        return Files.isDirectory(directory)
                 ? directory.toAbsolutePath().normalize().getFileName().toString()
-                : name;
+                : modelId;
     }
 
     private ServerOptions options() {

@@ -32,6 +32,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
@@ -49,6 +50,7 @@ import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.ByteTokens;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.engine.TextEngineTest;
+import org.djlx.llm.files.FakeHub;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.server.TextApi;
 import org.djlx.llm.text.ChatTemplate;
@@ -502,9 +504,9 @@ class TextModelLoaderTest {
         refuse("option enable_lora=True is not supported", "enable_lora", "True");
         refuse("option dtype must be auto, fp32, fp16 or bf16, not int8", "dtype", "int8");
         refuse(
-                "option model_id is meta/llama, but there is no directory",
+                "option model_id is meta-llama, but there is no directory",
                 "model_id",
-                "meta/llama");
+                "meta-llama");
     }
 
     /** A {@code serving.properties} for LMI loads, if what it asks for is what happens anyway. */
@@ -551,6 +553,51 @@ class TextModelLoaderTest {
                 answer = json(text(predictor.predict(input(request.formatted(name)))));
                 assertEquals(name, answer.get("model").getAsString());
             }
+        }
+    }
+
+    /** A folder of DJL Serving with {@code serving.properties} only, and {@code TextGenerator}. */
+    @Test
+    void downloadsTheModelThatModelIdNames(@TempDir Path own) throws Exception {
+        Map<String, String> variables = new TreeMap<>();
+        try (FakeHub hub = new FakeHub(directory)) {
+            variables.put("HF_HOME", own.resolve("cache").toString());
+            variables.put("HF_ENDPOINT", hub.endpoint());
+            variables.forEach(System::setProperty);
+            String properties = "engine=PyTorch-P2P\noption.model_id=%s\noption.revision=%s\n";
+            Path file = own.resolve("serving.properties");
+            Files.writeString(file, properties.formatted(FakeHub.NAME, "refs/pr/1"));
+            Criteria<Input, Output> criteria =
+                    Criteria.builder()
+                            .setTypes(Input.class, Output.class)
+                            .optModelPath(own)
+                            .build();
+            try (ZooModel<Input, Output> model = criteria.loadModel();
+                    Predictor<Input, Output> predictor = model.newPredictor()) {
+                JsonObject answer = json(text(predictor.predict(input(invocation(5, false)))));
+                assertEquals(expected(5), answer.get("generated_text").getAsString());
+                assertEquals(own.toAbsolutePath(), model.getModelPath());
+            }
+            try (TextGenerator generator = TextGenerator.of(FakeHub.NAME)) {
+                GenerationRequest request =
+                        GenerationRequest.builder().setPrompt(PROMPT).optMaxNewTokens(5).build();
+                String text =
+                        generator.submit(request).await(Duration.ofMinutes(1)).stream()
+                                .map(GeneratedPiece::text)
+                                .collect(Collectors.joining());
+                assertEquals(expected(5), text);
+            }
+            Files.writeString(file, properties.formatted(FakeHub.NAME, "v9"));
+            Exception e = assertThrows(IOException.class, criteria::loadModel);
+            assertTrue(e.getMessage().contains("has no such branch, tag or commit"), e::toString);
+            Files.writeString(file, properties.formatted(FakeHub.NAME, "../v9"));
+            e = assertThrows(IllegalArgumentException.class, criteria::loadModel);
+            assertTrue(e.getMessage().contains("the revision '../v9'"), e::toString);
+            Files.writeString(file, properties.formatted(directory, "main"));
+            e = assertThrows(IllegalArgumentException.class, criteria::loadModel);
+            assertTrue(e.getMessage().contains("option revision=main is not supp"), e::toString);
+        } finally {
+            variables.keySet().forEach(System::clearProperty);
         }
     }
 

@@ -21,6 +21,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.stream.IntStream;
+import org.djlx.llm.files.FakeHub;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -39,6 +40,8 @@ class ServeCommandTest extends CommandTest {
     private final HttpClient client = HttpClient.newHttpClient();
     private final List<String> lines = new ArrayList<>();
     private String model;
+    private String name = "tiny";
+    private String endpoint = "";
     private Process process;
     private BufferedReader output;
     private String address;
@@ -47,6 +50,30 @@ class ServeCommandTest extends CommandTest {
     void writeModel() {
         model = folder.resolve("tiny").toString();
         output(0, "serve-model", model, "--text", "../README.md");
+    }
+
+    /** As {@link #start(String...)}, with a model of a hub. */
+    @Test
+    void servesAModelByItsName() throws Exception {
+        try (FakeHub hub = new FakeHub(Path.of(model))) {
+            name = model = FakeHub.NAME;
+            endpoint = hub.endpoint();
+            start();
+            assertTrue(
+                    lines.get(0).matches("Downloading org/tiny-1.0: [\\d,]+ bytes in 1 file .*"),
+                    lines::toString);
+            HttpRequest models =
+                    HttpRequest.newBuilder(URI.create(address + "v1/models/org%2Ftiny-1.0"))
+                            .header("Authorization", "Bearer t0ken")
+                            .build();
+            assertEquals(200, send(models).statusCode());
+            String chat =
+                    "{'model':'org/tiny-1.0','messages':[{'role':'user','content':'Hello'}],"
+                            + "'max_tokens':8,'temperature':0,'ignore_eos':true}";
+            HttpResponse<String> answer = send(post("v1/chat/completions", chat));
+            assertEquals(200, answer.statusCode(), answer::body);
+            assertTrue(answer.body().contains("\"completion_tokens\":8"), answer::body);
+        }
     }
 
     /** Starts the server; its ranks are threads, or processes of launch. */
@@ -64,6 +91,8 @@ class ServeCommandTest extends CommandTest {
         command.addAll(List.of("--port", "0", "--shutdown-timeout", "100"));
         ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
         builder.environment().put("DJLX_SERVE_TOKEN", "t0ken");
+        builder.environment().put("HF_ENDPOINT", endpoint);
+        builder.environment().put("HF_HOME", folder.toString());
         process = builder.start();
         output = process.inputReader();
         awaitServing();
@@ -75,9 +104,9 @@ class ServeCommandTest extends CommandTest {
             String line = output.readLine();
             assertTrue(line != null, () -> "Ended early: " + lines);
             lines.add(line);
-            int at = line.indexOf("Serving tiny at ");
+            int at = line.indexOf("Serving " + name + " at ");
             if (at >= 0) {
-                address = line.substring(at + "Serving tiny at ".length());
+                address = line.substring(line.indexOf(" at ", at) + " at ".length());
             }
         }
     }
@@ -190,6 +219,11 @@ class ServeCommandTest extends CommandTest {
     @Test
     void wrongArgumentsAreNamed() {
         assertTrue(output(2, "serve", model + "x").contains("is not a directory"));
+        String revision = output(2, "serve", model, "--revision", "main");
+        assertTrue(revision.contains("--revision is for models of a hub"), revision);
+        String offline = output(1, "serve", "org/x", "--offline", "--hub-cache", folder);
+        assertTrue(offline.contains("org/x (main) is not complete in " + folder), offline);
+        assertTrue(output(2, "serve", "org/x", "--hub", "x").contains("form https://HOST"));
         assertTrue(output(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
         assertTrue(output(2, "serve", model, "--max-buffered", "9").contains("of 9 bytes is less"));
         assertTrue(output(2, "serve", model, "--allowed-host", "a:1").contains("not 'a:1'"));
