@@ -20,24 +20,35 @@ import org.djlx.nativeops.host.Required;
  *
  * <p>Ranks fill the grid in row-major order: neighbours along the last dimension have consecutive
  * ranks. The sub-group along a dimension has the ranks whose coordinates in all other dimensions
- * equal this rank's, ordered by their coordinate in the dimension. Immutable.
+ * equal this rank's, ordered by their coordinate in the dimension; {@code group(name).ranks()}
+ * names them. Immutable.
+ *
+ * <pre>{@code
+ * DeviceMesh mesh = DeviceMesh.create(group, new int[] {2, 2, 2}, "pp", "dp", "tp");
+ * ProcessGroup replicas = mesh.slice("pp", "dp").flatten("pp_dp").group("pp_dp"); // 4 ranks
+ * }</pre>
  */
 public final class DeviceMesh {
 
-    private final List<String> names;
-    private final int[] shape;
-    private final int[] coordinates;
-    private final List<ProcessGroup> groups = new ArrayList<>();
+    private final ProcessGroup parent;
+    private final List<Dim> dims;
 
-    private DeviceMesh(List<String> names, int[] shape, int rank) {
-        this.names = names;
-        this.shape = shape;
-        coordinates = new int[shape.length];
-        int rest = rank;
-        for (int dim = shape.length - 1; dim >= 0; dim--) {
-            coordinates[dim] = rest % shape[dim];
-            rest /= shape[dim];
+    /**
+     * A dimension, and this rank in it.
+     *
+     * @param offset this rank's distance in the parent group from the rank at coordinate 0
+     */
+    private record Dim(String name, int size, int coordinate, int offset, ProcessGroup group) {
+
+        @Override
+        public String toString() {
+            return name + " " + size;
         }
+    }
+
+    private DeviceMesh(ProcessGroup parent, List<Dim> dims) {
+        this.parent = parent;
+        this.dims = List.copyOf(dims);
     }
 
     /**
@@ -53,10 +64,14 @@ public final class DeviceMesh {
      */
     public static DeviceMesh create(ProcessGroup parent, int[] shape, String... names) {
         check(parent, shape, names);
-        DeviceMesh mesh = new DeviceMesh(List.of(names), shape.clone(), parent.rank());
-        List<String> meshes = new ObjectCollectives(parent).allGatherObject(mesh.toString());
+        String mesh =
+                IntStream.range(0, shape.length)
+                        .mapToObj(dim -> names[dim] + " " + shape[dim])
+                        .toList()
+                        .toString();
+        List<String> meshes = new ObjectCollectives(parent).allGatherObject(mesh);
         for (int rank = 0; rank < meshes.size(); rank++) {
-            if (!meshes.get(rank).equals(mesh.toString())) {
+            if (!meshes.get(rank).equals(mesh)) {
                 throw new CollectiveMismatchException(
                         String.format(
                                 "DeviceMesh.create: the ranks of group '%s' pass different"
@@ -65,16 +80,21 @@ public final class DeviceMesh {
                                 parent.name(), parent.rank(), mesh, rank, meshes.get(rank)));
             }
         }
+        List<Dim> dims = new ArrayList<>();
+        int stride = parent.worldSize();
         for (int dim = 0; dim < shape.length; dim++) {
-            int stride = 1;
-            for (int inner = dim + 1; inner < shape.length; inner++) {
-                stride *= shape[inner];
-            }
-            // The rank at coordinate 0 of the dimension names the sub-group.
-            int first = parent.rank() - mesh.coordinates[dim] * stride;
-            mesh.groups.add(parent.split(first, mesh.coordinates[dim]));
+            stride /= shape[dim];
+            int coordinate = parent.rank() / stride % shape[dim];
+            dims.add(subGroup(parent, names[dim], shape[dim], coordinate, coordinate * stride));
         }
-        return mesh;
+        return new DeviceMesh(parent, dims);
+    }
+
+    private static Dim subGroup(
+            ProcessGroup parent, String name, int size, int coordinate, int offset) {
+        // The rank at coordinate 0 names the sub-group.
+        ProcessGroup group = parent.split(parent.rank() - offset, coordinate);
+        return new Dim(name, size, coordinate, offset, group);
     }
 
     private static void check(ProcessGroup parent, int[] shape, String... names) {
@@ -106,13 +126,56 @@ public final class DeviceMesh {
         }
     }
 
-    private int dim(String name) {
-        int dim = names.indexOf(Required.argument("the name of a dimension", name));
-        if (dim < 0) {
+    private Dim dim(String name) {
+        Required.argument("the name of a dimension", name);
+        return dims.stream()
+                .filter(dim -> dim.name().equals(name))
+                .findFirst()
+                .orElseThrow(
+                        () ->
+                                new IllegalArgumentException(
+                                        "\"%s\" is no dimension of this mesh; use one of %s"
+                                                .formatted(name, names())));
+    }
+
+    /**
+     * Returns the mesh of some dimensions: the ranks whose coordinates in the other dimensions
+     * equal this rank's. The counterpart of PyTorch's {@code mesh["pp", "dp"]}. Nothing is sent,
+     * and the sub-groups are those of this mesh.
+     *
+     * @param names dimensions of this mesh, each once, the outermost first
+     * @throws IllegalArgumentException if the names are not dimensions in the order of this mesh
+     */
+    public DeviceMesh slice(String... names) {
+        Required.argument("DeviceMesh.slice: names", names);
+        List<Dim> sliced = Arrays.stream(names).map(this::dim).toList();
+        if (sliced.isEmpty() || !sliced.equals(dims.stream().filter(sliced::contains).toList())) {
             throw new IllegalArgumentException(
-                    "\"" + name + "\" is no dimension of this mesh; use one of " + names);
+                    "DeviceMesh.slice: names %s; pass one or more of %s, each once, in this order"
+                            .formatted(Arrays.toString(names), names()));
         }
-        return dim;
+        return new DeviceMesh(parent, sliced);
+    }
+
+    /**
+     * Returns the ranks of this mesh as a mesh of one dimension, in row-major order, with a
+     * sub-group of its own; the counterpart of PyTorch's {@code flatten}. All ranks of the group
+     * that the whole mesh was created of call it.
+     *
+     * @param name the name of the new dimension
+     * @throws CollectiveException if not all ranks call in time
+     */
+    public DeviceMesh flatten(String name) {
+        Required.argument("DeviceMesh.flatten: name", name);
+        int size = 1;
+        int coordinate = 0;
+        int offset = 0;
+        for (Dim dim : dims) {
+            size *= dim.size();
+            coordinate = coordinate * dim.size() + dim.coordinate();
+            offset += dim.offset();
+        }
+        return new DeviceMesh(parent, List.of(subGroup(parent, name, size, coordinate, offset)));
     }
 
     /**
@@ -121,12 +184,12 @@ public final class DeviceMesh {
      * too.
      */
     public ProcessGroup group(String name) {
-        return groups.get(dim(name));
+        return dim(name).group();
     }
 
     /** {@return the number of ranks along a dimension} */
     public int size(String name) {
-        return shape[dim(name)];
+        return dim(name).size();
     }
 
     /**
@@ -134,20 +197,22 @@ public final class DeviceMesh {
      * #group}.
      */
     public int localRank(String name) {
-        return coordinates[dim(name)];
+        return dim(name).coordinate();
+    }
+
+    /** {@return this rank's coordinate in each dimension, the outermost first} */
+    public List<Integer> coordinates() {
+        return dims.stream().map(Dim::coordinate).toList();
     }
 
     /** {@return the names of the dimensions, the outermost first} */
     public List<String> names() {
-        return names;
+        return dims.stream().map(Dim::name).toList();
     }
 
     /** Returns the size of each dimension, such as {@code [dp 2, tp 4]}. */
     @Override
     public String toString() {
-        return IntStream.range(0, shape.length)
-                .mapToObj(dim -> names.get(dim) + " " + shape[dim])
-                .toList()
-                .toString();
+        return dims.toString();
     }
 }

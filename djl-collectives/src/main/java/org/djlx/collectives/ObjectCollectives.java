@@ -23,9 +23,9 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives on Java objects, on any backend; the counterpart of c10d's {@code all_gather_object},
- * {@code broadcast_object_list}, {@code gather_object} and {@code scatter_object_list}. For small,
- * infrequent objects such as settings and metrics. All methods block until the objects have
- * arrived.
+ * {@code broadcast_object_list}, {@code gather_object}, {@code scatter_object_list}, {@code
+ * send_object_list} and {@code recv_object_list}. For small, infrequent objects such as settings
+ * and metrics. All methods block until the objects have arrived.
  *
  * <pre>{@code
  * record Settings(double rate, List<String> files) implements Serializable {}
@@ -76,6 +76,7 @@ public final class ObjectCollectives {
     // A rank's header: int size of its largest object, or -1 on failure; int limit; failure reason.
     private static final int HEADER_BYTES = 256;
     private static final int REASON = 2 * Integer.BYTES;
+    private static final int TAG = Integer.MIN_VALUE; // of messages; users' tags are not negative
 
     private final RankGroup group;
     private final ObjectCodec codec;
@@ -205,6 +206,77 @@ public final class ObjectCollectives {
         }
     }
 
+    /**
+     * Sends a list of objects to one rank, which calls {@link #recvObjectList}. Returns when the
+     * objects have been sent. If they cannot be sent or received, both calls throw and no object is
+     * sent.
+     *
+     * @param objects the objects; may contain null
+     * @param destination a rank of the group, not this one
+     * @throws CollectiveException if an object cannot be sent, the list exceeds the limit of a
+     *     rank, or the other rank does not call in time
+     */
+    public void sendObjectList(List<?> objects, int destination) {
+        group.checkPeer(OpType.SEND, "destination", destination);
+        Packed own =
+                pack(
+                        List.of(
+                                new ArrayList<>(
+                                        Required.argument("sendObjectList: objects", objects))));
+        try (NDManager manager = manager()) {
+            message(OpType.SEND, manager.create(header(own).array()), destination);
+            NDArray answer = empty(manager, HEADER_BYTES, 1).get(0);
+            message(OpType.RECV, answer, destination);
+            checkMessage("sendObjectList to", destination, answer, own.failure());
+            message(OpType.SEND, manager.create(own.objects().get(0)), destination);
+        }
+    }
+
+    /**
+     * Receives a list of objects from a rank that calls {@link #sendObjectList}.
+     *
+     * @param source a rank of the group, not this one
+     * @return the objects; unmodifiable
+     * @throws CollectiveException as {@link #sendObjectList}, or if this rank cannot read an object
+     */
+    public List<Object> recvObjectList(int source) {
+        group.checkPeer(OpType.RECV, "source", source);
+        try (NDManager manager = manager()) {
+            NDArray offer = empty(manager, HEADER_BYTES, 1).get(0);
+            message(OpType.RECV, offer, source);
+            ByteBuffer header = ByteBuffer.wrap(offer.toByteArray());
+            int size = header.getInt(0);
+            if (size > maxBytes) {
+                String tooLarge =
+                        "the list has %d bytes, but rank %d accepts at most %d; raise it with"
+                                + " withMaxBytes";
+                String reason = String.format(tooLarge, size, group.rank(), maxBytes);
+                header = header(new Packed(List.of(), new InvalidObjectException(reason)));
+            }
+            NDArray answer = manager.create(header.array());
+            message(OpType.SEND, answer, source);
+            checkMessage("recvObjectList from", source, answer, null);
+            NDArray bytes = empty(manager, size, 1).get(0);
+            message(OpType.RECV, bytes, source);
+            return Collections.unmodifiableList(unpack(OpType.RECV, source, bytes));
+        }
+    }
+
+    private void message(OpType type, NDArray tensor, int peer) {
+        HostWait.await(group.issueMessage(type, tensor, peer, TAG));
+    }
+
+    private void checkMessage(String call, int peer, NDArray answer, Throwable ownFailure) {
+        ByteBuffer header = ByteBuffer.wrap(answer.toByteArray());
+        if (header.getInt(0) < 0) {
+            throw new CollectiveException(
+                    String.format(
+                            "%s rank %d of group '%s' failed on both ranks: %s",
+                            call, peer, group.name(), text(header, REASON)),
+                    ownFailure);
+        }
+    }
+
     private void checkRoot(OpType type, int root) {
         group.checkRoot(type, root);
     }
@@ -258,13 +330,7 @@ public final class ObjectCollectives {
      * @throws CollectiveException on all ranks, if an object cannot be sent
      */
     private int agree(OpType type, int root, Packed own) {
-        ByteBuffer header = ByteBuffer.allocate(HEADER_BYTES);
-        header.putInt(own.objects().stream().mapToInt(bytes -> bytes.length).max().orElse(0));
-        header.putInt(maxBytes);
-        if (own.failure() != null) {
-            byte[] reason = reason(own.failure()).getBytes(StandardCharsets.UTF_8);
-            header.putInt(0, -1).put(reason, 0, Math.min(reason.length, header.remaining()));
-        }
+        ByteBuffer header = header(own);
         ByteBuffer headers;
         try (NDManager manager = manager()) {
             Shape shape = new Shape((long) group.worldSize() * HEADER_BYTES);
@@ -274,6 +340,17 @@ public final class ObjectCollectives {
             headers = ByteBuffer.wrap(all.toByteArray());
         }
         return largest(type, headers, own.failure());
+    }
+
+    private ByteBuffer header(Packed own) {
+        ByteBuffer header = ByteBuffer.allocate(HEADER_BYTES);
+        header.putInt(own.objects().stream().mapToInt(bytes -> bytes.length).max().orElse(0));
+        header.putInt(maxBytes);
+        if (own.failure() != null) {
+            byte[] reason = reason(own.failure()).getBytes(StandardCharsets.UTF_8);
+            header.putInt(0, -1).put(reason, 0, Math.min(reason.length, header.remaining()));
+        }
+        return header;
     }
 
     private int largest(OpType type, ByteBuffer headers, Throwable ownFailure) {

@@ -215,6 +215,22 @@ public interface ProcessGroup extends AutoCloseable {
     Optional<P2pBuffers> p2pBuffers();
 
     /**
+     * {@return the buffers of {@link #p2pBuffers}}
+     *
+     * @throws IllegalStateException if the group has none
+     */
+    default P2pBuffers requireP2pBuffers() {
+        return p2pBuffers()
+                .orElseThrow(
+                        () ->
+                                new IllegalStateException(
+                                        ("group '%s' of backend '%s' on %s has no P2P buffers; they"
+                                             + " need backend 'cuda_p2p' with peer access between"
+                                             + " all its GPUs, or 'shm'; isP2pAvailable() tells")
+                                                .formatted(name(), backendName(), device())));
+    }
+
+    /**
      * {@return an object that a library attaches to this group on this rank, such as a cache of its
      * plans} The first call creates it; all views of the group share it. It is closed after the
      * group has been destroyed and all its operations have ended.
@@ -290,10 +306,11 @@ public interface ProcessGroup extends AutoCloseable {
     Work broadcast(NDArray tensor, int root, boolean asyncOp);
 
     /**
-     * Gathers the tensors of all ranks on every rank.
+     * Gathers the tensors of all ranks on every rank. If their shapes differ, it runs as one
+     * broadcast for each rank.
      *
-     * @param outputs one output per rank, in rank order, each of the input's shape
-     * @param input this rank's tensor; the same shape on all ranks
+     * @param outputs one output per rank, in rank order, of the shape of that rank's input
+     * @param input this rank's tensor
      */
     Work allGather(List<NDArray> outputs, NDArray input);
 
@@ -344,9 +361,11 @@ public interface ProcessGroup extends AutoCloseable {
 
     /**
      * Reduces lists of tensors over all ranks; rank r gets the reduction of all {@code inputs[r]}.
+     * If the shapes of a list differ, it runs as one {@link #reduce} for each rank.
      *
-     * @param output this rank's result; the same shape on all ranks
-     * @param inputs one tensor per rank, in rank order, each of the output's shape
+     * @param output this rank's result
+     * @param inputs one tensor per rank, in rank order, of the shape of that rank's output; the
+     *     same shapes on all ranks
      */
     Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op);
 
@@ -599,12 +618,19 @@ public interface ProcessGroup extends AutoCloseable {
     ProcessGroup shrink(List<Integer> ranksToExclude);
 
     /**
-     * Creates a sub-group of all ranks with another backend; the counterpart of {@code
-     * torch.distributed.new_group(backend=…)}. All ranks of this group call it. Destroying this
-     * group destroys the sub-group too.
+     * Creates a sub-group with a backend and options of its own, timeout included; the counterpart
+     * of {@code torch.distributed.new_group(ranks, timeout, backend, pg_options, group_desc)}.
+     * Otherwise as {@link #newGroup(List, String)}.
      *
-     * @throws IllegalArgumentException if the backend is unknown or does not take the options
-     * @throws CollectiveException if not all ranks call in time
+     * @param backend the backend's name; the same on all ranks
+     * @param options the backend's options on this rank
+     * @throws IllegalArgumentException also if the backend is unknown or does not take the options
+     */
+    ProcessGroup newGroup(List<Integer> ranks, String name, String backend, BackendOptions options);
+
+    /**
+     * Creates a sub-group of all ranks with a generated name; see {@link #newGroup(List, String,
+     * String, BackendOptions)}.
      */
     ProcessGroup newGroup(String backend, BackendOptions options);
 
@@ -617,6 +643,19 @@ public interface ProcessGroup extends AutoCloseable {
      * <p>Any thread may call it. No-op if the group is broken already, or destroyed.
      */
     void abort(Throwable cause);
+
+    /**
+     * Returns why the group is broken, without an operation.
+     *
+     * <ul>
+     *   <li>A group is broken by a timeout, a rank that died or failed, {@link #abort}, and on GPUs
+     *       by a mismatch of calls. All later operations fail: {@linkplain #destroy destroy} it.
+     *   <li>The failure of another rank is known within a second, on CPUs at once. A rank that has
+     *       only destroyed the group did not break it.
+     *   <li>Empty is no promise that the next operation succeeds.
+     * </ul>
+     */
+    Optional<CollectiveException> failure();
 
     /**
      * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link

@@ -41,6 +41,24 @@ public interface Work {
     Optional<Throwable> exception();
 
     /**
+     * {@return the operation's number within its group, from 1 and the same on all ranks} Messages
+     * between two ranks are counted on their own, on each rank. 0 if the backend does not tell.
+     */
+    default long sequence() {
+        return 0;
+    }
+
+    /**
+     * {@return how long the operation ran; empty until it has ended, if it was recorded in a CUDA
+     * graph, or if the backend does not tell} From the start of its work, or on a GPU from when the
+     * host enqueued it, until the host noticed its end: on a GPU up to a millisecond later, if
+     * nobody waits. To measure a GPU use events.
+     */
+    default Optional<Duration> duration() {
+        return Optional.empty();
+    }
+
+    /**
      * Blocks until the operation has ended, at most for the timeout of its group.
      *
      * <ul>

@@ -3,9 +3,11 @@ package org.djlx.collectives;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -15,8 +17,10 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.function.Executable;
 
@@ -36,6 +40,9 @@ final class GroupCases {
         cases.put("split", GroupCases::split);
         cases.put("shrink", GroupCases::shrink);
         cases.put("deviceMesh", GroupCases::deviceMesh);
+        cases.put("slicesOfDeviceMesh", GroupCases::slicesOfDeviceMesh);
+        cases.put("newGroupOfAnotherBackend", GroupCases::newGroupOfAnotherBackend);
+        cases.put("failureOfAGroup", GroupCases::failureOfAGroup);
         cases.put("deviceMeshDiffers", GroupCases::deviceMeshDiffers);
         cases.put("subGroupsOfSubGroups", GroupCases::subGroupsOfSubGroups);
         cases.put("subGroupOfOne", GroupCases::subGroupOfOne);
@@ -138,6 +145,98 @@ final class GroupCases {
                 assertThrows(IllegalArgumentException.class, () -> mesh.group("x")).getMessage();
         assertTrue(unknown.contains("[dp, pp, tp]"), unknown);
         mesh.names().forEach(name -> mesh.group(name).destroy());
+    }
+
+    /** A mesh of rows and columns of one, so that a slice leaves ranks out. */
+    private static void slicesOfDeviceMesh(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        int rows = n % 2 == 0 ? 2 : 1;
+        int columns = n / rows;
+        DeviceMesh mesh = DeviceMesh.create(group, new int[] {rows, 1, columns}, "dp", "pp", "tp");
+        int row = group.rank() / columns;
+        int column = group.rank() % columns;
+        assertEquals(List.of(row, 0, column), mesh.coordinates());
+        DeviceMesh slice = mesh.slice("pp", "tp");
+        assertEquals(List.of("pp", "tp"), slice.names());
+        assertEquals(List.of(0, column), slice.coordinates());
+        assertSame(mesh.group("tp"), slice.group("tp"));
+        DeviceMesh replica = slice.flatten("pp_tp");
+        List<Integer> ranks = IntStream.range(row * columns, (row + 1) * columns).boxed().toList();
+        assertEquals(ranks, replica.group("pp_tp").parentRanks());
+        assertEquals(column, replica.localRank("pp_tp"));
+        assertEquals(columns, replica.size("pp_tp"));
+        DeviceMesh whole = mesh.slice("dp", "tp").flatten("all");
+        assertEquals(n, whole.group("all").worldSize());
+        assertEquals(List.of(group.rank()), whole.coordinates());
+        DeviceMesh outer = mesh.slice("dp", "pp").flatten("outer");
+        List<Integer> strided =
+                IntStream.range(0, rows).mapToObj(each -> each * columns + column).toList();
+        assertEquals(strided, outer.group("outer").parentRanks());
+        assertEquals(n, sum(whole.group("all"), manager, 1));
+        for (Executable wrong :
+                List.<Executable>of(
+                        mesh::slice,
+                        () -> mesh.slice("tp", "dp"),
+                        () -> mesh.slice("tp", "tp"),
+                        () -> slice.slice("dp"),
+                        () -> mesh.slice((String) null),
+                        () -> mesh.flatten(null))) {
+            assertThrows(IllegalArgumentException.class, wrong);
+        }
+    }
+
+    private static void newGroupOfAnotherBackend(ProcessGroup group, NDManager manager) {
+        List<Integer> ranks = everyOther(group);
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(77));
+        ProcessGroup evens = group.newGroup(ranks, "onTheHost", "shm", options);
+        assertEquals(group.name() + ".onTheHost", evens.name());
+        assertEquals(group.rank() % 2 == 0, evens.isMember());
+        if (evens.isMember()) {
+            assertEquals("shm", evens.backendName());
+            assertEquals(Duration.ofSeconds(77), evens.timeout());
+            assertEquals(Device.cpu(), evens.device());
+            double expected = ranks.stream().mapToInt(rank -> rank).sum();
+            try (NDManager host = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+                assertEquals(expected, sum(evens, host, group.rank()));
+            }
+        }
+        String unknown =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> group.newGroup(ranks, "other", "smh", options))
+                        .getMessage();
+        assertTrue(unknown.contains("smh"), unknown);
+        if (group.worldSize() > 1 && !group.backendName().equals("shm")) {
+            String backend = group.rank() == 1 ? group.backendName() : "shm";
+            String message =
+                    assertThrows(
+                                    CollectiveMismatchException.class,
+                                    () -> group.newGroup(ranks, "differ", backend, options))
+                            .getMessage();
+            assertTrue(message.contains("with backend 'shm'"), message);
+        }
+        assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    private static void failureOfAGroup(ProcessGroup group, NDManager manager) {
+        ProcessGroup broken = group.newGroup(everyone(group));
+        assertEquals(Optional.empty(), broken.failure());
+        group.barrier().await();
+        if (group.rank() == 0) {
+            broken.abort(new IllegalStateException("the reader ended"));
+        }
+        long deadline = System.nanoTime() + Duration.ofSeconds(30).toNanos();
+        while (broken.failure().isEmpty() && System.nanoTime() < deadline) {
+            Thread.onSpinWait();
+        }
+        String failure = broken.failure().orElseThrow().getMessage();
+        assertTrue(failure.contains("the reader ended"), failure);
+        broken.destroy();
+        assertEquals(Optional.empty(), group.failure());
+    }
+
+    private static List<Integer> everyone(ProcessGroup group) {
+        return IntStream.range(0, group.worldSize()).boxed().toList();
     }
 
     private static void deviceMeshDiffers(ProcessGroup group, NDManager manager) {

@@ -34,6 +34,7 @@ final class MovementCases {
         cases.put("broadcast", MovementCases::broadcast);
         cases.put("conjugated", MovementCases::conjugated);
         cases.put("allGather", MovementCases::allGather);
+        cases.put("allGatherUneven", MovementCases::allGatherUneven);
         cases.put("allGatherIntoTensor", MovementCases::allGatherIntoTensor);
         cases.put("allGatherInPlace", MovementCases::allGatherInPlace);
         cases.put("gather", MovementCases::gather);
@@ -117,6 +118,26 @@ final class MovementCases {
         double[][] inputs = inputs(group, manager, ScalarType.INT32, shape, 6);
         for (int rank = 0; rank < group.worldSize(); rank++) {
             assertArrayEquals(inputs[rank], TestArrays.values(outputs.get(rank)));
+        }
+    }
+
+    /** Rank r has r + 1 rows, rank 1 none. */
+    private static void allGatherUneven(ProcessGroup group, NDManager manager) {
+        for (ScalarType type : MOVED) {
+            List<NDArray> outputs = new ArrayList<>();
+            List<double[]> expected = new ArrayList<>();
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                Shape shape = new Shape(rank == 1 ? 0 : rank + 1, 5);
+                outputs.add(Torch.empty(manager, shape, type));
+                NDArray theirs = TestArrays.random(manager, type, shape, seed(rank, 7));
+                expected.add(TestArrays.values(theirs));
+            }
+            Shape own = outputs.get(group.rank()).getShape();
+            NDArray input = TestArrays.random(manager, type, own, seed(group.rank(), 7));
+            group.allGather(outputs, input).await();
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                assertArrayEquals(expected.get(rank), TestArrays.values(outputs.get(rank)));
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives;
 
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
@@ -30,6 +31,7 @@ final class ObjectCases {
     static Map<String, Case> all() {
         Map<String, Case> cases = new LinkedHashMap<>();
         cases.put("objects", ObjectCases::objects);
+        cases.put("objectLists", ObjectCases::objectLists);
         cases.put("objectsOfSubGroups", ObjectCases::objectsOfSubGroups);
         cases.put("objectsThatCannotBeSent", ObjectCases::objectsThatCannotBeSent);
         cases.put("objectsTooLarge", ObjectCases::objectsTooLarge);
@@ -137,6 +139,50 @@ final class ObjectCases {
         assertNull(objects.<String>broadcastObject(null, 0));
         List<Integer> nulls = new ArrayList<>(Collections.nCopies(n, null));
         assertNull(objects.scatterObjectList(nulls, n - 1));
+    }
+
+    private static void objectLists(ProcessGroup group, NDManager manager) {
+        ObjectCollectives objects = new ObjectCollectives(group, Shard.class);
+        int self = group.rank();
+        int n = group.worldSize();
+        List<Object> list = new ArrayList<>(List.of(Shard.of(self), "rank " + self, List.of(self)));
+        list.add(null);
+        if (n == 1) {
+            assertThrows(IllegalArgumentException.class, () -> objects.sendObjectList(list, self));
+            return;
+        }
+        int partner = self ^ 1;
+        if (partner >= n) {
+            return;
+        }
+        // A list, one that cannot be written, one that is too large for the receiver, a list.
+        String[] failures = {"", "not this one", "accepts at most 10", ""};
+        for (String failure : failures) {
+            boolean small = failure.startsWith("accepts") && self % 2 == 1;
+            ObjectCollectives limited = small ? objects.withMaxBytes(10) : objects;
+            List<Object> sent = failure.startsWith("not") ? List.of(new Failing()) : list;
+            Executable call =
+                    self % 2 == 0
+                            ? () -> limited.sendObjectList(sent, partner)
+                            : () -> {
+                                List<Object> received = limited.recvObjectList(partner);
+                                List<Object> expected =
+                                        new ArrayList<>(
+                                                List.of(
+                                                        Shard.of(partner),
+                                                        "rank " + partner,
+                                                        List.of(partner)));
+                                expected.add(null);
+                                assertEquals(expected, received);
+                            };
+            if (failure.isEmpty()) {
+                assertDoesNotThrow(call::execute);
+            } else {
+                String message = assertThrows(CollectiveException.class, call).getMessage();
+                assertTrue(message.contains(failure), message);
+                assertTrue(message.contains("rank " + partner), message);
+            }
+        }
     }
 
     /** Roots and orders are those of the sub-group. */

@@ -38,6 +38,7 @@ final class ReductionCases {
         cases.put("reduce", ReductionCases::reduce);
         cases.put("reduceStrided", ReductionCases::reduceStrided);
         cases.put("reduceScatter", ReductionCases::reduceScatter);
+        cases.put("reduceScatterUneven", ReductionCases::reduceScatterUneven);
         cases.put("reduceScatterTensor", ReductionCases::reduceScatterTensor);
         cases.put("reduceScatterInPlace", ReductionCases::reduceScatterInPlace);
         return cases;
@@ -159,6 +160,33 @@ final class ReductionCases {
                 assertReduced(all, group.rank() * count, output, op, type);
                 output.close();
                 input.close();
+            }
+        }
+    }
+
+    /** Rank r gets r + 1 columns, rank 1 none. */
+    private static void reduceScatterUneven(ProcessGroup group, NDManager manager) {
+        int salt = 140;
+        for (ScalarType type : REDUCED) {
+            ReduceOp op = OPS.get(salt % OPS.size());
+            op = supports(group, type, op) ? op : ReduceOp.SUM;
+            salt++;
+            for (boolean inPlace : new boolean[] {false, true}) {
+                List<NDArray> inputs = new ArrayList<>();
+                for (int rank = 0; rank < group.worldSize(); rank++) {
+                    Shape shape = new Shape(3, rank == 1 ? 0 : rank + 1);
+                    long seed = seed(group.rank(), salt + 1000 * rank);
+                    inputs.add(TestArrays.random(manager, type, shape, seed));
+                }
+                int self = group.rank();
+                Shape own = inputs.get(self).getShape();
+                double[][] all = inputs(group, manager, type, own, salt + 1000 * self);
+                NDArray output = inPlace ? inputs.get(self) : Torch.empty(manager, own, type);
+                Work work = group.reduceScatter(output, inputs, op);
+                work.await();
+                assertReduced(all, 0, output, op, type);
+                assertEquals(List.of(output), work.result());
+                inputs.forEach(NDArray::close);
             }
         }
     }

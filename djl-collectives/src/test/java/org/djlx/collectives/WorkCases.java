@@ -7,6 +7,7 @@ import static org.djlx.collectives.CaseInputs.inputs;
 import static org.djlx.collectives.CaseInputs.seed;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -198,6 +199,12 @@ final class WorkCases {
             Thread.onSpinWait();
         }
         assertTrue(background.isSuccess());
+        assertEquals(work.sequence() + 1, background.sequence());
+        assertFalse(work.duration().orElseThrow().isNegative());
+        Work coalesced = group.allReduceCoalesced(List.of(tensor, tensor.add(1)), ReduceOp.SUM);
+        assertEquals(background.sequence() + 1, coalesced.sequence());
+        coalesced.await(Duration.ofMinutes(1));
+        assertFalse(coalesced.duration().orElseThrow().isNegative());
     }
 
     private static void closedWhileUnderWay(ProcessGroup group, NDManager manager) {

@@ -337,6 +337,14 @@ final class MpiGroup extends PeerStates {
     }
 
     @Override
+    public CollectiveException failure() {
+        while (poll()) {
+            continue;
+        }
+        return super.failure();
+    }
+
+    @Override
     protected Optional<String> lost() {
         return processes.dead();
     }

@@ -292,6 +292,11 @@ public abstract class Backend implements AutoCloseable {
      */
     public void abort(CollectiveException reason) {}
 
+    /** {@return why the group is broken; empty if it is usable, or the backend never breaks it} */
+    public Optional<CollectiveException> failure() {
+        return Optional.empty();
+    }
+
     /**
      * Waits until all running operations have ended, each within its timeout. Needed if a stream
      * may use results without a host thread that waits for them: {@link #close} would invalidate

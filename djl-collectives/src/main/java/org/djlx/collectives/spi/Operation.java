@@ -4,6 +4,7 @@ package org.djlx.collectives.spi;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
@@ -80,6 +81,8 @@ public final class Operation {
     private boolean inOrder;
     private boolean forCopyEngines;
     private long place = -1;
+    private volatile long startNanos; // System.nanoTime; 0 before the start
+    private volatile long endNanos; // 0 before the end
     private Work before; // the previous operation of the same call; null if none or ended
 
     /**
@@ -365,6 +368,7 @@ public final class Operation {
      * Reports that the operation starts to run. Backends call this once, before they read a tensor.
      */
     public void started() {
+        startNanos = System.nanoTime();
         trace.started();
     }
 
@@ -376,12 +380,22 @@ public final class Operation {
      * @param failure why the operation failed; null if it succeeded
      */
     public void ended(Throwable failure) {
+        endNanos = System.nanoTime();
         keeper = null;
         before = null;
         String record = trace.ended(failure);
         if (record != null && failure instanceof CollectiveException exception) {
             exception.setFlightRecord(record);
         }
+    }
+
+    /** {@return the time from {@link #started} to {@link #ended}; empty until then} */
+    public Optional<Duration> duration() {
+        long start = startNanos;
+        long end = endNanos;
+        return start == 0 || end == 0
+                ? Optional.empty()
+                : Optional.of(Duration.ofNanos(end - start));
     }
 
     /** Returns the reduction in a signature; null if the operation does not reduce. */

@@ -10,7 +10,7 @@ import java.util.concurrent.CompletionStage;
 import org.djlx.collectives.Work;
 
 /** An operation captured into a CUDA graph; it runs when the graph is launched. */
-record CapturedWork(List<NDArray> result) implements Work {
+record CapturedWork(long sequence, List<NDArray> result) implements Work {
 
     @Override
     public boolean isCompleted() {

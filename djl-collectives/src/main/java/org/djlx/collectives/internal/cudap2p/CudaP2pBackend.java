@@ -260,6 +260,11 @@ final class CudaP2pBackend extends Backend implements P2pBackend {
     }
 
     @Override
+    public Optional<CollectiveException> failure() {
+        return nccl.failure();
+    }
+
+    @Override
     public void drain() {
         nccl.drain();
     }

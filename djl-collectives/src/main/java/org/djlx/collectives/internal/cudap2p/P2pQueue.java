@@ -370,7 +370,7 @@ final class P2pQueue implements GroupExtension {
             replayed = true;
             group.watchdog().watchAlways(this);
         }
-        return new CapturedWork(result);
+        return new CapturedWork(operation.sequence(), result);
     }
 
     /**

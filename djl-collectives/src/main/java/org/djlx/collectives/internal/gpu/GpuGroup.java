@@ -274,6 +274,11 @@ public final class GpuGroup {
         }
     }
 
+    /** Returns why the group is broken; empty if it is usable. */
+    public Optional<CollectiveException> failure() {
+        return Optional.ofNullable(collectives.failure()); // Breaks whenever the group does.
+    }
+
     /** Breaks a queue; the queue of collectives breaks the whole group. */
     void fail(StreamQueue failed, CollectiveException reason) {
         watchdog.fail(failingWith(failed), reason);

@@ -121,6 +121,16 @@ public abstract class GpuWork implements Work, Watchdog.Watched, GpuTurns.Launch
     }
 
     @Override
+    public final long sequence() {
+        return operation.sequence();
+    }
+
+    @Override
+    public final Optional<Duration> duration() {
+        return operation.duration();
+    }
+
+    @Override
     public final Operation operation() {
         return operation;
     }

@@ -214,6 +214,11 @@ public final class StreamQueue implements Watchdog.Queue {
         return group.failureOf(operation);
     }
 
+    /** Returns why the queue is broken or destroyed; null if it is usable. */
+    CollectiveException failure() {
+        return broken.get();
+    }
+
     void checkUsable(Object call) {
         CollectiveException reason = broken.get();
         if (reason != null) {

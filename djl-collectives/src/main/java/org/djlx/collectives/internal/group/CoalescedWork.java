@@ -32,6 +32,21 @@ final class CoalescedWork implements Work {
         future = CompletableFuture.allOf(ends).thenApply(nothing -> result);
     }
 
+    /** Returns the number of the first operation. */
+    @Override
+    public long sequence() {
+        return works.get(0).sequence();
+    }
+
+    /** Returns the sum of the operations' times. */
+    @Override
+    public Optional<Duration> duration() {
+        return works.stream()
+                .map(Work::duration)
+                .reduce((a, b) -> a.flatMap(time -> b.map(time::plus)))
+                .orElseThrow();
+    }
+
     @Override
     public boolean isCompleted() {
         return future.isDone();

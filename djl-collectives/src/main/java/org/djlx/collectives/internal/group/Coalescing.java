@@ -15,6 +15,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Runs a collective on several tensors: as one batch if the backend {@linkplain
@@ -27,6 +28,8 @@ final class Coalescing {
     private static final OpType ALL_REDUCE = new OpType("allReduceCoalesced");
     private static final OpType ALL_GATHER = new OpType("allGatherCoalesced");
     private static final OpType REDUCE_SCATTER = new OpType("reduceScatterCoalesced");
+    private static final OpType ALL_GATHER_UNEVEN = new OpType("allGatherUneven");
+    private static final OpType REDUCE_SCATTER_UNEVEN = new OpType("reduceScatterUneven");
 
     private Coalescing() {}
 
@@ -86,6 +89,39 @@ final class Coalescing {
                                         op));
     }
 
+    /** Gathers tensors whose shapes differ between ranks: a broadcast by each rank. */
+    static Work allGatherUneven(
+            RankGroup group, List<NDArray> outputs, NDArray input, List<TensorInfo> infos) {
+        Backend backend = group.state().backend();
+        backend.checkSupported(OpType.BROADCAST);
+        Torch.copy(outputs.get(group.rank()), input);
+        return new Call(group, ALL_GATHER_UNEVEN, infos, null, outputs)
+                .forEach(
+                        (operation, root) -> backend.broadcast(operation, outputs.get(root), root));
+    }
+
+    /**
+     * Reduces tensors whose shapes differ between ranks: a reduction to each rank.
+     *
+     * @param infos of the inputs; at this rank's place, of the output
+     */
+    static Work reduceScatterUneven(
+            RankGroup group,
+            NDArray output,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        Backend backend = group.state().backend();
+        backend.checkSupported(OpType.REDUCE);
+        Torch.copy(output, inputs.get(group.rank()));
+        return new Call(group, REDUCE_SCATTER_UNEVEN, infos, op, List.of(output))
+                .forEach(
+                        (operation, root) -> {
+                            NDArray tensor = root == group.rank() ? output : inputs.get(root);
+                            return backend.reduce(operation, tensor, root, op);
+                        });
+    }
+
     private record Call(
             RankGroup group,
             OpType type,
@@ -94,25 +130,36 @@ final class Coalescing {
             List<NDArray> result) {
 
         /** Issues one operation per tensor; each carries the hash of all types and shapes. */
+        Work forEach(BiFunction<Operation, Integer, Work> backendCall) {
+            Backend backend = group.state().backend();
+            return backend.batchesCollectives() ? batch(backendCall) : issueEach(backendCall);
+        }
+
         Work batch(BiFunction<Operation, Integer, Work> backendCall) {
             Backend backend = group.state().backend();
-            int hash = hash(infos);
-            List<Work> works = new ArrayList<>();
             synchronized (group.state().issueLock()) {
                 backend.startBatch();
                 try {
-                    for (int i = 0; i < infos.size(); i++) {
-                        int index = i;
-                        works.add(
-                                group.issue(
-                                        type,
-                                        infos.get(i),
-                                        op,
-                                        hash,
-                                        operation -> backendCall.apply(operation, index)));
-                    }
+                    return issueEach(backendCall);
                 } finally {
                     backend.endBatch();
+                }
+            }
+        }
+
+        private Work issueEach(BiFunction<Operation, Integer, Work> backendCall) {
+            int hash = hash(infos);
+            List<Work> works = new ArrayList<>();
+            synchronized (group.state().issueLock()) {
+                for (int i = 0; i < infos.size(); i++) {
+                    int index = i;
+                    works.add(
+                            group.issue(
+                                    type,
+                                    infos.get(i),
+                                    op,
+                                    hash,
+                                    operation -> backendCall.apply(operation.after(works), index)));
                 }
             }
             return new CoalescedWork(works, result);

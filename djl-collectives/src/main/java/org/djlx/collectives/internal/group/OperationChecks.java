@@ -125,14 +125,33 @@ final class OperationChecks {
     }
 
     /** Checks a list of one tensor per rank, each of the type and shape of {@code like}. */
-    List<TensorInfo> alike(
+    List<TensorInfo> alike(OpType type, String role, List<NDArray> tensors, TensorInfo like) {
+        return perRank(type, role, tensors, like, null, false);
+    }
+
+    /**
+     * Checks a list of one tensor per rank, each of the type of {@code like}; this rank's tensor
+     * has also its shape.
+     */
+    List<TensorInfo> perRank(
             OpType type, String role, List<NDArray> tensors, TensorInfo like, ReduceOp op) {
+        return perRank(type, role, tensors, like, op, true);
+    }
+
+    private List<TensorInfo> perRank(
+            OpType type,
+            String role,
+            List<NDArray> tensors,
+            TensorInfo like,
+            ReduceOp op,
+            boolean uneven) {
         onePerRank(type, role, tensors);
         List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
             TensorInfo info = tensor(type, role + "[" + infos.size() + "]", tensor, op);
             sameType(type, role, info, like);
-            if (!Arrays.equals(info.sizes(), like.sizes())) {
+            boolean mayDiffer = uneven && infos.size() != rank;
+            if (!mayDiffer && !Arrays.equals(info.sizes(), like.sizes())) {
                 throw new IllegalArgumentException(
                         String.format(
                                 "%s: %s[%d] must have shape %s, but has %s",
@@ -145,6 +164,11 @@ final class OperationChecks {
             infos.add(info);
         }
         return infos;
+    }
+
+    /** Returns whether tensors have different shapes. */
+    static boolean differInShape(List<TensorInfo> infos) {
+        return infos.stream().anyMatch(info -> !Arrays.equals(info.sizes(), infos.get(0).sizes()));
     }
 
     private void onePerRank(OpType type, String role, List<NDArray> tensors) {
@@ -163,7 +187,7 @@ final class OperationChecks {
     List<TensorInfo> onRoot(
             OpType type, String role, List<NDArray> tensors, TensorInfo like, int root) {
         if (rank == root) {
-            return alike(type, role, tensors, like, null);
+            return alike(type, role, tensors, like);
         }
         if (tensors != null && !tensors.isEmpty()) {
             throw new IllegalArgumentException(

@@ -10,6 +10,8 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.P2pOp;
 import org.djlx.collectives.ProcessGroup;
@@ -260,11 +262,14 @@ public final class RankGroup implements ProcessGroup {
         OpType type = OpType.ALL_GATHER;
         state.checkUsable();
         TensorInfo in = checks.moved(type, "input", input);
-        List<TensorInfo> out = checks.alike(type, "outputs", outputs, in, null);
+        List<TensorInfo> out = checks.perRank(type, "outputs", outputs, in, null);
         List<NDArray> tensors = List.copyOf(outputs);
         for (int peer = 0; peer < worldSize(); peer++) {
             checks.written(type, "outputs", out.get(peer));
             checks.overlap(type, out.get(peer), in, peer == rank() ? 0 : -1);
+        }
+        if (OperationChecks.differInShape(out)) {
+            return Coalescing.allGatherUneven(this, tensors, input, out);
         }
         return issue(type, in, null, 0, operation -> backend.allGather(operation, tensors, input));
     }
@@ -294,6 +299,11 @@ public final class RankGroup implements ProcessGroup {
     public void checkRoot(OpType type, int root) {
         state.checkUsable();
         checks.root(type, root);
+    }
+
+    public void checkPeer(OpType type, String role, int peer) {
+        state.checkUsable();
+        checks.peer(type, role, peer);
     }
 
     /**
@@ -362,11 +372,15 @@ public final class RankGroup implements ProcessGroup {
         OpType type = OpType.REDUCE_SCATTER;
         state.checkUsable();
         TensorInfo out = checks.reduced(type, "output", output, op);
-        List<TensorInfo> in = checks.alike(type, "inputs", inputs, out, op);
+        List<TensorInfo> in = checks.perRank(type, "inputs", inputs, out, op);
         checks.written(type, "output", out);
         List<NDArray> tensors = List.copyOf(inputs);
         for (int peer = 0; peer < worldSize(); peer++) {
             checks.overlap(type, in.get(peer), out, peer == rank() ? 0 : -1);
+        }
+        if (OperationChecks.differInShape(in)) {
+            in.set(rank(), out);
+            return Coalescing.reduceScatterUneven(this, output, tensors, in, op);
         }
         return issue(
                 type,
@@ -519,7 +533,7 @@ public final class RankGroup implements ProcessGroup {
     }
 
     /** Issues a group-internal message; its tag is negative. */
-    Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
+    public Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
         return issueMessage(type, tensor, Torch.info(tensor), peer, tag);
     }
 
@@ -611,29 +625,36 @@ public final class RankGroup implements ProcessGroup {
 
     @Override
     public ProcessGroup newGroup(List<Integer> ranks) {
-        return SubGroups.newGroup(this, ranks, null);
+        return new SubGroups(this).newGroup(ranks, Optional.empty());
     }
 
     @Override
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
-        return SubGroups.newGroup(this, ranks, Required.argument("newGroup: name", name));
+        Required.argument("newGroup: name", name);
+        return new SubGroups(this).newGroup(ranks, Optional.of(name));
+    }
+
+    @Override
+    public ProcessGroup newGroup(
+            List<Integer> ranks, String name, String backend, BackendOptions options) {
+        Required.argument("newGroup: name", name);
+        return new SubGroups(this, backend, options).newGroup(ranks, Optional.of(name));
     }
 
     @Override
     public ProcessGroup split(int color, int key) {
-        return SubGroups.split(this, color, key);
+        return new SubGroups(this).split(color, key);
     }
 
     @Override
     public ProcessGroup shrink(List<Integer> ranksToExclude) {
-        return SubGroups.shrink(this, ranksToExclude);
+        return new SubGroups(this).shrink(ranksToExclude);
     }
 
     @Override
     public ProcessGroup newGroup(String backend, BackendOptions options) {
-        Required.argument("newGroup: backend", backend);
-        Required.argument("newGroup: options", options);
-        return SubGroups.newGroup(this, backend, options);
+        return new SubGroups(this, backend, options)
+                .newGroup(IntStream.range(0, worldSize()).boxed().toList(), Optional.empty());
     }
 
     GroupState state() {
@@ -644,6 +665,12 @@ public final class RankGroup implements ProcessGroup {
     public void abort(Throwable cause) {
         Required.argument("abort: cause", cause);
         state.abort(GroupErrors.aborted(name(), cause));
+    }
+
+    @Override
+    public Optional<CollectiveException> failure() {
+        state.checkUsable();
+        return backend.failure();
     }
 
     @Override

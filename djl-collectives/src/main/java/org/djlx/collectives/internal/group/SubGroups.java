@@ -22,6 +22,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -39,15 +40,34 @@ final class SubGroups {
 
     private static final OpType NEW_GROUP = new OpType("newGroup");
     private static final OpType SPLIT = new OpType("split");
-    private static final int MAX_NAME = 200;
+    private static final int MAX_NAME = 200; // bytes
+    private static final int MAX_BACKEND = 56; // bytes that are compared
 
-    private SubGroups() {}
+    private final RankGroup parent;
+    private final String backend;
+    private final Optional<BackendOptions> options; // empty: the parent's, and its backend
 
-    static RankGroup newGroup(RankGroup parent, List<Integer> ranks, String givenName) {
+    /** Creates sub-groups with the backend, options and device of their parent. */
+    SubGroups(RankGroup parent) {
         parent.state().checkUsable();
-        checkName(givenName);
-        byte[] call = encode(parent, ranks, givenName == null ? "" : givenName);
-        byte[] calls = exchange(parent, call);
+        this.parent = parent;
+        this.backend = parent.backendName();
+        this.options = Optional.empty();
+    }
+
+    /** Creates sub-groups with a backend and options of their own. */
+    SubGroups(RankGroup parent, String backend, BackendOptions options) {
+        parent.state().checkUsable();
+        this.parent = parent;
+        this.backend = Required.argument("newGroup: backend", backend);
+        this.options = Optional.of(Required.argument("newGroup: options", options));
+        Backends.get(backend); // before anything is sent
+    }
+
+    RankGroup newGroup(List<Integer> ranks, Optional<String> givenName) {
+        givenName.ifPresent(SubGroups::checkName);
+        byte[] call = encode(ranks, givenName.orElse(""));
+        byte[] calls = exchange(call);
         for (int rank = 0; rank < parent.worldSize(); rank++) {
             byte[] other = Arrays.copyOfRange(calls, rank * call.length, (rank + 1) * call.length);
             if (!Arrays.equals(call, other)) {
@@ -58,16 +78,15 @@ final class SubGroups {
                                     + " all ranks",
                                 parent.name(),
                                 parent.rank(),
-                                describe(parent, call),
+                                describe(call),
                                 rank,
-                                describe(parent, other)));
+                                describe(other)));
             }
         }
-        int number = parent.state().nextSubGroup(givenName);
-        String name = parent.name() + "." + (givenName == null ? number : givenName);
-        List<Integer> members = members(parent, call);
-        return together(
-                parent, begun -> create(parent, Integer.toString(number), name, 0, members, begun));
+        int number = parent.state().nextSubGroup(givenName.orElse(null));
+        String name = parent.name() + "." + givenName.orElse(Integer.toString(number));
+        List<Integer> members = members(call);
+        return together(begun -> create(Integer.toString(number), name, 0, members, begun));
     }
 
     /**
@@ -76,9 +95,6 @@ final class SubGroups {
      * number or contain a dot, so full names stay unique.
      */
     private static void checkName(String givenName) {
-        if (givenName == null) {
-            return;
-        }
         if (givenName.getBytes(StandardCharsets.UTF_8).length > MAX_NAME) {
             throw new IllegalArgumentException(
                     "newGroup: the name must have at most %s bytes in UTF-8: %s"
@@ -93,18 +109,17 @@ final class SubGroups {
         }
     }
 
-    /** Encodes the arguments: one byte per rank, 1 for members, then the name. */
-    private static byte[] encode(RankGroup parent, List<Integer> ranks, String name) {
+    /** Encodes the arguments: one byte per rank, 1 for members, then name and backend. */
+    private byte[] encode(List<Integer> ranks, String name) {
         if (ranks == null || ranks.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     "newGroup: ranks must not be null or contain null: " + ranks);
         }
         int worldSize = parent.worldSize();
-        byte[] utf8 = name.getBytes(StandardCharsets.UTF_8);
         if (ranks.isEmpty()) {
             throw new IllegalArgumentException("newGroup: ranks is empty; pass at least one rank");
         }
-        byte[] call = new byte[worldSize + MAX_NAME];
+        byte[] call = new byte[worldSize + MAX_NAME + MAX_BACKEND];
         for (int rank : ranks) {
             if (rank < 0 || rank >= worldSize) {
                 throw new IllegalArgumentException(
@@ -119,30 +134,38 @@ final class SubGroups {
             }
             call[rank] = 1;
         }
-        System.arraycopy(utf8, 0, call, worldSize, utf8.length);
+        put(name, call, worldSize, MAX_NAME);
+        put(backend, call, worldSize + MAX_NAME, MAX_BACKEND);
         return call;
     }
 
-    private static List<Integer> members(RankGroup parent, byte[] call) {
+    private static void put(String text, byte[] call, int begin, int max) {
+        byte[] utf8 = text.getBytes(StandardCharsets.UTF_8);
+        System.arraycopy(utf8, 0, call, begin, Math.min(utf8.length, max));
+    }
+
+    private static String text(byte[] call, int begin, int max) {
+        return new String(call, begin, max, StandardCharsets.UTF_8).replace("\0", "");
+    }
+
+    private List<Integer> members(byte[] call) {
         return IntStream.range(0, parent.worldSize())
                 .filter(rank -> call[rank] != 0)
                 .boxed()
                 .toList();
     }
 
-    private static String describe(RankGroup parent, byte[] call) {
-        int begin = parent.worldSize();
-        int end = begin;
-        while (end < call.length && call[end] != 0) {
-            end++;
-        }
-        String name = new String(call, begin, end - begin, StandardCharsets.UTF_8);
-        return "newGroup(%s%s)"
-                .formatted(members(parent, call), name.isEmpty() ? "" : ", '" + name + "'");
+    private String describe(byte[] call) {
+        String name = text(call, parent.worldSize(), MAX_NAME);
+        return "newGroup(%s%s) with backend '%s'"
+                .formatted(
+                        members(call),
+                        name.isEmpty() ? "" : ", '" + name + "'",
+                        text(call, parent.worldSize() + MAX_NAME, MAX_BACKEND));
     }
 
-    private static byte[] exchange(RankGroup parent, byte[] call) {
-        try (NDManager manager = manager(parent)) {
+    private byte[] exchange(byte[] call) {
+        try (NDManager manager = manager()) {
             NDArray calls =
                     Torch.empty(
                             manager,
@@ -153,14 +176,13 @@ final class SubGroups {
         }
     }
 
-    private static NDManager manager(RankGroup parent) {
+    private NDManager manager() {
         return NDManager.newBaseManager(parent.state().backend().device(), "PyTorch");
     }
 
-    static RankGroup split(RankGroup parent, int color, int key) {
-        parent.state().checkUsable();
+    RankGroup split(int color, int key) {
         int[] calls;
-        try (NDManager manager = manager(parent)) {
+        try (NDManager manager = manager()) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
             HostWait.await(parent.allGatherIntoTensor(SPLIT, 0, all, own));
@@ -177,36 +199,13 @@ final class SubGroups {
                                         .thenComparingInt(rank -> rank))
                         .toList();
         return together(
-                parent,
                 begun -> {
                     if (color < 0) {
                         parent.state().backend().split(null, 0, List.of());
                         return RankGroup.nonMember(name, List.of(), parent);
                     }
-                    return create(
-                            parent,
-                            number + "." + color,
-                            name + "." + color,
-                            color,
-                            members,
-                            begun);
-                });
-    }
-
-    static RankGroup newGroup(RankGroup parent, String backend, BackendOptions options) {
-        parent.state().checkUsable();
-        GroupContext whole = parent.state().context();
-        List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
-        int number = parent.state().nextSubGroup(null);
-        Store store = new PrefixStore("group" + number, whole.store());
-        String name = parent.name() + "." + number;
-        return together(
-                parent,
-                begun -> {
-                    GroupContext context =
-                            whole.part(name, all, store, options, null, begun::exception);
-                    return RankGroup.part(
-                            parent, context, Backends.get(backend).create(context), parent.ranks());
+                    String prefix = number + "." + color;
+                    return create(prefix, name + "." + color, color, members, begun);
                 });
     }
 
@@ -214,9 +213,8 @@ final class SubGroups {
      * Creates a group without the excluded ranks. The remaining ranks meet in the parent's store,
      * not in an operation, because the parent may be broken.
      */
-    static RankGroup shrink(RankGroup parent, List<Integer> excluded) {
-        parent.state().checkUsable();
-        List<Integer> members = remaining(parent, excluded);
+    RankGroup shrink(List<Integer> excluded) {
+        List<Integer> members = remaining(excluded);
         int number = parent.state().nextShrink();
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("shrink" + number, whole.store());
@@ -241,11 +239,10 @@ final class SubGroups {
                         parent.device(),
                         Optional::empty);
         List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
-        Backend backend = Backends.get(parent.backendName()).create(context);
-        return RankGroup.part(parent, context, backend, ranks);
+        return RankGroup.part(parent, context, Backends.get(backend).create(context), ranks);
     }
 
-    private static List<Integer> remaining(RankGroup parent, List<Integer> excluded) {
+    private List<Integer> remaining(List<Integer> excluded) {
         OperationChecks.present("shrink", "ranksToExclude", excluded);
         int worldSize = parent.worldSize();
         for (int rank : excluded) {
@@ -272,7 +269,7 @@ final class SubGroups {
      * @param part creates this rank's part. Its argument is a barrier that all ranks begin first.
      *     The barrier fails if a rank leaves; a wait in the store would not detect this
      */
-    private static RankGroup together(RankGroup parent, Function<Work, RankGroup> part) {
+    private RankGroup together(Function<Work, RankGroup> part) {
         Work begun = parent.barrier();
         RankGroup group;
         try {
@@ -294,35 +291,38 @@ final class SubGroups {
         }
     }
 
-    private static RankGroup create(
-            RankGroup parent,
-            String prefix,
-            String name,
-            int color,
-            List<Integer> members,
-            Work begun) {
-        Backend backend = parent.state().backend();
+    private RankGroup create(
+            String prefix, String name, int color, List<Integer> members, Work begun) {
+        Backend whole = parent.state().backend();
+        GroupContext context = parent.state().context();
         int rank = members.indexOf(parent.rank());
         List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
         if (rank < 0) {
-            backend.split(null, color, members);
+            if (options.isEmpty()) {
+                whole.split(null, color, members);
+            }
             return RankGroup.nonMember(name, ranks, parent);
         }
-        GroupContext whole = parent.state().context();
-        Store store = new PrefixStore("group" + prefix, whole.store());
-        GroupContext context =
-                whole.part(
-                        name, members, store, whole.options(), parent.device(), begun::exception);
-        return RankGroup.part(parent, context, join(parent, context, members, color), ranks);
+        Store store = new PrefixStore("group" + prefix, context.store());
+        GroupContext part =
+                context.part(
+                        name,
+                        members,
+                        store,
+                        options.orElse(context.options()),
+                        options.isEmpty() ? parent.device() : null,
+                        begun::exception);
+        return RankGroup.part(parent, part, join(part, members, color), ranks);
     }
 
     /** Creates the backend; a timeout names missing ranks by their rank in the parent. */
-    private static Backend join(
-            RankGroup parent, GroupContext context, List<Integer> members, int color) {
-        Backend backend = parent.state().backend();
+    private Backend join(GroupContext part, List<Integer> members, int color) {
         try {
-            return backend.split(context, color, members)
-                    .orElseGet(() -> Backends.get(backend.name()).create(context));
+            Optional<Backend> split =
+                    options.isEmpty()
+                            ? parent.state().backend().split(part, color, members)
+                            : Optional.empty();
+            return split.orElseGet(() -> Backends.get(backend).create(part));
         } catch (CollectiveTimeoutException e) {
             List<Integer> missing = e.missingRanks().stream().map(members::get).sorted().toList();
             throw new CollectiveTimeoutException(

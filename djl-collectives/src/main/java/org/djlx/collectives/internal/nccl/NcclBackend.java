@@ -466,6 +466,11 @@ public final class NcclBackend extends Backend {
     }
 
     @Override
+    public Optional<CollectiveException> failure() {
+        return group.failure();
+    }
+
+    @Override
     public void drain() {
         group.watchdog().drain();
     }

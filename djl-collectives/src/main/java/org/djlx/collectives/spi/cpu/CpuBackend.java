@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
+import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.IntFunction;
@@ -506,6 +507,11 @@ public abstract class CpuBackend extends Backend {
     @Override
     public void abort(CollectiveException reason) {
         peers.fail(reason);
+    }
+
+    @Override
+    public Optional<CollectiveException> failure() {
+        return Optional.ofNullable(peers.failure());
     }
 
     private Work submit(

@@ -114,6 +114,24 @@ public abstract class PeerStates {
      */
     protected abstract void announceFailure(CollectiveException reason);
 
+    /**
+     * {@return why the group is broken, also if another rank has failed or died; null if it is
+     * usable} A transport that receives announcements only while it waits receives them first.
+     */
+    public CollectiveException failure() {
+        if (broken == null && !closing) {
+            lost().map(GroupErrors::brokenBy).ifPresent(this::fail);
+            for (int peer = 0; peer < worldSize; peer++) {
+                String announced = announcedEndOf(peer);
+                String end = announced == null ? deathOf(peer) : announced;
+                if (end != null && !end.equals(left(peer))) {
+                    fail(GroupErrors.brokenBy(causeOf(end)));
+                }
+            }
+        }
+        return broken;
+    }
+
     /** {@return whether the group is broken} */
     public final boolean isBroken() {
         return broken != null;

@@ -78,6 +78,16 @@ abstract class PendingWork implements Work {
     }
 
     @Override
+    public final long sequence() {
+        return operation.sequence();
+    }
+
+    @Override
+    public final Optional<Duration> duration() {
+        return operation.duration();
+    }
+
+    @Override
     public final boolean isCompleted() {
         return future.isDone();
     }
