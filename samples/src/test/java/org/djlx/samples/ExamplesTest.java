@@ -658,10 +658,7 @@ class ExamplesTest {
                 TextEngine.builder().setDirectory(directory).optRanks(2).build()) {
             Generation generation =
                     generator.submit(
-                            GenerationRequest.builder()
-                                    .setPrompt("Once")
-                                    .optMaxNewTokens(20)
-                                    .build());
+                            GenerationRequest.builder().setPrompt("Once").optMaxTokens(20).build());
             generation
                     .await(Duration.ofMinutes(1))
                     .forEach(piece -> System.out.print(piece.text()));
@@ -783,7 +780,7 @@ class ExamplesTest {
     private static void pieces(TextGenerator generator) throws Exception {
         Generation generation =
                 generator.submit(
-                        GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+                        GenerationRequest.builder().setPrompt("Once").optMaxTokens(20).build());
         GeneratedPiece piece;
         while ((piece = generation.next(Duration.ofSeconds(10))) != null) {
             System.out.print(piece.text());

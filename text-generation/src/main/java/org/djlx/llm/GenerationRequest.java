@@ -37,8 +37,8 @@ public final class GenerationRequest implements SamplingOptions {
         return Optional.ofNullable(values.promptTokens).map(int[]::clone);
     }
 
-    public int maxNewTokens() {
-        return values.maxNewTokens;
+    public int maxTokens() {
+        return values.maxTokens;
     }
 
     @Override
@@ -103,8 +103,8 @@ public final class GenerationRequest implements SamplingOptions {
     }
 
     @Override
-    public int minNewTokens() {
-        return values.minNewTokens;
+    public int minTokens() {
+        return values.minTokens;
     }
 
     public Optional<Grammar> grammar() {
@@ -124,7 +124,7 @@ public final class GenerationRequest implements SamplingOptions {
 
         private String prompt;
         private int[] promptTokens;
-        private int maxNewTokens = 128;
+        private int maxTokens = 128;
         private double temperature;
         private int topK;
         private double topP = 1;
@@ -137,7 +137,7 @@ public final class GenerationRequest implements SamplingOptions {
         private double frequencyPenalty;
         private double presencePenalty;
         private Map<Integer, Double> logitBias = Map.of();
-        private int minNewTokens;
+        private int minTokens;
         private Grammar grammar;
         private int topLogProbabilities;
         private boolean promptLogProbabilities;
@@ -163,8 +163,8 @@ public final class GenerationRequest implements SamplingOptions {
         }
 
         /** Sets the maximum number of tokens to generate, 1 or more; default 128. */
-        public Builder optMaxNewTokens(int maxNewTokens) {
-            this.maxNewTokens = maxNewTokens;
+        public Builder optMaxTokens(int maxTokens) {
+            this.maxTokens = maxTokens;
             return this;
         }
 
@@ -276,8 +276,8 @@ public final class GenerationRequest implements SamplingOptions {
          * 0, the default, to the maximum number. Stop strings in the text of these tokens are
          * ignored.
          */
-        public Builder optMinNewTokens(int minNewTokens) {
-            this.minNewTokens = minNewTokens;
+        public Builder optMinTokens(int minTokens) {
+            this.minTokens = minTokens;
             return this;
         }
 
@@ -315,7 +315,7 @@ public final class GenerationRequest implements SamplingOptions {
             check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");
             check(prompt == null || !prompt.isEmpty(), "the prompt is empty");
             check(promptTokens == null || promptTokens.length > 0, "the prompt has no tokens");
-            check(maxNewTokens >= 1, "maxNewTokens must be 1 or more, not " + maxNewTokens);
+            check(maxTokens >= 1, "maxTokens must be 1 or more, not " + maxTokens);
             check(
                     temperature >= 0 && Double.isFinite(temperature),
                     "temperature must be a finite number, 0 or more, not " + temperature);
@@ -335,7 +335,7 @@ public final class GenerationRequest implements SamplingOptions {
             check(logitBias != null, "logitBias is null");
             logitBias.forEach(
                     (token, bias) -> checkRange("logitBias of " + token, bias, -100, 100));
-            checkRange("minNewTokens", minNewTokens, 0, maxNewTokens);
+            checkRange("minTokens", minTokens, 0, maxTokens);
             checkRange("topLogProbabilities", topLogProbabilities, 0, MAX_TOP_LOG_PROBABILITIES);
             try {
                 Builder values = (Builder) clone();
@@ -366,6 +366,6 @@ public final class GenerationRequest implements SamplingOptions {
                 values.prompt != null
                         ? values.prompt.length() + " characters"
                         : values.promptTokens.length + " tokens";
-        return "request(prompt of " + of + ", at most " + maxNewTokens() + " new tokens)";
+        return "request(prompt of " + of + ", at most " + maxTokens() + " new tokens)";
     }
 }

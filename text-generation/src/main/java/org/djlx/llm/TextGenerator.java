@@ -15,7 +15,7 @@ import org.djlx.llm.text.TextTokenizer;
  *
  * <pre>{@code
  * Generation generation =
- *         generator.submit(GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+ *         generator.submit(GenerationRequest.builder().setPrompt("Once").optMaxTokens(20).build());
  * GeneratedPiece piece;
  * while ((piece = generation.next(Duration.ofSeconds(10))) != null) {
  *     System.out.print(piece.text());

@@ -21,7 +21,7 @@ class GenerationRequestTest {
         GenerationRequest request = GenerationRequest.builder().setPrompt("a").build();
         assertEquals("a", request.prompt().orElseThrow());
         assertTrue(request.promptTokens().isEmpty());
-        assertEquals(128, request.maxNewTokens());
+        assertEquals(128, request.maxTokens());
         assertEquals(0, request.temperature());
         assertEquals(0, request.topK());
         assertEquals(1, request.topP());
@@ -31,7 +31,7 @@ class GenerationRequestTest {
         assertEquals(0, request.frequencyPenalty());
         assertEquals(0, request.presencePenalty());
         assertEquals(Map.of(), request.logitBias());
-        assertEquals(0, request.minNewTokens());
+        assertEquals(0, request.minTokens());
         assertEquals(0, request.topLogProbabilities());
         assertFalse(request.hasPromptLogProbabilities());
     }
@@ -74,7 +74,7 @@ class GenerationRequestTest {
         refuse("either prompt or promptTokens", builder -> builder.setPromptTokens(1));
         refuse("prompt is empty", builder -> builder.setPrompt(""));
         refuse("no tokens", builder -> builder.setPrompt(null).setPromptTokens());
-        refuse("maxNewTokens", builder -> builder.optMaxNewTokens(0));
+        refuse("maxTokens", builder -> builder.optMaxTokens(0));
         refuse("temperature", builder -> builder.optTemperature(-0.1));
         refuse("temperature", builder -> builder.optTemperature(Double.NaN));
         refuse("temperature", builder -> builder.optTemperature(Double.POSITIVE_INFINITY));
@@ -91,7 +91,7 @@ class GenerationRequestTest {
         refuse("presencePenalty", builder -> builder.optPresencePenalty(Double.NaN));
         refuse("logitBias is null", builder -> builder.optLogitBias(null));
         refuse("logitBias of 7", builder -> builder.optLogitBias(Map.of(7, 101.0)));
-        refuse("minNewTokens must be from 0", builder -> builder.optMinNewTokens(129));
+        refuse("minTokens must be from 0", builder -> builder.optMinTokens(129));
         refuse("topLogProbabilities", builder -> builder.optTopLogProbabilities(21));
     }
 

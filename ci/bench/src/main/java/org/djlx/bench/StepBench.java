@@ -172,7 +172,7 @@ record StepBench(Program program, int vocabulary) {
             GenerationRequest.Builder request =
                     GenerationRequest.builder()
                             .setPromptTokens(prompt)
-                            .optMaxNewTokens(newTokens)
+                            .optMaxTokens(newTokens)
                             .optIgnoreEndOfText(true);
             if (sampled) {
                 request.optTemperature(TEMPERATURE)

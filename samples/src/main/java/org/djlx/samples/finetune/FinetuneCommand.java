@@ -198,7 +198,7 @@ public final class FinetuneCommand extends CliCommand {
             GenerationRequest request =
                     GenerationRequest.builder()
                             .setPromptTokens(prompt)
-                            .optMaxNewTokens(maxTokens)
+                            .optMaxTokens(maxTokens)
                             .optTemperature(0)
                             .build();
             String text =

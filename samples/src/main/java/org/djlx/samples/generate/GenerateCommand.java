@@ -112,7 +112,7 @@ public final class GenerateCommand extends CliCommand {
         GenerationRequest.Builder builder =
                 GenerationRequest.builder()
                         .setPrompt(prompt)
-                        .optMaxNewTokens(maxTokens)
+                        .optMaxTokens(maxTokens)
                         .optTemperature(temperature)
                         .optTopK(topK)
                         .optTopP(topP)

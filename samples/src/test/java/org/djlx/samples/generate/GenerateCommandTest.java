@@ -173,6 +173,6 @@ class GenerateCommandTest extends CommandTest {
         // Only the tokenizer knows the prompt's tokens.
         assertTrue(
                 output(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
-                        .contains("maxNewTokens is 1023, together more than the maxLength"));
+                        .contains("maxTokens is 1023, together more than the maxLength"));
     }
 }

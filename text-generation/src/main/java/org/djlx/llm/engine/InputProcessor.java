@@ -41,8 +41,8 @@ record InputProcessor(
         checkTokens(
                 "of logitBias",
                 request.logitBias().keySet().stream().mapToInt(Integer::intValue).toArray());
-        if (prompt.length > maxLength - request.maxNewTokens()) {
-            throw new ContextLengthException(prompt.length, request.maxNewTokens(), maxLength);
+        if (prompt.length > maxLength - request.maxTokens()) {
+            throw new ContextLengthException(prompt.length, request.maxTokens(), maxLength);
         }
         check(
                 tokenizer != null || request.stopStrings().isEmpty(),

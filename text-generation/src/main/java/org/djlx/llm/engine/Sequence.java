@@ -54,7 +54,7 @@ final class Sequence {
         sampler = new Sampler(request, prompt, stopTokens);
         text = new TextStream(tokenizer, request.stopStrings(), prompt);
         promptTokens = prompt.length;
-        tokens = Arrays.copyOf(prompt, prompt.length + request.maxNewTokens());
+        tokens = Arrays.copyOf(prompt, prompt.length + request.maxTokens());
         count = prompt.length;
         if (request.hasPromptLogProbabilities()) {
             addPromptPiece(new Sampler.SampledToken(prompt[0], Float.NaN));
@@ -286,7 +286,7 @@ final class Sequence {
             publish(sampled, text.end(), FinishReason.STOP);
             return;
         }
-        String certain = text.add(token, count - promptTokens > request.minNewTokens());
+        String certain = text.add(token, count - promptTokens > request.minTokens());
         if (!text.isStopped() && complete) {
             certain += text.end();
             FinishReason reason = sampler.isComplete() ? FinishReason.STOP : FinishReason.LENGTH;

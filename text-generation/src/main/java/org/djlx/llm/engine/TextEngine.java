@@ -40,7 +40,7 @@ import org.slf4j.LoggerFactory;
  *         TextEngine.builder().setDirectory(directory).optRanks(2).build()) {
  *     Generation generation =
  *             generator.submit(
- *                     GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+ *                     GenerationRequest.builder().setPrompt("Once").optMaxTokens(20).build());
  *     generation.await(Duration.ofMinutes(1)).forEach(piece -> System.out.print(piece.text()));
  * }
  * }</pre>

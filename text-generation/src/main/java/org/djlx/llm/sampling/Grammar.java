@@ -52,13 +52,18 @@ public final class Grammar {
      * Allows JSON values that are valid by a schema.
      *
      * <ul>
-     *   <li>Dialects: JSON Schema 2020-12 and the keywords that draft 7 shares with it. {@code
-     *       $ref} may name a place in the schema, also recursively.
+     *   <li>Dialects: JSON Schema 2020-12 and those of draft 7. {@code $ref} may name a place in
+     *       the schema, also recursively.
      *   <li>Properties are written in the order of the schema. If {@code properties} is there and
      *       {@code additionalProperties} is not, no other properties are written. Names of
      *       additional properties have no escapes.
-     *   <li>{@code anyOf}, {@code $ref} and {@code allOf} with one schema stand alone, beside
-     *       annotations such as {@code title}. {@code oneOf} and {@code not} are not supported.
+     *   <li>{@code anyOf}, {@code oneOf}, {@code $ref} and {@code allOf} with one schema stand
+     *       alone, beside annotations such as {@code title}, and {@code x-} keywords. The
+     *       alternatives of {@code oneOf} differ in their types, or in the constants of a property
+     *       that all require. {@code not} is not supported.
+     *   <li>{@code nullable} adds null. {@code uniqueItems} is for items with an {@code enum} of up
+     *       to 8 values, {@code multipleOf} for 0.1, 0.01 and so on and for integers up to 20,
+     *       perhaps with zeros behind them, alone, with a minimum of 0 or between close bounds.
      *   <li>Numbers have 15 digits before and 17 after the point at most; integers have 18.
      *   <li>{@code pattern} searches, as in JSON Schema; see {@link #regex} for what it may have.
      *   <li>The automaton has a limit of states: about 700 optional properties in one object, or

@@ -8,6 +8,8 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.math.BigDecimal;
+import java.math.BigInteger;
+import java.math.RoundingMode;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -29,8 +31,8 @@ import java.util.Set;
 final class JsonSchema {
 
     private enum Type {
-        OBJECT("properties", "required", "additionalProperties"),
-        ARRAY("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+        OBJECT("properties", "required", "additionalProperties", "propertyNames"),
+        ARRAY("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
         STRING("minLength", "maxLength", "pattern", "format"),
         NUMBER("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
         INTEGER(),
@@ -51,6 +53,9 @@ final class JsonSchema {
     private static final int MAX_SIZE = 10_000; // of strings and arrays
     private static final int MAX_NUMBER_LENGTH = 40; // of bounds
     private static final int MAX_DEPTH = 200;
+    private static final int MAX_UNIQUE = 8; // constants of which an array has each once
+    private static final int MAX_DIVISOR = 20;
+    private static final int MAX_MULTIPLES = 1_000; // that are listed
 
     /** Keywords that do not change which values are valid. */
     private static final Set<String> ANNOTATIONS =
@@ -58,6 +63,7 @@ final class JsonSchema {
                     "$schema",
                     "$id",
                     "$comment",
+                    "$anchor",
                     "$defs",
                     "definitions",
                     "title",
@@ -66,7 +72,15 @@ final class JsonSchema {
                     "examples",
                     "deprecated",
                     "readOnly",
-                    "writeOnly");
+                    "writeOnly",
+                    "nullable", // of OpenAPI; see value()
+                    "discriminator",
+                    "example",
+                    "externalDocs",
+                    "xml",
+                    "contentEncoding",
+                    "contentMediaType",
+                    "contentSchema");
 
     private static final String DATE =
             "(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])"
@@ -166,7 +180,12 @@ final class JsonSchema {
         }
         Terms.Term term = valueOf(schema, path);
         depth--;
-        return term;
+        boolean isNullable = schema instanceof JsonObject object && flag(object, "nullable");
+        return isNullable ? terms.choice(List.of(term, terms.literal("null"))) : term;
+    }
+
+    private static boolean flag(JsonObject schema, String keyword) {
+        return schema.has(keyword) && schema.get(keyword).getAsBoolean();
     }
 
     private Terms.Term valueOf(JsonElement schema, String path) {
@@ -175,7 +194,7 @@ final class JsonSchema {
         }
         JsonObject object = requireObject(schema, path);
         List<String> keywords = keywords(object);
-        for (String keyword : List.of("$ref", "allOf", "anyOf")) {
+        for (String keyword : List.of("$ref", "allOf", "anyOf", "oneOf")) {
             if (keywords.contains(keyword)) {
                 return combined(object, keyword, keywords, path);
             }
@@ -215,7 +234,9 @@ final class JsonSchema {
     }
 
     private static List<String> keywords(JsonObject schema) {
-        return schema.keySet().stream().filter(key -> !ANNOTATIONS.contains(key)).toList();
+        return schema.keySet().stream()
+                .filter(key -> !ANNOTATIONS.contains(key) && !key.startsWith("x-"))
+                .toList();
     }
 
     /** Returns the values that {@code const} and {@code enum} allow; null without these. */
@@ -304,9 +325,79 @@ final class JsonSchema {
         }
         List<Terms.Term> alternatives = new ArrayList<>();
         for (int i = 0; i < array.size(); i++) {
+            for (int j = 0; j < i && keyword.equals("oneOf"); j++) {
+                if (!differ(array.get(i), array.get(j), place)) {
+                    throw wrong(
+                            place,
+                            String.format(
+                                    "the alternatives %d and %d must differ in their types, or in"
+                                            + " the constants of a property that both require; use"
+                                            + " anyOf",
+                                    j, i));
+                }
+            }
             alternatives.add(value(array.get(i), place + "/" + i));
         }
         return terms.choice(alternatives);
+    }
+
+    /** Returns whether no value is of two schemas, as far as types and constants tell. */
+    private boolean differ(JsonElement first, JsonElement second, String path) {
+        if (!(target(first, path) instanceof JsonObject one)
+                || !(target(second, path) instanceof JsonObject other)) {
+            return false;
+        }
+        List<JsonElement> values = constants(one, path);
+        List<JsonElement> others = constants(other, path);
+        if (values != null && others != null) {
+            return Collections.disjoint(values, others);
+        }
+        if (Collections.disjoint(kinds(one, path), kinds(other, path))) {
+            return true;
+        }
+        Set<String> both = new LinkedHashSet<>(strings(one, "required", path));
+        both.retainAll(strings(other, "required", path));
+        return kinds(one, path).equals(Set.of(Type.OBJECT))
+                && kinds(other, path).equals(Set.of(Type.OBJECT))
+                && both.stream()
+                        .anyMatch(
+                                name ->
+                                        differ(
+                                                property(one, name, path),
+                                                property(other, name, path),
+                                                path));
+    }
+
+    private static Set<Type> kinds(JsonObject schema, String path) {
+        boolean isNullable = flag(schema, "nullable");
+        boolean isCombined =
+                !Collections.disjoint(schema.keySet(), List.of("allOf", "anyOf", "oneOf"));
+        Set<Type> kinds = EnumSet.copyOf(isCombined ? ALL : types(schema, ALL, path));
+        if (kinds.remove(Type.INTEGER)) {
+            kinds.add(Type.NUMBER);
+        }
+        if (isNullable) {
+            kinds.add(Type.NULL);
+        }
+        return kinds;
+    }
+
+    private static JsonElement property(JsonObject schema, String name, String path) {
+        return schema.has("properties")
+                ? requireObject(schema.get("properties"), path).get(name)
+                : null;
+    }
+
+    /** Returns the schema that references lead to. */
+    private JsonElement target(JsonElement schema, String path) {
+        JsonElement found = schema;
+        for (int i = 0; i < MAX_DEPTH; i++) {
+            if (!(found instanceof JsonObject object) || !object.has("$ref")) {
+                break;
+            }
+            found = resolve(object.get("$ref").getAsString(), path);
+        }
+        return found;
     }
 
     private JsonElement resolve(String pointer, String path) {
@@ -418,14 +509,25 @@ final class JsonSchema {
             properties.put(name, value(declared.get(name), place));
         }
         required.forEach(name -> properties.putIfAbsent(name, others));
+        Terms.Term allowed = anyString; // names
+        if (schema.has("propertyNames")) {
+            String place = path + "/propertyNames";
+            Terms.Term given = value(schema.get("propertyNames"), place);
+            allowed = terms.both(anyString, given);
+            properties.replaceAll(
+                    (name, value) -> isOf(given, GSON.toJson(name)) ? value : terms.none);
+        }
         List<Terms.Term> quoted =
                 properties.keySet().stream().map(name -> terms.literal(GSON.toJson(name))).toList();
         Terms.Term quote = terms.literal("\"");
         Terms.Term name = terms.sequence(quote, terms.repeat(unescaped, 0, Terms.UNBOUNDED), quote);
         Terms.Term other =
                 quoted.isEmpty() || others == terms.none
-                        ? anyString
-                        : terms.lexeme(terms.both(name, terms.not(terms.choice(quoted))));
+                        ? allowed
+                        : terms.lexeme(
+                                terms.both(
+                                        terms.both(name, allowed),
+                                        terms.not(terms.choice(quoted))));
         // Built from the last property to the first: `after` is what may follow a property that
         // was written, `first` what may be written if none was.
         Terms.Term member = member(other, others);
@@ -443,16 +545,30 @@ final class JsonSchema {
         return brackets("{", first, "}");
     }
 
-    private Terms.Term array(JsonObject schema, String path) {
-        if (schema.has("uniqueItems") && schema.get("uniqueItems").getAsBoolean()) {
-            throw unsupported(path, "uniqueItems");
+    private static boolean isOf(Terms.Term term, String text) {
+        Terms.Term rest = term;
+        for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
+            rest = rest.derive(b & 0xff);
         }
+        return rest.isNullable();
+    }
+
+    private Terms.Term array(JsonObject schema, String path) {
         int min = integer(schema, "minItems", 0, path);
         int max = integer(schema, "maxItems", Terms.UNBOUNDED, path);
-        List<JsonElement> declared = array(schema, "prefixItems", path);
+        boolean isTuple = schema.get("items") instanceof JsonArray; // as before draft 2020-12
+        if (isTuple && schema.has("prefixItems")) {
+            throw wrong(path, "'items' must be a schema beside 'prefixItems'");
+        }
+        String prefixName = isTuple ? "items" : "prefixItems";
+        String itemsName = isTuple ? "additionalItems" : "items";
+        List<JsonElement> declared = array(schema, prefixName, path);
         List<JsonElement> prefix = declared == null ? List.of() : declared;
-        JsonElement items = schema.has("items") ? schema.get("items") : new JsonPrimitive(true);
-        Terms.Term item = value(items, path + "/items");
+        JsonElement items = schema.has(itemsName) ? schema.get(itemsName) : new JsonPrimitive(true);
+        if (flag(schema, "uniqueItems") && max > 1) {
+            return unique(items, prefix, min, max, path);
+        }
+        Terms.Term item = value(items, path + "/" + itemsName);
         if (prefix.isEmpty()) {
             return brackets("[", listOf(item, min, max), "]");
         }
@@ -460,11 +576,44 @@ final class JsonSchema {
         Terms.Term rest =
                 terms.repeat(terms.sequence(comma, item), Math.max(0, min - prefix.size()), more);
         for (int i = prefix.size() - 1; i >= 0; i--) {
-            Terms.Term element = value(prefix.get(i), path + "/prefixItems/" + i);
+            Terms.Term element = value(prefix.get(i), path + "/" + prefixName + "/" + i);
             Terms.Term next = terms.sequence(i == 0 ? terms.empty : comma, element, rest);
             rest = i >= max ? terms.empty : i >= min ? terms.optional(next) : next;
         }
         return min > max ? terms.none : brackets("[", rest, "]");
+    }
+
+    /** Returns an array of different constants: a state for each set of constants before. */
+    private Terms.Term unique(
+            JsonElement items, List<JsonElement> prefix, int min, int max, String path) {
+        JsonElement target = target(items, path);
+        List<JsonElement> constants =
+                target instanceof JsonObject object ? constants(object, path) : null;
+        Set<JsonElement> all = constants == null ? Set.of() : new LinkedHashSet<>(constants);
+        if (constants == null || all.size() > MAX_UNIQUE || !prefix.isEmpty()) {
+            throw wrong(
+                    path,
+                    "'uniqueItems' is supported for items with an enum of up to "
+                            + MAX_UNIQUE
+                            + " values only");
+        }
+        List<Terms.Term> values = new ArrayList<>();
+        all.forEach(each -> values.add(terms.literal(GSON.toJson(each))));
+        Terms.Term[] rests = new Terms.Term[1 << values.size()]; // by the constants before
+        for (int before = rests.length - 1; before >= 0; before--) {
+            List<Terms.Term> nexts = new ArrayList<>();
+            for (int i = 0; i < values.size() && Integer.bitCount(before) < max; i++) {
+                if ((before >> i & 1) == 0) {
+                    Terms.Term separator = before == 0 ? terms.empty : comma;
+                    nexts.add(terms.sequence(separator, values.get(i), rests[before | 1 << i]));
+                }
+            }
+            if (Integer.bitCount(before) >= min) {
+                nexts.add(terms.empty);
+            }
+            rests[before] = terms.choice(nexts);
+        }
+        return brackets("[", rests[0], "]");
     }
 
     private Terms.Term string(JsonObject schema, String path) {
@@ -509,25 +658,31 @@ final class JsonSchema {
     }
 
     private Terms.Term number(JsonObject schema, boolean isInteger, String path) {
-        if (schema.has("multipleOf")
-                && !(isInteger && schema.get("multipleOf").equals(new JsonPrimitive(1)))) {
-            throw unsupported(path, "multipleOf");
-        }
         BigDecimal low = bound(schema, "minimum", path);
         BigDecimal high = bound(schema, "maximum", path);
         BigDecimal above = bound(schema, "exclusiveMinimum", path);
         BigDecimal below = bound(schema, "exclusiveMaximum", path);
         Terms.Term minus = terms.literal("-");
+        BigDecimal divisor = bound(schema, "multipleOf", path);
         Terms.Term magnitude =
-                regex(isInteger ? "0|[1-9]\\d{0,17}" : "(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?");
+                divisor != null
+                        ? multiples(divisor, isInteger, path)
+                        : regex(
+                                isInteger
+                                        ? "0|[1-9]\\d{0,17}"
+                                        : "(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?");
         if (low == null && high == null && above == null && below == null) {
-            Terms.Term exponent = isInteger ? terms.empty : regex("(?:[eE][+-]?\\d{1,2})?");
+            Terms.Term exponent =
+                    isInteger || divisor != null ? terms.empty : regex("(?:[eE][+-]?\\d{1,2})?");
             return terms.lexeme(terms.sequence(terms.optional(minus), magnitude, exponent));
         }
         boolean isAbove = above != null && (low == null || above.compareTo(low) >= 0);
         boolean isBelow = below != null && (high == null || below.compareTo(high) <= 0);
         low = isAbove ? above : low;
         high = isBelow ? below : high;
+        if (divisor != null && divisor.stripTrailingZeros().scale() <= 0) {
+            return multiplesBetween(divisor, magnitude, low, isAbove, high, isBelow, path);
+        }
         List<Terms.Term> parts = new ArrayList<>();
         if (high == null || high.signum() >= 0) {
             BigDecimal least = low == null || low.signum() < 0 ? BigDecimal.ZERO : low;
@@ -541,6 +696,91 @@ final class JsonSchema {
             parts.add(terms.sequence(minus, between(magnitude, least, exclusive, most, isAbove)));
         }
         return terms.lexeme(terms.choice(parts));
+    }
+
+    /**
+     * Returns the multiples of a number, not negative, of up to 15 digits: those of a power of ten,
+     * or of an integer. The terms are states, by the remainder and the number of digits left.
+     */
+    private Terms.Term multiples(BigDecimal divisor, boolean isInteger, String path) {
+        BigDecimal stripped = divisor.stripTrailingZeros();
+        int zeros = -stripped.scale();
+        boolean isPower = stripped.unscaledValue().equals(BigInteger.ONE) && -zeros <= 15;
+        if (zeros < 0 && isPower) {
+            return regex(
+                    "(?:0|[1-9]\\d{0,14})" + (isInteger ? "" : "(?:\\.\\d{1," + -zeros + "})?"));
+        }
+        BigInteger factor = stripped.unscaledValue();
+        if (zeros < 0
+                || zeros > 15
+                || factor.signum() <= 0
+                || factor.compareTo(BigInteger.valueOf(MAX_DIVISOR)) > 0) {
+            throw wrong(
+                    path,
+                    "'multipleOf' must be 0.1, 0.01 and so on, or an integer up to "
+                            + MAX_DIVISOR
+                            + ", perhaps with zeros behind it");
+        }
+        int d = factor.intValue();
+        Terms.Term[] rests = new Terms.Term[d];
+        for (int left = 0; left <= 15 - zeros; left++) {
+            Terms.Term[] next = new Terms.Term[d];
+            for (int remainder = 0; remainder < d; remainder++) {
+                List<Terms.Term> parts = new ArrayList<>();
+                if (remainder == 0) {
+                    parts.add(terms.empty);
+                }
+                for (int digit = 0; digit < 10 && left > 0; digit++) {
+                    Terms.Term rest = rests[(10 * remainder + digit) % d];
+                    parts.add(terms.sequence(terms.literal("" + digit), rest));
+                }
+                next[remainder] = terms.choice(parts);
+            }
+            rests = next;
+        }
+        List<Terms.Term> parts = new ArrayList<>();
+        for (int digit = 1; digit < 10; digit++) {
+            parts.add(terms.sequence(terms.literal("" + digit), rests[digit % d]));
+        }
+        Terms.Term some = terms.sequence(terms.choice(parts), terms.literal("0".repeat(zeros)));
+        return terms.choice(List.of(terms.literal("0"), some));
+    }
+
+    /** Returns few multiples of an integer one by one, or all that are not negative. */
+    private Terms.Term multiplesBetween(
+            BigDecimal divisor,
+            Terms.Term magnitude,
+            BigDecimal low,
+            boolean isAbove,
+            BigDecimal high,
+            boolean isBelow,
+            String path) {
+        BigDecimal first = low == null ? null : low.divide(divisor, 0, RoundingMode.CEILING);
+        if (isAbove && first.multiply(divisor).compareTo(low) == 0) {
+            first = first.add(BigDecimal.ONE);
+        }
+        if (high == null && first.signum() == 0) {
+            return terms.lexeme(magnitude);
+        }
+        BigDecimal last = high == null ? null : high.divide(divisor, 0, RoundingMode.FLOOR);
+        if (isBelow && last.multiply(divisor).compareTo(high) == 0) {
+            last = last.subtract(BigDecimal.ONE);
+        }
+        if (first == null
+                || last == null
+                || last.subtract(first).compareTo(BigDecimal.valueOf(MAX_MULTIPLES)) >= 0) {
+            throw wrong(
+                    path,
+                    "'multipleOf' of an integer must stand alone, or with a minimum of 0, or with"
+                            + " bounds between which are up to "
+                            + MAX_MULTIPLES
+                            + " multiples");
+        }
+        List<Terms.Term> literals = new ArrayList<>();
+        for (BigDecimal i = first; i.compareTo(last) <= 0; i = i.add(BigDecimal.ONE)) {
+            literals.add(terms.literal(i.multiply(divisor).toBigInteger().toString()));
+        }
+        return terms.lexeme(terms.choice(literals));
     }
 
     /**

@@ -62,7 +62,7 @@ public final class Sampler {
         options.logitBias()
                 .forEach(
                         (token, bias) -> set(token, 2, Float.floatToRawIntBits(bias.floatValue())));
-        if (options.minNewTokens() > 0) {
+        if (options.minTokens() > 0) {
             stopTokens.forEach(this::place);
         }
         if (repetitionPenalty != 1) {
@@ -119,7 +119,7 @@ public final class Sampler {
 
     /** {@return the parameters of the next token} Uses up a random number. */
     public SamplingParameters next() {
-        boolean mayStop = sampled++ >= options.minNewTokens();
+        boolean mayStop = sampled++ >= options.minTokens();
         double temperature = options.temperature();
         boolean greedy = temperature == 0;
         return new SamplingParameters(

@@ -40,7 +40,7 @@ public interface SamplingOptions {
     OptionalLong seed();
 
     /** {@return the number of tokens to generate before a stop token or stop string counts} */
-    int minNewTokens();
+    int minTokens();
 
     /** {@return how many of the most probable tokens each piece lists} */
     int topLogProbabilities();

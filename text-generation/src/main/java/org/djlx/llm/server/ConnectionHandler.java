@@ -382,11 +382,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         try {
             Route of = Route.of(request.uri());
             byte[] json = read(request);
-            if (of == Route.TOKENIZE) {
-                String tokens = server.api().tokenize(json);
+            if (of == Route.TOKENIZE || of == Route.DETOKENIZE) {
+                TextApi api = server.api();
+                String answer = of == Route.TOKENIZE ? api.tokenize(json) : api.detokenize(json);
                 onLoop(
                         context,
-                        () -> reply(context, Replies.text(200, "application/json", tokens)));
+                        () -> reply(context, Replies.text(200, "application/json", answer)));
                 return;
             }
             TextCall call = of.read(server.api(), json);

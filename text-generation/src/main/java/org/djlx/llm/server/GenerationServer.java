@@ -23,6 +23,7 @@ import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.util.concurrent.DefaultThreadFactory;
 import io.netty.util.concurrent.GlobalEventExecutor;
 import java.io.IOException;
+import java.net.BindException;
 import java.net.InetSocketAddress;
 import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.UnresolvedAddressException;
@@ -120,7 +121,9 @@ public final class GenerationServer implements AutoCloseable {
         String reason =
                 cause instanceof UnresolvedAddressException
                         ? "no address is known for this name"
-                        : cause.getMessage();
+                        : cause instanceof BindException && options.port() > 0
+                                ? cause.getMessage() + "; choose another one with --port"
+                                : cause.getMessage();
         return new IOException(
                 String.format(
                         "cannot listen on %s port %d: %s", options.host(), options.port(), reason),

@@ -71,12 +71,26 @@ final class LogProbabilities {
 
     private JsonObject token(int token, float logProbability) {
         String text = text(token);
-        JsonArray bytes = new JsonArray();
-        for (byte each : text.getBytes(StandardCharsets.UTF_8)) {
-            bytes.add(each & 0xff);
+        byte[] bytes = bytes(token, text);
+        JsonArray json = new JsonArray();
+        for (int i = 0; bytes != null && i < bytes.length; i++) {
+            json.add(bytes[i] & 0xff);
         }
-        JsonElement known = text.contains("\uFFFD") ? JsonNull.INSTANCE : bytes;
+        JsonElement known = bytes == null ? JsonNull.INSTANCE : json;
         return object("token", text, "logprob", logProbability, "bytes", known);
+    }
+
+    /** Returns the bytes of a token; null if it is a part of a character of unknown bytes. */
+    private byte[] bytes(int token, String text) {
+        if (!text.contains("\uFFFD")) {
+            return text.getBytes(StandardCharsets.UTF_8);
+        }
+        try {
+            List<byte[]> bytes = tokenizer.tokenBytes();
+            return token < bytes.size() ? bytes.get(token) : null;
+        } catch (IllegalArgumentException e) {
+            return null; // The tokenizer does not tell.
+        }
     }
 
     /**

@@ -38,13 +38,15 @@ final class OpenAiAnswer implements AnswerFormat {
     private final boolean[] begun; // each choice
     private final Map<String, String[]> frames = new HashMap<>(); // events around a text
     private final String model;
+    private final boolean onlyEchoes;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
 
     /**
      * {@code echoes} is the text before the generated text of each choice. {@code logProbabilities}
      * is null for an answer without them, {@code parts} for one that is only content. A streamed
-     * answer ends with the token counts if {@code includesUsage}.
+     * answer ends with the token counts if {@code includesUsage}. {@code onlyEchoes}: what is
+     * generated is left out, because no token was asked for.
      */
     OpenAiAnswer(
             boolean chat,
@@ -54,7 +56,8 @@ final class OpenAiAnswer implements AnswerFormat {
             int choicesPerPrompt,
             LogProbabilities logProbabilities,
             Supplier<AnswerParts> parts,
-            String model) {
+            String model,
+            boolean onlyEchoes) {
         this.chat = chat;
         this.streamed = streamed;
         this.includesUsage = includesUsage;
@@ -65,6 +68,7 @@ final class OpenAiAnswer implements AnswerFormat {
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
         this.model = model;
+        this.onlyEchoes = onlyEchoes;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
 
@@ -88,6 +92,9 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
         String begin = begin(choice, generation);
+        if (onlyEchoes) {
+            return begin;
+        }
         return parts == null
                 ? begin + textEvent(choice, piece.text(), List.of(piece))
                 : begin + events(choice, parts.get(choice).add(piece), List.of(piece));
@@ -237,7 +244,8 @@ final class OpenAiAnswer implements AnswerFormat {
     public String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations) {
         JsonArray choices = new JsonArray();
         for (int i = 0; i < generations.size(); i++) {
-            String text = echoes.get(i) + text(pieces.get(i));
+            List<GeneratedPiece> generated = onlyEchoes ? List.of() : pieces.get(i);
+            String text = echoes.get(i) + text(generated);
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = object("role", "assistant", "content", text);
@@ -249,7 +257,7 @@ final class OpenAiAnswer implements AnswerFormat {
                 choice.addProperty("text", text);
             }
             List<GeneratedPiece> listed = new ArrayList<>(generations.get(i).promptPieces());
-            listed.addAll(pieces.get(i));
+            listed.addAll(generated);
             JsonElement probabilities = logProbabilities(listed, 0);
             choices.add(choice(choice, i, probabilities, reason(i, generations.get(i))));
         }
@@ -284,7 +292,7 @@ final class OpenAiAnswer implements AnswerFormat {
     }
 
     private String reason(int choice, Generation generation) {
-        if (generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
+        if (onlyEchoes || generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
             return "length";
         }
         return parts != null && parts.get(choice).calls() > 0 ? "tool_calls" : "stop";
@@ -298,7 +306,8 @@ final class OpenAiAnswer implements AnswerFormat {
             prompts += generations.get(i).promptTokens();
             cached += generations.get(i).cachedTokens();
         }
-        int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
+        int generated =
+                onlyEchoes ? 0 : generations.stream().mapToInt(Generation::generatedTokens).sum();
         JsonObject usage =
                 object(
                         "prompt_tokens",

@@ -3,8 +3,10 @@ package org.djlx.llm.server;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.function.Supplier;
+import java.util.regex.Pattern;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.sampling.Grammar;
 
@@ -153,7 +155,7 @@ final class OpenAiOptions {
                         .optFrequencyPenalty(json.number("frequency_penalty", -2, 2, 0))
                         .optPresencePenalty(json.number("presence_penalty", -2, 2, 0))
                         .optLogitBias(json.numbersByToken("logit_bias", -100, 100, MAX_BIASES))
-                        .optMinNewTokens((int) json.integer("min_tokens", 0, Integer.MAX_VALUE, 0))
+                        .optMinTokens((int) json.integer("min_tokens", 0, Integer.MAX_VALUE, 0))
                         .optStopTokens(stopTokens(json));
         if (json.has("seed")) {
             builder.optSeed(seed(json));
@@ -193,7 +195,16 @@ final class OpenAiOptions {
         try {
             return builder.build();
         } catch (IllegalArgumentException e) {
-            throw ApiException.badRequest(null, e.getMessage());
+            // Java's names are those of requests in camel case.
+            String message =
+                    Pattern.compile("[a-z]+(?:[A-Z][a-z]*)+(?= must)")
+                            .matcher(e.getMessage())
+                            .replaceAll(
+                                    name ->
+                                            name.group()
+                                                    .replaceAll("([A-Z])", "_$1")
+                                                    .toLowerCase(Locale.ROOT));
+            throw ApiException.badRequest(null, message);
         }
     }
 

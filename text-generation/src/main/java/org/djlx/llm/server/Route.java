@@ -17,8 +17,10 @@ enum Route {
     CHAT("/v1/chat/completions", true, TextApi::chat),
     COMPLETION("/v1/completions", true, TextApi::completion),
     RESPONSE("/v1/responses", true, TextApi::response),
-    INVOCATION("/invocations", true, TextApi::invocation),
+    /** A chat if it has messages, otherwise DJL Serving's schema. */
+    INVOCATION("/invocations", true, TextApi::invocationOrChat),
     TOKENIZE("/tokenize", true, null),
+    DETOKENIZE("/detokenize", true, null),
     /** All other paths; the name is their label in metrics. */
     OTHER("other", false, null);
 
@@ -56,7 +58,7 @@ enum Route {
 
     /** Returns whether requests have a body, which is read on another thread. */
     boolean takesBody() {
-        return reader != null || this == TOKENIZE;
+        return reader != null || this == TOKENIZE || this == DETOKENIZE;
     }
 
     boolean allows(HttpMethod method) {

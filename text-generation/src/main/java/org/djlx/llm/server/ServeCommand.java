@@ -28,9 +28,9 @@ import picocli.CommandLine.Parameters;
         name = "serve",
         description = {
             "Serves a language model over HTTP: /v1/chat/completions, /v1/completions,"
-                    + " /v1/responses and /v1/models for OpenAI's clients, /tokenize as vLLM,"
-                    + " /invocations for DJL Serving's clients, /health, /metrics for Prometheus,"
-                    + " and a page to chat with at /.",
+                + " /v1/responses and /v1/models for OpenAI's clients, /tokenize and /detokenize as"
+                + " vLLM, /invocations for DJL Serving's clients, /health, /metrics for Prometheus,"
+                + " and a page to chat with at /.",
             "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
                     + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
         })

@@ -210,7 +210,8 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         parts,
-                        name),
+                        name,
+                        false),
                 most);
     }
 
@@ -231,7 +232,7 @@ public final class TextApi {
         int[] prompt = encode(json, of, messages, tools, maxTokensName);
         builder.setPromptTokens(prompt);
         long left = Math.max(1, generator.maxLength() - prompt.length);
-        builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
+        builder.optMaxTokens((int) (maxTokens == 0 ? left : maxTokens));
         boolean included = json.flag("include_reasoning", true);
         if (reasoning == null) {
             builder.optGrammar(grammar);
@@ -600,6 +601,19 @@ public final class TextApi {
     }
 
     /**
+     * Answers vLLM's request for the text of {@code tokens}, without special ones.
+     *
+     * @throws ApiException if the request is not valid
+     */
+    public String detokenize(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        prepare(json);
+        int[] tokens = json.integers("tokens", Integer.MAX_VALUE);
+        json.requireNoOthers();
+        return JsonOptions.GSON.toJson(JsonOptions.object("prompt", tokenizer.decode(tokens)));
+    }
+
+    /**
      * Reads a request for a completion of one or more prompts.
      *
      * @throws ApiException if the request is not valid
@@ -619,18 +633,19 @@ public final class TextApi {
         boolean listed = json.has("logprobs");
         JsonOptions prompts = json.prompts("prompt");
         int choices = OpenAiOptions.choices(json, prompts.names().size());
+        int most =
+                (int)
+                        json.integer(
+                                "max_tokens",
+                                echoes ? 0 : 1,
+                                Integer.MAX_VALUE,
+                                DEFAULT_COMPLETION);
         GenerationRequest.Builder builder =
                 OpenAiOptions.read(json)
                         .optGrammar(OpenAiOptions.grammar(json))
                         .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
                         .optPromptLogProbabilities(echoes && listed)
-                        .optMaxNewTokens(
-                                (int)
-                                        json.integer(
-                                                "max_tokens",
-                                                1,
-                                                Integer.MAX_VALUE,
-                                                DEFAULT_COMPLETION));
+                        .optMaxTokens(Math.max(1, most)); // A prompt is scored in decode steps.
         List<GenerationRequest> requests = new ArrayList<>();
         List<String> echoed = new ArrayList<>();
         for (String prompt : prompts.names()) {
@@ -660,7 +675,8 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         null,
-                        name),
+                        name,
+                        most == 0),
                 "max_tokens");
     }
 
@@ -711,6 +727,16 @@ public final class TextApi {
         }
     }
 
+    /**
+     * As {@link #invocation(byte[])}, or a chat completion if there are {@code messages}.
+     *
+     * @throws ApiException if the request is not valid
+     */
+    public TextCall invocationOrChat(byte[] utf8) {
+        JsonOptions json = parseInvocation(utf8);
+        return json.has("messages") ? chat(json) : invocation(json);
+    }
+
     private TextCall invocation(JsonOptions json) {
         try {
             return readInvocation(json);
@@ -738,7 +764,7 @@ public final class TextApi {
         GenerationRequest.Builder builder =
                 OpenAiOptions.sampling(options, 1, samples ? 1 : 0)
                         .optIgnoreEndOfText(options.flag("ignore_eos_token", false))
-                        .optMaxNewTokens(
+                        .optMaxTokens(
                                 (int)
                                         options.integer(
                                                 "max_new_tokens",

@@ -4,9 +4,11 @@ package org.djlx.llm.server;
 import com.google.gson.JsonObject;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.djlx.llm.sampling.Grammar;
 import org.djlx.llm.text.ToolCallStream;
 import org.djlx.llm.text.ToolFormat;
@@ -16,7 +18,8 @@ import org.djlx.llm.text.ToolFormat;
  *
  * @param declarations the tools in the schema of chats, for the chat template
  * @param parameters the schema of the arguments of each tool that may be called, by name
- * @param isStrict whether calls follow their schemas even if they are not forced
+ * @param strict the tools whose calls follow their schemas even if they are not forced. Forced
+ *     calls of another tool are any JSON objects if its schema is not supported
  * @param isParallel whether an answer may have several calls
  */
 record Tools(
@@ -24,7 +27,7 @@ record Tools(
         List<Map<String, Object>> declarations,
         Map<String, JsonObject> parameters,
         boolean isForced,
-        boolean isStrict,
+        Set<String> strict,
         boolean isParallel) {
 
     /**
@@ -54,7 +57,7 @@ record Tools(
         }
         Map<String, JsonObject> parameters = new LinkedHashMap<>();
         List<Map<String, Object>> declarations = new ArrayList<>();
-        boolean isStrict = false;
+        Set<String> strict = new HashSet<>();
         for (JsonOptions tool : tools) {
             if (!tool.text("type", "").equals("function")) {
                 throw tool.wrong("type", "function; other tools are not supported");
@@ -65,7 +68,9 @@ record Tools(
                 throw declared.wrong("name", "1 to 64 of A-Z, a-z, 0-9, _, . and -, and unique");
             }
             declared.text("description", "");
-            isStrict |= declared.flag("strict", false); // Forced calls are always strict.
+            if (declared.flag("strict", false)) {
+                strict.add(name);
+            }
             parameters.put(name, arguments(declared.json("parameters")));
             declared.requireNoOthers();
             Map<String, Object> described = declared.values();
@@ -94,12 +99,7 @@ record Tools(
         }
         boolean isForced = !choice.equals("auto");
         return new Tools(
-                format,
-                declarations,
-                parameters,
-                isForced,
-                isStrict,
-                isParallel && function == null);
+                format, declarations, parameters, isForced, strict, isParallel && function == null);
     }
 
     /** Returns the schema of a tool's arguments, which are an object if it does not say so. */
@@ -119,7 +119,7 @@ record Tools(
      * without calls; null if these are free.
      */
     Grammar grammar(JsonOptions json, Grammar answer) {
-        if (!isForced && !isStrict && answer == null) {
+        if (!isForced && strict.isEmpty() && answer == null) {
             return null;
         }
         if (!isForced && !format.promptSuffix().isEmpty()) {
@@ -130,9 +130,25 @@ record Tools(
                 "tools",
                 () -> {
                     boolean isEither = !isForced && answer != null;
-                    Grammar calls = format.grammar(parameters, isParallel, isForced || isEither);
+                    Grammar calls = format.grammar(supported(), isParallel, isForced || isEither);
                     return isEither ? Grammar.anyOf(List.of(answer, calls)) : calls;
                 });
+    }
+
+    /** Returns the schemas; any object for a tool that is not strict and has one not supported. */
+    private Map<String, JsonObject> supported() {
+        Map<String, JsonObject> supported = new LinkedHashMap<>(parameters);
+        supported.replaceAll((name, schema) -> strict.contains(name) ? schema : supported(schema));
+        return supported;
+    }
+
+    private static JsonObject supported(JsonObject schema) {
+        try {
+            Grammar.jsonSchema(schema);
+            return schema;
+        } catch (IllegalArgumentException e) {
+            return JsonOptions.object("type", "object");
+        }
     }
 
     ToolCallStream newStream() {

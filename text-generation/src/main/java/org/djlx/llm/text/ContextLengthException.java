@@ -10,43 +10,42 @@ public final class ContextLengthException extends IllegalArgumentException {
     private final String prompt;
 
     /** The requested number of new tokens; 0 if the prompt alone is too long. */
-    private final int maxNewTokens;
+    private final int maxTokens;
 
     private final int maxLength;
 
-    public ContextLengthException(int promptTokens, int maxNewTokens, int maxLength) {
-        this(promptTokens + " tokens", promptTokens <= maxLength ? maxNewTokens : 0, maxLength);
+    public ContextLengthException(int promptTokens, int maxTokens, int maxLength) {
+        this(promptTokens + " tokens", promptTokens <= maxLength ? maxTokens : 0, maxLength);
     }
 
-    private ContextLengthException(String prompt, int maxNewTokens, int maxLength) {
+    private ContextLengthException(String prompt, int maxTokens, int maxLength) {
         super(
                 "generation request: "
                         + text(
                                 prompt,
-                                maxNewTokens,
-                                "maxNewTokens",
+                                maxTokens,
+                                "maxTokens",
                                 "the maxLength " + maxLength + " of this generator"));
         this.prompt = prompt;
-        this.maxNewTokens = maxNewTokens;
+        this.maxTokens = maxTokens;
         this.maxLength = maxLength;
     }
 
     /** Returns the message for a client of an API, with its name of the number of new tokens. */
     public String text(String maxTokensName) {
         String limit = "the context length of this model, " + maxLength + " tokens";
-        return text(prompt, maxNewTokens, maxTokensName, limit);
+        return text(prompt, maxTokens, maxTokensName, limit);
     }
 
-    private static String text(
-            String prompt, int maxNewTokens, String maxTokensName, String limit) {
-        if (maxNewTokens == 0) {
+    private static String text(String prompt, int maxTokens, String maxTokensName, String limit) {
+        if (maxTokens == 0) {
             return String.format(
                     "the prompt has %s, more than %s; shorten the prompt", prompt, limit);
         }
         return String.format(
                 "the prompt has %s and %s is %d, together more than %s; shorten the prompt or ask"
                         + " for fewer new tokens",
-                prompt, maxTokensName, maxNewTokens, limit);
+                prompt, maxTokensName, maxTokens, limit);
     }
 
     /**

@@ -101,7 +101,7 @@ class TextModelLoaderTest {
     private static String expected(int tokens) throws Exception {
         try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
             GenerationRequest request =
-                    GenerationRequest.builder().setPrompt(PROMPT).optMaxNewTokens(tokens).build();
+                    GenerationRequest.builder().setPrompt(PROMPT).optMaxTokens(tokens).build();
             return generator.submit(request).await(Duration.ofMinutes(1)).stream()
                     .map(GeneratedPiece::text)
                     .collect(Collectors.joining());

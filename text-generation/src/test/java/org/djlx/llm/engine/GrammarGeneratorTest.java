@@ -64,7 +64,7 @@ class GrammarGeneratorTest {
     private static GenerationRequest.Builder request(Grammar grammar, int seed) {
         return GenerationRequest.builder()
                 .setPromptTokens(seed % 200, 3, 7)
-                .optMaxNewTokens(100)
+                .optMaxTokens(100)
                 .optTemperature(1.5)
                 .optSeed(seed)
                 .optGrammar(grammar);
@@ -202,7 +202,7 @@ class GrammarGeneratorTest {
                     generator.submit(
                             request(Grammar.regex("abc"), 0)
                                     .optStopTokens('b')
-                                    .optMinNewTokens(3)
+                                    .optMinTokens(3)
                                     .build());
             EngineException e = assertThrows(EngineException.class, () -> wrong.await(LONG));
             assertTrue(e.getCause().getMessage().contains("no token continues"), e::toString);

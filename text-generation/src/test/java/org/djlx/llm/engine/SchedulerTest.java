@@ -78,20 +78,18 @@ class SchedulerTest {
                 blocks);
     }
 
-    private static Sequence sequence(int prompt, int maxNewTokens) {
-        return sequence(prompt, maxNewTokens, GenerationRequest.builder());
+    private static Sequence sequence(int prompt, int maxTokens) {
+        return sequence(prompt, maxTokens, GenerationRequest.builder());
+    }
+
+    private static Sequence sequence(int prompt, int maxTokens, GenerationRequest.Builder builder) {
+        return sequence(prompt, maxTokens, builder, new PieceQueue(prompt, () -> {}));
     }
 
     private static Sequence sequence(
-            int prompt, int maxNewTokens, GenerationRequest.Builder builder) {
-        return sequence(prompt, maxNewTokens, builder, new PieceQueue(prompt, () -> {}));
-    }
-
-    private static Sequence sequence(
-            int prompt, int maxNewTokens, GenerationRequest.Builder builder, PieceQueue queue) {
+            int prompt, int maxTokens, GenerationRequest.Builder builder, PieceQueue queue) {
         int[] tokens = IntStream.rangeClosed(1, prompt).map(i -> 100 + i).toArray();
-        GenerationRequest request =
-                builder.setPromptTokens(tokens).optMaxNewTokens(maxNewTokens).build();
+        GenerationRequest request = builder.setPromptTokens(tokens).optMaxTokens(maxTokens).build();
         return new Sequence(request, tokens, null, Set.of(STOP), queue);
     }
 
@@ -456,7 +454,7 @@ class SchedulerTest {
                 GenerationRequest request =
                         GenerationRequest.builder()
                                 .setPromptTokens(prompt)
-                                .optMaxNewTokens(count)
+                                .optMaxTokens(count)
                                 .build();
                 PieceQueue queue = new PieceQueue(prompt.length, () -> {});
                 Sequence sequence = new Sequence(request, prompt, null, Set.of(STOP), queue);

@@ -17,13 +17,10 @@ class SequenceTest {
 
     private static final int STOP = 9;
 
-    private static Sequence sequence(int maxNewTokens) {
+    private static Sequence sequence(int maxTokens) {
         int[] prompt = {1, 2, 3};
         GenerationRequest request =
-                GenerationRequest.builder()
-                        .setPromptTokens(prompt)
-                        .optMaxNewTokens(maxNewTokens)
-                        .build();
+                GenerationRequest.builder().setPromptTokens(prompt).optMaxTokens(maxTokens).build();
         PieceQueue queue = new PieceQueue(prompt.length, () -> {});
         return new Sequence(request, prompt, null, Set.of(STOP), queue);
     }

@@ -66,7 +66,7 @@ class TextEngineCacheGpuTest {
         for (int i = 0; i < 40; i++) {
             int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
             GenerationRequest.Builder builder =
-                    TextEngineTest.request(prompt).optMaxNewTokens(100 + i);
+                    TextEngineTest.request(prompt).optMaxTokens(100 + i);
             if (i % 2 > 0) {
                 builder.optTemperature(1).optTopP(0.9).optSeed(i);
             }
@@ -106,7 +106,7 @@ class TextEngineCacheGpuTest {
         for (int i = 0; i < 20; i++) {
             int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
             GenerationRequest.Builder builder =
-                    TextEngineTest.request(prompt).optMaxNewTokens(100).optTopLogProbabilities(2);
+                    TextEngineTest.request(prompt).optMaxTokens(100).optTopLogProbabilities(2);
             if (i % 2 > 0) {
                 builder.optTemperature(1.5).optTopP(0.9).optSeed(i);
             }
@@ -137,7 +137,7 @@ class TextEngineCacheGpuTest {
         try (TextGenerator generator =
                 build(ranks, 8 * MAX_LENGTH_BLOCKS, builder -> builder.optKvCacheDtype(dtype))) {
             int[] prompt = new Random(1).ints(300, 0, VOCABULARY).toArray();
-            GenerationRequest request = TextEngineTest.request(prompt).optMaxNewTokens(1).build();
+            GenerationRequest request = TextEngineTest.request(prompt).optMaxTokens(1).build();
             GeneratedPiece computed = generator.submit(request).await(LONG).get(0);
             List<Generation> again = generator.submitAll(List.of(request, request, request));
             for (Generation generation : again) {
@@ -159,14 +159,14 @@ class TextEngineCacheGpuTest {
     void laterChunksOfSeveralPromptsAreOnePrefill(int ranks, KvCacheDtype dtype, double most)
             throws Exception {
         int[] prefix = new Random(1).ints(128, 0, VOCABULARY).toArray();
-        GenerationRequest first = TextEngineTest.request(prefix).optMaxNewTokens(1).build();
+        GenerationRequest first = TextEngineTest.request(prefix).optMaxTokens(1).build();
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 6; i++) {
             IntStream own = new Random(2 + i).ints(118 + i, 0, VOCABULARY);
             int[] prompt = IntStream.concat(Arrays.stream(prefix), own).toArray();
             requests.add(
                     TextEngineTest.request(prompt)
-                            .optMaxNewTokens(1)
+                            .optMaxTokens(1)
                             .optTopLogProbabilities(20)
                             .build());
         }
@@ -214,7 +214,7 @@ class TextEngineCacheGpuTest {
             throws Exception {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < count; i++) {
-            requests.add(TextEngineTest.request(i % 200, i / 200).optMaxNewTokens(40).build());
+            requests.add(TextEngineTest.request(i % 200, i / 200).optMaxTokens(40).build());
         }
         UnaryOperator<TextEngine.Builder> options =
                 builder -> builder.optBatchInvariant(batchInvariant).optKvCacheDtype(dtype);

@@ -84,7 +84,7 @@ class TextEngineCacheTest {
             if (i >= beginnings) {
                 prompt[prompt.length - 1] = i;
             }
-            requests.add(TextEngineTest.request(prompt).optMaxNewTokens(newTokens + i % 7).build());
+            requests.add(TextEngineTest.request(prompt).optMaxTokens(newTokens + i % 7).build());
         }
         return requests;
     }
@@ -170,19 +170,19 @@ class TextEngineCacheTest {
         try (TextGenerator generator = build(ranks, 40, builder -> builder)) {
             int[] prompt = new Random(1).ints(70, 0, VOCABULARY).toArray();
             Generation first =
-                    generator.submit(TextEngineTest.request(prompt).optMaxNewTokens(30).build());
+                    generator.submit(TextEngineTest.request(prompt).optMaxTokens(30).build());
             int[] answer = tokens(first);
             assertEquals(0, first.cachedTokens());
             // The next turn of a chat finds the answer, too, except the last token.
             int[] turn = Arrays.copyOf(prompt, 70 + 30 + 5);
             System.arraycopy(answer, 0, turn, 70, 30);
             Generation second =
-                    generator.submit(TextEngineTest.request(turn).optMaxNewTokens(2).build());
+                    generator.submit(TextEngineTest.request(turn).optMaxTokens(2).build());
             second.await(LONG);
             assertEquals(96, second.cachedTokens());
             turn[20] ^= 1;
             Generation other =
-                    generator.submit(TextEngineTest.request(turn).optMaxNewTokens(2).build());
+                    generator.submit(TextEngineTest.request(turn).optMaxTokens(2).build());
             other.await(LONG);
             assertEquals(16, other.cachedTokens());
             assertEquals(96 + 16, generator.statistics().prefixCacheHits());
@@ -228,7 +228,7 @@ class TextEngineCacheTest {
             requests.add(
                     TextEngineTest.request(prompt)
                             .optStopTokens(stops)
-                            .optMaxNewTokens(256 - prompt.length)
+                            .optMaxTokens(256 - prompt.length)
                             .build());
         }
         List<List<GeneratedPiece>> expected;
@@ -252,7 +252,7 @@ class TextEngineCacheTest {
         write(ScalarType.FLOAT32);
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 256; i++) {
-            requests.add(TextEngineTest.request(i % 200, i / 200).optMaxNewTokens(12).build());
+            requests.add(TextEngineTest.request(i % 200, i / 200).optMaxTokens(12).build());
         }
         try (TextEngine generator = build(ranks, 600, builder -> builder)) {
             List<Generation> generations = generator.submitAll(requests);

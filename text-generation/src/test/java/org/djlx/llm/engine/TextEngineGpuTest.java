@@ -355,7 +355,7 @@ class TextEngineGpuTest {
                 GenerationRequest.Builder builder =
                         GenerationRequest.builder()
                                 .setPromptTokens(prompt)
-                                .optMaxNewTokens(5 + i % 30)
+                                .optMaxTokens(5 + i % 30)
                                 .optIgnoreEndOfText(true);
                 if (i % 2 > 0) {
                     builder.optTemperature(1).optTopP(0.9).optSeed(i);
@@ -584,7 +584,7 @@ class TextEngineGpuTest {
                                 GenerationRequest.builder()
                                         .setPromptTokens(
                                                 new Random(i).ints(1 + i, 0, 203).toArray())
-                                        .optMaxNewTokens(60)
+                                        .optMaxTokens(60)
                                         .optIgnoreEndOfText(true)
                                         .optFrequencyPenalty(0.25 * (i % 3))
                                         .optPresencePenalty(0.5 * (i % 2))
@@ -653,7 +653,7 @@ class TextEngineGpuTest {
                         generator.submit(
                                 GenerationRequest.builder()
                                         .setPromptTokens(all)
-                                        .optMaxNewTokens(1)
+                                        .optMaxTokens(1)
                                         .optPromptLogProbabilities(true)
                                         .optTopLogProbabilities(1)
                                         .build());
@@ -673,7 +673,7 @@ class TextEngineGpuTest {
     private static GenerationRequest request(int[] prompt) {
         return GenerationRequest.builder()
                 .setPromptTokens(prompt)
-                .optMaxNewTokens(10)
+                .optMaxTokens(10)
                 .optIgnoreEndOfText(true)
                 .build();
     }
@@ -689,7 +689,7 @@ class TextEngineGpuTest {
             GenerationRequest.Builder request =
                     GenerationRequest.builder()
                             .setPromptTokens(prompt)
-                            .optMaxNewTokens(40)
+                            .optMaxTokens(40)
                             .optIgnoreEndOfText(true)
                             .optTopLogProbabilities(3);
             List<Generation> choices = generator.submitAll(Collections.nCopies(5, request.build()));
@@ -746,7 +746,7 @@ class TextEngineGpuTest {
                 requests.add(
                         GenerationRequest.builder()
                                 .setPromptTokens(new Random(i).ints(1 + i, 0, 203).toArray())
-                                .optMaxNewTokens(1 + i)
+                                .optMaxTokens(1 + i)
                                 .optIgnoreEndOfText(true));
                 GenerationRequest request = requests.get(i).build();
                 whole.add(generator.submit(request).await(Duration.ofMinutes(1)));
@@ -781,11 +781,11 @@ class TextEngineGpuTest {
                     GenerationRequest.builder()
                             .setPromptTokens(1, 2, 3)
                             .optIgnoreEndOfText(true)
-                            .optMaxNewTokens(20);
+                            .optMaxTokens(20);
             List<GeneratedPiece> expected =
                     generator.submit(request.build()).await(Duration.ofMinutes(1));
             for (int i = 0; i < 3; i++) {
-                Generation generation = generator.submit(request.optMaxNewTokens(400).build());
+                Generation generation = generator.submit(request.optMaxTokens(400).build());
                 for (int token = 0; token <= i; token++) {
                     generation.next(Duration.ofMinutes(1));
                 }
@@ -798,7 +798,7 @@ class TextEngineGpuTest {
                 assertEquals(
                         expected,
                         generator
-                                .submit(request.optMaxNewTokens(20).build())
+                                .submit(request.optMaxTokens(20).build())
                                 .await(Duration.ofMinutes(1)));
             }
             assertEquals(3, generator.statistics().reloads());
@@ -816,7 +816,7 @@ class TextEngineGpuTest {
                 GenerationRequest request =
                         GenerationRequest.builder()
                                 .setPromptTokens(new Random(i).ints(200, 0, 203).toArray())
-                                .optMaxNewTokens(50)
+                                .optMaxTokens(50)
                                 .optIgnoreEndOfText(true)
                                 .build();
                 generator.submit(request).await(Duration.ofMinutes(1));
@@ -857,7 +857,7 @@ class TextEngineGpuTest {
                 GenerationRequest.Builder builder =
                         GenerationRequest.builder()
                                 .setPromptTokens(prompt)
-                                .optMaxNewTokens(10 + i)
+                                .optMaxTokens(10 + i)
                                 .optIgnoreEndOfText(true);
                 if (i % 2 > 0) {
                     builder.optTemperature(1).optTopK(20).optRepetitionPenalty(1.2).optSeed(i);

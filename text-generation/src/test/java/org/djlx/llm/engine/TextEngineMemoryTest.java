@@ -136,7 +136,7 @@ class TextEngineMemoryTest {
         long before = hugePageBytes();
         try (TextEngine generator = load(directory)) {
             generator
-                    .submit(TextEngineTest.request(1).optMaxNewTokens(2).build())
+                    .submit(TextEngineTest.request(1).optMaxTokens(2).build())
                     .await(Duration.ofMinutes(1));
             assertTrue(isMapped(directory)); // The weights stay in the files.
             long held = hugePageBytes() - before;

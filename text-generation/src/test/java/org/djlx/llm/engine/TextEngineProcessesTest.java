@@ -82,7 +82,7 @@ class TextEngineProcessesTest {
             assertSays(
                     ranks,
                     0,
-                    "wrong: generation request: the prompt has 2 tokens and maxNewTokens is 1000");
+                    "wrong: generation request: the prompt has 2 tokens and maxTokens is 1000");
             assertSays(ranks, 0, "cancelled: CANCELLED");
             assertSays(ranks, 0, "late " + expected.get(0));
             assertSays(ranks, 1, "refused: this process follows rank 0");

@@ -79,9 +79,9 @@ public final class TextEngineRankMain {
         List<Generation> all =
                 TextEngineTest.manyRequests().stream().map(generator::submit).toList();
         Generation cancelled =
-                generator.submit(TextEngineTest.request(1, 2).optMaxNewTokens(250).build());
+                generator.submit(TextEngineTest.request(1, 2).optMaxTokens(250).build());
         try {
-            generator.submit(TextEngineTest.request(1, 2).optMaxNewTokens(1000).build());
+            generator.submit(TextEngineTest.request(1, 2).optMaxTokens(1000).build());
         } catch (IllegalArgumentException e) {
             say("wrong: " + e.getMessage());
         }
@@ -110,7 +110,7 @@ public final class TextEngineRankMain {
         try {
             while (true) {
                 Generation running =
-                        generator.submit(TextEngineTest.request(1).optMaxNewTokens(200).build());
+                        generator.submit(TextEngineTest.request(1).optMaxTokens(200).build());
                 running.next(LONG);
                 say("running");
                 running.await(LONG);

@@ -159,7 +159,7 @@ public class TextEngineTest {
         }
         try (TextGenerator generator = generator(2, builder -> builder)) {
             Generation generation =
-                    generator.submit(request(prompt(7, 1)).optMaxNewTokens(12).build());
+                    generator.submit(request(prompt(7, 1)).optMaxTokens(12).build());
             List<GeneratedPiece> pieces = generation.await(LONG);
             assertArrayEquals(Arrays.copyOfRange(sequence, 7, 19), tokens(pieces));
             for (int i = 0; i < 12; i++) {
@@ -182,7 +182,7 @@ public class TextEngineTest {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 16; i++) {
             GenerationRequest.Builder builder =
-                    request(prompt(1 + i * 7 % 90, i)).optMaxNewTokens(3 + i * 5 % 17).optSeed(i);
+                    request(prompt(1 + i * 7 % 90, i)).optMaxTokens(3 + i * 5 % 17).optSeed(i);
             if (i % 4 > 0) {
                 builder.optTemperature(0.5 + i % 3);
             }
@@ -277,9 +277,9 @@ public class TextEngineTest {
             Generation generation =
                     generator.submit(
                             request(prompt)
-                                    .optMaxNewTokens(30)
+                                    .optMaxTokens(30)
                                     .optStopTokens(stop)
-                                    .optMinNewTokens(19)
+                                    .optMinTokens(19)
                                     .optRepetitionPenalty(1.25)
                                     .optFrequencyPenalty(0.5)
                                     .optPresencePenalty(0.25)
@@ -303,9 +303,9 @@ public class TextEngineTest {
         int[] prompt = prompt(75, 8);
         double[][] logits = reference.logits(prompt);
         try (TextGenerator generator = generator(ranks, builder -> builder.optPrefillTokens(33))) {
-            Generation other = generator.submit(request(prompt).optMaxNewTokens(40).build());
+            Generation other = generator.submit(request(prompt).optMaxTokens(40).build());
             awaitStep(generator, 0);
-            GenerationRequest.Builder request = request(prompt).optMaxNewTokens(3);
+            GenerationRequest.Builder request = request(prompt).optMaxTokens(3);
             Generation generation =
                     generator.submit(
                             request.optPromptLogProbabilities(true)
@@ -333,8 +333,7 @@ public class TextEngineTest {
             int[] prompt = prompt(70, 2);
             List<GenerationRequest> requests = new ArrayList<>();
             for (int i = 0; i < 4; i++) {
-                requests.add(
-                        request(prompt).optTemperature(1).optSeed(i).optMaxNewTokens(8).build());
+                requests.add(request(prompt).optTemperature(1).optSeed(i).optMaxTokens(8).build());
             }
             requests.add(request(prompt(70, 3)).build());
             List<Generation> choices = generator.submitAll(requests);
@@ -356,7 +355,7 @@ public class TextEngineTest {
     @Test
     void drawsOtherTokensWithOtherSeeds() throws Exception {
         try (TextGenerator generator = generator(1, builder -> builder)) {
-            GenerationRequest.Builder builder = request(1, 2).optTemperature(1).optMaxNewTokens(20);
+            GenerationRequest.Builder builder = request(1, 2).optTemperature(1).optMaxTokens(20);
             int[] first = tokens(generator.submit(builder.optSeed(1).build()).await(LONG));
             int[] other = tokens(generator.submit(builder.optSeed(2).build()).await(LONG));
             assertNotEquals(Arrays.toString(first), Arrays.toString(other));
@@ -367,16 +366,12 @@ public class TextEngineTest {
     void stopsAtTokens() throws Exception {
         try (TextGenerator generator = generator(2, builder -> builder)) {
             int[] all =
-                    tokens(
-                            generator
-                                    .submit(request(1, 2, 3).optMaxNewTokens(20).build())
-                                    .await(LONG));
+                    tokens(generator.submit(request(1, 2, 3).optMaxTokens(20).build()).await(LONG));
             int stop = all[5];
             int first =
                     IntStream.range(0, 20).filter(i -> all[i] == stop).findFirst().orElseThrow();
             Generation generation =
-                    generator.submit(
-                            request(1, 2, 3).optMaxNewTokens(20).optStopTokens(stop).build());
+                    generator.submit(request(1, 2, 3).optMaxTokens(20).optStopTokens(stop).build());
             List<GeneratedPiece> pieces = generation.await(LONG);
             assertArrayEquals(Arrays.copyOf(all, first + 1), tokens(pieces));
             assertEquals(FinishReason.STOP, generation.finishReason().orElseThrow());
@@ -390,7 +385,7 @@ public class TextEngineTest {
                     GenerationRequest.builder()
                             .setPrompt("How?")
                             .optIgnoreEndOfText(true)
-                            .optMaxNewTokens(60)
+                            .optMaxTokens(60)
                             .optSeed(4)
                             .optTemperature(1);
             List<GeneratedPiece> pieces = generator.submit(builder.build()).await(LONG);
@@ -410,7 +405,7 @@ public class TextEngineTest {
     void givesPiecesAsTheyCome() throws Exception {
         try (TextEngine generator = generator(1, builder -> builder)) {
             CountDownLatch held = hold(generator);
-            Generation generation = generator.submit(request(1).optMaxNewTokens(30).build());
+            Generation generation = generator.submit(request(1).optMaxTokens(30).build());
             AtomicInteger told = new AtomicInteger();
             CountDownLatch ended = new CountDownLatch(1);
             generation.onProgress(
@@ -435,7 +430,7 @@ public class TextEngineTest {
     @Test
     void cancellingFreesItsPartOfTheCacheAlone() throws Exception {
         try (TextEngine generator = generator(2, builder -> builder.optMaxRunning(3))) {
-            GenerationRequest some = request(1, 2).optMaxNewTokens(40).build();
+            GenerationRequest some = request(1, 2).optMaxTokens(40).build();
             int[] expected = tokens(generator.submit(some).await(LONG));
             CountDownLatch held = hold(generator);
             List<Generation> others = new ArrayList<>();
@@ -469,24 +464,21 @@ public class TextEngineTest {
                         2, builder -> builder.optMaxLength(64).optMaxQueued(2).optMaxRunning(1))) {
             refuse(
                     generator,
-                    "60 tokens and maxNewTokens is 5",
-                    request(prompt(60, 1)).optMaxNewTokens(5));
-            refuse(generator, "maxLength 64", request(1).optMaxNewTokens(Integer.MAX_VALUE));
-            refuse(generator, "token id 258", request(1, 258).optMaxNewTokens(5));
-            refuse(generator, "token id -1", request(-1).optMaxNewTokens(5));
+                    "60 tokens and maxTokens is 5",
+                    request(prompt(60, 1)).optMaxTokens(5));
+            refuse(generator, "maxLength 64", request(1).optMaxTokens(Integer.MAX_VALUE));
+            refuse(generator, "token id 258", request(1, 258).optMaxTokens(5));
+            refuse(generator, "token id -1", request(-1).optMaxTokens(5));
             refuse(
                     generator,
                     "token id 258 of stopTokens is out of range: the vocabulary has 258 tokens",
-                    request(1).optStopTokens(7, 258).optMaxNewTokens(5));
-            refuse(
-                    generator,
-                    "token id -1 of stop",
-                    request(1).optStopTokens(-1).optMaxNewTokens(5));
+                    request(1).optStopTokens(7, 258).optMaxTokens(5));
+            refuse(generator, "token id -1 of stop", request(1).optStopTokens(-1).optMaxTokens(5));
             String none =
                     assertThrows(IllegalArgumentException.class, () -> generator.submit(null))
                             .getMessage();
             assertTrue(none.contains("is null"), none);
-            GenerationRequest good = request(prompt(59, 1)).optMaxNewTokens(5).build();
+            GenerationRequest good = request(prompt(59, 1)).optMaxTokens(5).build();
             for (List<GenerationRequest> wrong :
                     List.of(List.of(good, request(258).build()), List.of(good, good, good))) {
                 assertThrows(IllegalArgumentException.class, () -> generator.submitAll(wrong));
@@ -498,7 +490,7 @@ public class TextEngineTest {
                 assertEquals(5, both.await(LONG).size());
             }
             assertEquals(5, generator.submit(good).await(LONG).size());
-            GenerationRequest longOne = request(1).optMaxNewTokens(63).build();
+            GenerationRequest longOne = request(1).optMaxTokens(63).build();
             List<Generation> accepted = new ArrayList<>();
             CountDownLatch held = hold(generator);
             accepted.add(generator.submit(longOne));
@@ -535,7 +527,7 @@ public class TextEngineTest {
     void waitsNoLongerThanAsked() throws Exception {
         try (TextEngine generator = generator(1, builder -> builder)) {
             CountDownLatch held = hold(generator);
-            Generation generation = generator.submit(request(1).optMaxNewTokens(2).build());
+            Generation generation = generator.submit(request(1).optMaxTokens(2).build());
             Duration brief = Duration.ofMillis(1);
             Exception late = assertThrows(TimeoutException.class, () -> generation.await(brief));
             assertTrue(late.getMessage().contains("0.001 s"), late.getMessage());
@@ -560,12 +552,12 @@ public class TextEngineTest {
     @Test
     void failsWhatIsPendingWhenARankFailsAndLoadsTheModelAgain() throws Exception {
         try (TextEngine generator = generator(2, builder -> builder.optMaxRunning(2))) {
-            GenerationRequest some = request(3, 4).optMaxNewTokens(10).build();
+            GenerationRequest some = request(3, 4).optMaxTokens(10).build();
             int[] expected = tokens(generator.submit(some).await(LONG));
             List<Generation> pending = new ArrayList<>();
             CountDownLatch held = hold(generator);
             for (int i = 0; i < 4; i++) {
-                pending.add(generator.submit(request(1).optMaxNewTokens(255).build()));
+                pending.add(generator.submit(request(1).optMaxTokens(255).build()));
             }
             awaitStep(generator, 2); // One runs at least; others wait.
             breakRank(generator);
@@ -589,7 +581,7 @@ public class TextEngineTest {
     private static String failWhileServing(TextEngine generator) throws Exception {
         long before = generator.statistics().promptTokens();
         CountDownLatch held = hold(generator);
-        Generation generation = generator.submit(request(1).optMaxNewTokens(200).build());
+        Generation generation = generator.submit(request(1).optMaxTokens(200).build());
         awaitStep(generator, before);
         breakRank(generator);
         held.countDown();
@@ -634,7 +626,7 @@ public class TextEngineTest {
     @Test
     void isLoadedAgainWheneverARequestWasServedBetween() throws Exception {
         try (TextEngine generator = generator(2, builder -> builder)) {
-            GenerationRequest some = request(3, 4).optMaxNewTokens(10).build();
+            GenerationRequest some = request(3, 4).optMaxTokens(10).build();
             int[] expected = tokens(generator.submit(some).await(LONG));
             for (int i = 1; i <= 3; i++) {
                 RankPool<?, ?> before = generator.pool();
@@ -652,7 +644,7 @@ public class TextEngineTest {
     void servesARequestThatComesAfterARankFailedUnnoticed() throws Exception {
         try (TextEngine generator = generator(2, builder -> builder)) {
             assertThrows(CompletionException.class, breakRank(generator)::join);
-            Generation generation = generator.submit(request(1).optMaxNewTokens(3).build());
+            Generation generation = generator.submit(request(1).optMaxTokens(3).build());
             assertEquals(3, generation.await(LONG).size());
             assertEquals(1, generator.statistics().reloads());
         }
@@ -668,7 +660,7 @@ public class TextEngineTest {
                 }
             }
             assertThrows(CompletionException.class, breakRank(generator)::join);
-            Generation generation = generator.submit(request(1).optMaxNewTokens(3).build());
+            Generation generation = generator.submit(request(1).optMaxTokens(3).build());
             assertThrows(EngineException.class, () -> generation.await(LONG));
             String cause = generator.unavailabilityCause().orElseThrow();
             assertTrue(cause.contains("could not be reloaded"), cause);
@@ -689,14 +681,14 @@ public class TextEngineTest {
                 expected.add(
                         tokens(
                                 generator
-                                        .submit(request(i, 9).optMaxNewTokens(8).build())
+                                        .submit(request(i, 9).optMaxTokens(8).build())
                                         .await(LONG)));
             }
             CountDownLatch go = new CountDownLatch(1);
             List<CompletableFuture<int[]>> callers = new ArrayList<>();
             List<Thread> threads = new ArrayList<>();
             for (int i = 0; i < 64; i++) {
-                GenerationRequest request = request(i % 4, 9).optMaxNewTokens(8).build();
+                GenerationRequest request = request(i % 4, 9).optMaxTokens(8).build();
                 CompletableFuture<int[]> result = new CompletableFuture<>();
                 callers.add(result);
                 threads.add(
@@ -723,7 +715,7 @@ public class TextEngineTest {
     @Test
     void goesOnWhenAllAreCancelledAsTheyBegin() throws Exception {
         try (TextEngine generator = generator(1, builder -> builder)) {
-            GenerationRequest some = request(1).optMaxNewTokens(3).build();
+            GenerationRequest some = request(1).optMaxTokens(3).build();
             synchronized (generator.pool()) { // The engine queries it before a step.
                 Generation generation = generator.submit(some);
                 while (generator.statistics().running() == 0) {
@@ -740,12 +732,12 @@ public class TextEngineTest {
     void goesOnWhateverAListenerThrows() throws Exception {
         try (TextEngine generator = generator(1, builder -> builder)) {
             CountDownLatch held = hold(generator);
-            Generation one = generator.submit(request(1, 2).optMaxNewTokens(3).build());
+            Generation one = generator.submit(request(1, 2).optMaxTokens(3).build());
             one.onProgress(
                     () -> {
                         throw new AssertionError("made up");
                     });
-            Generation other = generator.submit(request(3, 4).optMaxNewTokens(3).build());
+            Generation other = generator.submit(request(3, 4).optMaxTokens(3).build());
             held.countDown();
             assertEquals(3, one.await(LONG).size());
             assertEquals(3, other.await(LONG).size());
@@ -757,7 +749,7 @@ public class TextEngineTest {
     void closingCancelsAndEndsItsThreads() throws Exception {
         TextEngine generator = generator(2, builder -> builder);
         CountDownLatch held = hold(generator);
-        Generation generation = generator.submit(request(1).optMaxNewTokens(255).build());
+        Generation generation = generator.submit(request(1).optMaxTokens(255).build());
         CompletableFuture<Throwable> inListener = new CompletableFuture<>();
         generation.onProgress(
                 () -> {
@@ -858,7 +850,7 @@ public class TextEngineTest {
             List<long[]> opened;
             try (TextGenerator generator = generator(2, large)) {
                 assertTrue(generator.statistics().cacheBytes() > cache * 9 / 10);
-                generator.submit(request(1).optMaxNewTokens(3).build()).await(LONG);
+                generator.submit(request(1).optMaxTokens(3).build()).await(LONG);
                 opened = new ArrayList<>(mappings(cache * 9 / 10));
             }
             // The JVM's heap grows within addresses that it has reserved before.

@@ -99,7 +99,7 @@ class TextChatModelTest {
 
     private static String generated(String prompt, int tokens) throws Exception {
         GenerationRequest request =
-                GenerationRequest.builder().setPrompt(prompt).optMaxNewTokens(tokens).build();
+                GenerationRequest.builder().setPrompt(prompt).optMaxTokens(tokens).build();
         return generator.submit(request).await(Duration.ofMinutes(1)).stream()
                 .map(GeneratedPiece::text)
                 .collect(Collectors.joining());
@@ -359,7 +359,7 @@ class TextChatModelTest {
         AiMessage answer = collector.response.get(1, TimeUnit.MINUTES).aiMessage();
         int[] prompt = generator.tokenizer().orElseThrow().encode("How?Why?", false);
         GenerationRequest same =
-                GenerationRequest.builder().setPromptTokens(prompt).optMaxNewTokens(20).build();
+                GenerationRequest.builder().setPromptTokens(prompt).optMaxTokens(20).build();
         String text =
                 generator.submit(same).await(Duration.ofMinutes(1)).stream()
                         .map(GeneratedPiece::text)

@@ -40,7 +40,7 @@ class LlamaTypesTest {
         for (int i = 0; i < 6; i++) {
             int[] prompt = new Random(i).ints(1 + i * 9, 0, VOCABULARY).toArray();
             GenerationRequest.Builder builder =
-                    TextEngineTest.request(prompt).optMaxNewTokens(12 + i % 3);
+                    TextEngineTest.request(prompt).optMaxTokens(12 + i % 3);
             if (i % 4 == 3) {
                 builder.optTemperature(1).optTopP(0.9).optSeed(i);
             }

@@ -76,7 +76,7 @@ public class ModelFixturesTest {
                         generator.submit(
                                 GenerationRequest.builder()
                                         .setPromptTokens(of.prompt())
-                                        .optMaxNewTokens(of.tokens().length)
+                                        .optMaxTokens(of.tokens().length)
                                         .optIgnoreEndOfText(true)
                                         .build());
                 List<GeneratedPiece> pieces = generation.await(Duration.ofMinutes(1));

@@ -138,7 +138,7 @@ class WeightsInPlaceTest {
         GenerationRequest request =
                 GenerationRequest.builder()
                         .setPromptTokens(1, 2, 3)
-                        .optMaxNewTokens(5)
+                        .optMaxTokens(5)
                         .optIgnoreEndOfText(true)
                         .build();
         try (TextEngine engine = TextEngine.builder().setDirectory(directory).optRanks(2).build()) {

@@ -368,6 +368,93 @@ class GrammarTest {
         }
     }
 
+    /** Each line: a schema, values that it allows, values that it does not. */
+    @Test
+    void keywordsOfClientsAreFollowed() {
+        String shapes =
+                "{'oneOf': [{'$ref': '#/$defs/a'}, {'type': 'object', 'properties': {'k': {'const':"
+                    + " 'b'}}, 'required': ['k'], 'additionalProperties': false}], 'discriminator':"
+                    + " {'propertyName': 'k'}, '$defs': {'a': {'type': 'object', 'properties':"
+                    + " {'k': {'const': 'a'}, 'n': {'type': 'integer'}}, 'required': ['k', 'n'],"
+                    + " 'additionalProperties': false}}}";
+        String[][] cases = {
+            {shapes, "{'k':'a','n':1} {'k':'b'}", "{'k':'a'} {'k':'b','n':1} {'k':'c'} {}"},
+            {"{'oneOf': [{'type': 'string'}, {'type': 'null'}]}", "'a' null", "1 {}"},
+            {
+                "{'type': 'object', 'propertyNames': {'enum': ['a', 'b']},"
+                        + " 'additionalProperties': {'type': 'integer'}}",
+                "{} {'a':1} {'b':2,'a':1}",
+                "{'c':1} {'a':'x'}"
+            },
+            {
+                "{'type': 'object', 'propertyNames': {'pattern': '^x'}, 'properties': {'xa':"
+                    + " {'type': 'null'}, 'y': {}}, 'additionalProperties': {'type': 'integer'}}",
+                "{} {'xa':null} {'xb':1} {'xa':null,'xb':1}",
+                "{'y':1} {'z':1} {'xa':1}"
+            },
+            {
+                "{'type': 'array', 'items': [{'type': 'integer'}, {'type': 'null'}],"
+                        + " 'additionalItems': false}",
+                "[] [1] [1,null]",
+                "[null] [1,null,1]"
+            },
+            {
+                "{'type': 'array', 'items': [{'type': 'integer'}], 'additionalItems': {'type':"
+                        + " 'null'}, 'minItems': 1}",
+                "[1] [1,null,null]",
+                "[] [1,1]"
+            },
+            {
+                "{'type': 'array', 'items': {'type': 'null'}, 'additionalItems': false}",
+                "[null]",
+                "[1]"
+            },
+            {"{'type': 'string', 'nullable': true}", "null 'a'", "1"},
+            {"{'enum': ['a'], 'nullable': true}", "null 'a'", "'b'"},
+            {"{'type': 'null', 'x-order': 3, 'discriminator': {}, 'example': 1}", "null", "1"},
+            {
+                "{'type': 'array', 'items': {'enum': ['a', 'b', 'c']}, 'uniqueItems': true,"
+                        + " 'minItems': 1, 'maxItems': 2}",
+                "['a'] ['c','a'] ['b','c']",
+                "[] ['a','a'] ['a','b','c'] ['d']"
+            },
+            {"{'type': 'array', 'items': {'enum': [1]}, 'uniqueItems': true}", "[] [1]", "[1,1]"},
+            {"{'type': 'number', 'multipleOf': 0.01}", "0 -1.25 3.1", "0.125 1e3"},
+        };
+        for (String[] each : cases) {
+            Grammar grammar = schema(each[0]);
+            for (int column = 1; column < 3; column++) {
+                for (String value : each[column].split(" ")) {
+                    assertEquals(
+                            column == 1,
+                            matches(grammar, value.replace('\'', '"')),
+                            each[0] + value);
+                }
+            }
+        }
+    }
+
+    @Test
+    void integersAreMultiples() {
+        for (int divisor : new int[] {2, 7, 300}) {
+            Grammar all = schema("{'type': 'integer', 'multipleOf': " + divisor + "}");
+            Grammar some =
+                    schema(
+                            "{'type': 'integer', 'minimum': -500, 'exclusiveMaximum': 900,"
+                                    + " 'multipleOf': "
+                                    + divisor
+                                    + "}");
+            for (int i = -990; i < 1000; i += 15) {
+                boolean isMultiple = i % divisor == 0;
+                assertEquals(isMultiple, matches(all, "" + i), divisor + ": " + i);
+                boolean isBetween = i >= -500 && i < 900;
+                assertEquals(isMultiple && isBetween, matches(some, "" + i), divisor + ": " + i);
+            }
+            assertTrue(matches(all, "" + divisor * 987654321L), () -> "" + divisor);
+            assertFalse(matches(all, "" + divisor * 987654321L + ".5"), () -> "" + divisor);
+        }
+    }
+
     @Test
     void refusesUnsupportedKeywordsByName() {
         for (String schema :
@@ -380,14 +467,13 @@ class GrammarTest {
                         "{'type': 'object', 'properties': {'a': {'minProperties': 1}}}",
                         "{'type': 'array', 'contains': {}}",
                         "{'type': 'array', 'uniqueItems': true}",
-                        "{'type': 'number', 'multipleOf': 3}",
+                        "{'type': 'number', 'multipleOf': 0.3}",
                         "{'if': {}, 'then': {}}",
                         "{'anyOf': [{'dependentRequired': {}}]}",
                         "{'type': 'string', 'format': 'iri'}",
                         "{'const': 1, 'minimum': 2}",
                         "{'$ref': '#/$defs/a', 'minimum': 2, '$defs': {'a': {'type': 'number'}}}",
-                        "{'$dynamicRef': '#a'}",
-                        "{'nullable': true}")) {
+                        "{'$dynamicRef': '#a'}")) {
             String keyword =
                     Pattern.compile(
                                     "not|oneOf|allOf|minLength|patternProperties|minProperties|contains|uniqueItems|multipleOf"

@@ -212,7 +212,7 @@ class SamplerTest {
 
     @Test
     void stopTokensHaveToWaitForTheMinimum() {
-        Sampler sampler = sampler(new int[] {0}, x -> x.optMinNewTokens(2));
+        Sampler sampler = sampler(new int[] {0}, x -> x.optMinTokens(2));
         float[] logits = {1, 2, 3, 4}; // 3 is a stop token
         assertEquals(2, sample(sampler, logits, 4).token());
         assertEquals(2, sample(sampler, logits, 4).token());

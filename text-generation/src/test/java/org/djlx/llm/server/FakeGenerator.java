@@ -92,7 +92,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
 
         private FakeGeneration(String prompt, GenerationRequest request) {
             this.prompt = prompt;
-            tokens = request.maxNewTokens();
+            tokens = request.maxTokens();
             String text = answers == null ? null : answers.apply(request);
             for (String stop : request.stopStrings()) {
                 text = text == null ? null : text.split(Pattern.quote(stop), 2)[0];
@@ -295,8 +295,8 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         if (prompt.contains("HUGE")) {
             throw new OutOfMemoryError("made up");
         }
-        if (prompt.length() + request.maxNewTokens() > maxLength()) {
-            throw new ContextLengthException(prompt.length(), request.maxNewTokens(), maxLength());
+        if (prompt.length() + request.maxTokens() > maxLength()) {
+            throw new ContextLengthException(prompt.length(), request.maxTokens(), maxLength());
         }
         return new FakeGeneration(prompt, request);
     }

@@ -243,7 +243,7 @@ class ServeSoakTest extends CommandTest {
         GenerationRequest.Builder request =
                 GenerationRequest.builder()
                         .setPromptTokens(prompt)
-                        .optMaxNewTokens(60 + random.nextInt(120))
+                        .optMaxTokens(60 + random.nextInt(120))
                         .optTopLogProbabilities(2);
         int tokens = 0;
         for (GeneratedPiece piece : alone.submit(request.build()).await(Duration.ofMinutes(1))) {
@@ -259,7 +259,7 @@ class ServeSoakTest extends CommandTest {
         // Once more with this length: bytes at its end that are no character show as one.
         String answer =
                 alone
-                        .submit(request.optMaxNewTokens(tokens).build())
+                        .submit(request.optMaxTokens(tokens).build())
                         .await(Duration.ofMinutes(1))
                         .stream()
                         .map(GeneratedPiece::text)

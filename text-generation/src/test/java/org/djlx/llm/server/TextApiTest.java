@@ -197,7 +197,7 @@ class TextApiTest {
         assertEquals(0.9, call.requests().get(0).topP());
         assertEquals(Long.MIN_VALUE, call.requests().get(0).seed().orElseThrow());
         assertEquals(List.of("\n"), call.requests().get(0).stopStrings());
-        assertEquals(12, call.requests().get(0).maxNewTokens());
+        assertEquals(12, call.requests().get(0).maxTokens());
         assertFalse(call.format().isStreamed());
     }
 
@@ -217,7 +217,7 @@ class TextApiTest {
         GenerationRequest request =
                 plain.chat(bytes("{'messages':[{'role':'user','content':'x'}]}")).requests().get(0);
         assertEquals("\u0000user: x\nassistant:", text(request));
-        assertEquals(200 - 19, request.maxNewTokens());
+        assertEquals(200 - 19, request.maxTokens());
         assertEquals(1, request.temperature());
     }
 
@@ -226,14 +226,14 @@ class TextApiTest {
         GenerationRequest text =
                 read("{'prompt':'Once','max_tokens':5,'top_k':3}").requests().get(0);
         assertEquals("Once", text.prompt().orElseThrow());
-        assertEquals(5, text.maxNewTokens());
+        assertEquals(5, text.maxTokens());
         assertEquals(3, text.topK());
         assertEquals("Once", read("{'prompt':['Once']}").requests().get(0).prompt().orElseThrow());
         int[] one = read("{'prompt':[[79]]}").requests().get(0).promptTokens().orElseThrow();
         assertArrayEquals(new int[] {79}, one);
         GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").requests().get(0);
         assertArrayEquals(new int[] {79, 110}, tokens.promptTokens().orElseThrow());
-        assertEquals(16, tokens.maxNewTokens());
+        assertEquals(16, tokens.maxTokens());
         assertEquals(0, tokens.temperature());
     }
 
@@ -243,7 +243,7 @@ class TextApiTest {
                 read("{'prompt':['a','b'],'max_tokens':3,'seed':5}").requests();
         assertEquals(List.of("a", "b"), texts.stream().map(each -> each.prompt().get()).toList());
         for (GenerationRequest each : texts) {
-            assertEquals(3, each.maxNewTokens());
+            assertEquals(3, each.maxTokens());
             assertEquals(5, each.seed().orElseThrow());
         }
         List<GenerationRequest> mixed = read("{'prompt':[[1,2],'b',[3]]}").requests();
@@ -283,7 +283,7 @@ class TextApiTest {
     void invocationsAreGreedyUnlessTheyAskForMore() {
         GenerationRequest greedy = read("{'inputs':'Once'}").requests().get(0);
         assertEquals(0, greedy.temperature());
-        assertEquals(30, greedy.maxNewTokens());
+        assertEquals(30, greedy.maxTokens());
         assertEquals(
                 1, read("{'inputs':'O','parameters':{'top_k':5}}").requests().get(0).temperature());
         assertEquals(
@@ -379,7 +379,7 @@ class TextApiTest {
                 new Bad("{'prompt':'x','suffix':'y'}", 400, "'suffix' must be \"\""),
                 new Bad("{'prompt':'x','logit_bias':{'5':101}}", 400, "'logit_bias.5'"),
                 new Bad("{'prompt':'x','logit_bias':{'a':1}}", 400, "by token id, not by 'a'"),
-                new Bad("{'prompt':'x','max_tokens':3,'min_tokens':4}", 400, "minNewTokens must"),
+                new Bad("{'prompt':'x','max_tokens':3,'min_tokens':4}", 400, "min_tokens must"),
                 new Bad("{'prompt':'x','allowed_token_ids':[1]}", 400, "unknown option"),
                 new Bad(
                         "{'prompt':'x','model':'other'}",
@@ -747,7 +747,7 @@ class TextApiTest {
             assertEquals(0.5, request.frequencyPenalty());
             assertEquals(-1, request.presencePenalty());
             assertEquals(0.2, request.minP());
-            assertEquals(3, request.minNewTokens());
+            assertEquals(3, request.minTokens());
             assertEquals(Map.of(7, -2.5), request.logitBias());
         }
     }
@@ -900,7 +900,7 @@ class TextApiTest {
                         + "<|start_header_id|>user<|end_header_id|>\n\nSo?<|eot_id|>"
                         + "<|start_header_id|>assistant<|end_header_id|>\n\n",
                 text(request));
-        assertEquals(7, request.maxNewTokens());
+        assertEquals(7, request.maxTokens());
         JsonObject whole = json(whole(call.format(), new Ended(FinishReason.STOP)));
         assertEquals("response", whole.get("object").getAsString());
         assertEquals("completed", whole.get("status").getAsString());
@@ -1019,7 +1019,7 @@ class TextApiTest {
                 new Characters() {
                     @Override
                     public List<Generation> submitAll(List<GenerationRequest> requests) {
-                        throw new ContextLengthException(200, requests.get(0).maxNewTokens(), 200);
+                        throw new ContextLengthException(200, requests.get(0).maxTokens(), 200);
                     }
                 };
         TextCall call = read(json.replace("M", "{'role':'user','content':'x'}"));

@@ -355,7 +355,7 @@ class ToolsTest {
                         List.of(),
                         Map.of("now", new JsonObject()),
                         false,
-                        false,
+                        Set.of(),
                         true);
         OpenAiAnswer format =
                 new OpenAiAnswer(
@@ -366,14 +366,11 @@ class ToolsTest {
                         1,
                         null,
                         () -> new AnswerParts(Map.of(9, "[TOOL_CALLS]"), true, tools.newStream()),
-                        "");
+                        "",
+                        false);
         TextCall call =
                 new TextCall(
-                        List.of(
-                                GenerationRequest.builder()
-                                        .setPrompt("x")
-                                        .optMaxNewTokens(1)
-                                        .build()),
+                        List.of(GenerationRequest.builder().setPrompt("x").optMaxTokens(1).build()),
                         format,
                         "max_tokens");
         List<GeneratedPiece> pieces =
@@ -405,7 +402,7 @@ class ToolsTest {
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':'always' | tool_choice
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'function','function':{'name':'b'}} | tool_choice
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'allowed_tools'} | tool_choice.type
-                    'tools':[{'type':'function','function':{'name':'a','parameters':{'not':{}}}}],'tool_choice':'required' | tools
+                    'tools':[{'type':'function','function':{'name':'a','strict':true,'parameters':{'not':{}}}}],'tool_choice':'required' | tools
                     'tools':[{'type':'function','function':{'name':'a','strict':true,'parameters':{'not':{}}}}] | tools
                     'response_format':{'type':'json_schema'} | response_format.json_schema.schema
                     'response_format':{'type':'json_schema','json_schema':{'schema':{'not':{}}}} | response_format.json_schema.schema
@@ -620,7 +617,7 @@ class ToolsTest {
                         + ",'stream':";
         var ended =
                 generator.submit(
-                        GenerationRequest.builder().setPrompt("x").optMaxNewTokens(1).build());
+                        GenerationRequest.builder().setPrompt("x").optMaxTokens(1).build());
         while (ended.finishReason().isEmpty()) {
             Thread.onSpinWait();
         }

@@ -392,7 +392,7 @@ class TrainableModelTest {
                     .submit(
                             GenerationRequest.builder()
                                     .setPromptTokens(PROMPT)
-                                    .optMaxNewTokens(count)
+                                    .optMaxTokens(count)
                                     .optIgnoreEndOfText(true)
                                     .build())
                     .await(Duration.ofMinutes(1));
