@@ -17,6 +17,7 @@ import picocli.CommandLine.Command;
             BenchCompareCommand.class,
             GpuBenchCommand.class,
             PagesCommand.class,
+            CheckCommand.class,
             BlockBenchCommand.class,
             TrainBenchCommand.class,
             DecodeBenchCommand.class,

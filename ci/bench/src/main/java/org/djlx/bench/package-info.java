@@ -8,6 +8,7 @@
  * DecodeBenchCommand - bench-decode: text generation
  * LlamaCppCommand - bench-llama-cpp: text generation on CPUs beside llama.cpp
  * PagesCommand - pages: tables and charts of README.md and docs
+ * CheckCommand - check: the goals that the figures of ci/results miss
  * ReportCommand - a command that writes a report
  * BenchReport - a report as JSON
  * Stats - medians and quantiles
