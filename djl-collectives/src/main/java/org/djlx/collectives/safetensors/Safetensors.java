@@ -46,7 +46,7 @@ import org.djlx.nativeops.torch.Torch;
  * }
  * }</pre>
  */
-public final class Safetensors implements AutoCloseable {
+public final class Safetensors implements TensorFiles {
 
     /** The index of a model directory: the file of each tensor. */
     static final String INDEX = "model.safetensors.index.json";
@@ -239,21 +239,22 @@ public final class Safetensors implements AutoCloseable {
      * {@return the type and shape of all tensors, an unmodifiable list in the order of the index or
      * of the file's data}
      */
+    @Override
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
     }
 
-    /** {@return whether a tensor exists} */
+    @Override
     public boolean contains(String name) {
         return tensors.containsKey(name);
     }
 
-    /** {@return the type and shape of a tensor} */
+    @Override
     public TensorSpec spec(String name) {
         return location(name).stored().spec();
     }
 
-    /** {@return the file that a tensor is in} */
+    @Override
     public Path file(String name) {
         return location(name).path();
     }
@@ -284,24 +285,13 @@ public final class Safetensors implements AutoCloseable {
         read(new Part(spec, spec.shape(), 0), destination);
     }
 
-    /**
-     * Reads a part of a tensor.
-     *
-     * @param to the last index + 1
-     * @param destination an array of the shape of the part; see {@link #read(String, NDArray)}
-     * @throws IllegalArgumentException also if the tensor does not have this dimension or range
-     */
+    @Override
     public void read(String name, int dimension, long from, long to, NDArray destination) {
         read(part(name, dimension, from, to), destination);
     }
 
-    /**
-     * Returns a part of a tensor without a copy. It must not be written, and stays valid after
-     * {@link #close}.
-     *
-     * @return the part, on the CPU; empty if the file's elements are not at multiples of their size
-     * @throws IllegalArgumentException as {@link #read(String, int, long, long, NDArray)}
-     */
+    /** Empty if the file's elements are not at multiples of their size. */
+    @Override
     public Optional<NDArray> view(
             String name, int dimension, long from, long to, NDManager manager) {
         return view(part(name, dimension, from, to), manager);
@@ -311,6 +301,7 @@ public final class Safetensors implements AutoCloseable {
      * Reads all files into memory, for {@linkplain #view views} that are used often. The pages stay
      * mapped until this and all views are closed: {@link #read} no longer gives them back.
      */
+    @Override
     public void populate() {
         populated = true;
         files.forEach(file -> file.populate(0, file.memory().byteSize()));

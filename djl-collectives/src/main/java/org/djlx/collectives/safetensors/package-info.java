@@ -12,6 +12,7 @@
  *   <li>{@link Safetensors} - reads tensors from one file, or from all files of a model
  *   <li>{@link SafetensorsHeader} - the checked header of a file
  *   <li>{@link SafetensorsWriter} - writes a file
+ *   <li>{@link TensorFiles} - open files of tensors, in this format or another
  *   <li>{@link TensorSpec} - the name, element type and shape of a stored tensor
  * </ul>
  */

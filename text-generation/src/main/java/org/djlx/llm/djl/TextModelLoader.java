@@ -25,6 +25,7 @@ import org.djlx.collectives.launch.TorchThreads;
 import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.ModelHub;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.server.TextApi;
@@ -80,7 +81,8 @@ public final class TextModelLoader implements ParallelModelLoader {
     // Hugging Face's file names.
     private static final Pattern WEIGHTS =
             Pattern.compile(
-                    "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json");
+                    "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json"
+                            + "|.*\\.gguf");
 
     private static final String FLAG = "true|false";
 
@@ -151,8 +153,9 @@ public final class TextModelLoader implements ParallelModelLoader {
     }
 
     @Override
-    public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
+    public ParallelModel load(String name, Path path, Device device, Map<String, ?> options)
             throws IOException {
+        Path directory = GgufDirectory.of(path);
         // Checked before weights are read.
         if (!Files.isRegularFile(directory.resolve("tokenizer.json"))) {
             throw new IllegalArgumentException(

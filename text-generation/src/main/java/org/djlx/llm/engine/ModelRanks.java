@@ -13,7 +13,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.WeightMap;
@@ -46,7 +47,7 @@ record ModelRanks(
             String name, Path directory, ModelConfig config, GeneratorSettings settings)
             throws IOException {
         int ranks = settings.ranks();
-        try (Safetensors files = Safetensors.open(directory)) {
+        try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             try {
                 WeightMap.check(config, files);
             } catch (IllegalArgumentException e) {
@@ -116,20 +117,21 @@ record ModelRanks(
      * part of the files only. Of quantized models only the embedding stays in the files.
      */
     private static boolean isInPlace(
-            ModelConfig config, GeneratorSettings settings, Safetensors files) {
+            ModelConfig config, GeneratorSettings settings, TensorFiles files) {
         if (settings.group() != null || settings.device().isGpu()) {
             return false;
         }
         return settings.quantization() != Quantization.NONE
-                || WeightMap.shapes(config).keySet().stream()
-                        .allMatch(name -> files.spec(name).type() == config.type());
+                || WeightMap.shapes(config).entrySet().stream()
+                        .filter(each -> each.getValue().dimension() > 1) // Vectors are copied.
+                        .allMatch(each -> files.spec(each.getKey()).type() == config.type());
     }
 
     private static TransformerModel model(
             ModelConfig config,
             GeneratorSettings settings,
             ProcessGroup group,
-            Safetensors files,
+            TensorFiles files,
             boolean inPlace) {
         int ranks = group.worldSize();
         Progress progress = group.rank() == 0 ? settings.progress() : null;

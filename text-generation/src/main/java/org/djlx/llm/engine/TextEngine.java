@@ -21,6 +21,7 @@ import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.GeneratorStatistics;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.files.ModelHub;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -46,8 +47,8 @@ import org.slf4j.LoggerFactory;
  * }</pre>
  *
  * <p><b>Files.</b> The model's directory has {@code config.json} and safetensors files in Hugging
- * Face's layout. Text prompts also require {@code tokenizer.json}. Each rank reads its part of the
- * weights.
+ * Face's layout. Text prompts also require {@code tokenizer.json}. A GGUF file has all of these.
+ * Each rank reads its part of the weights.
  *
  * <p><b>Memory.</b> Each rank holds its part of the weights and of the KV cache; the log states
  * both sizes. In addition a rank needs:
@@ -85,7 +86,7 @@ public final class TextEngine implements TextGenerator {
     private final EngineCore engine;
 
     private TextEngine(Builder builder) throws IOException {
-        Path directory = builder.directory;
+        Path directory = GgufDirectory.of(builder.directory);
         config = ModelConfig.read(directory, builder.type, builder.kvCacheDtype);
         samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
@@ -231,9 +232,9 @@ public final class TextEngine implements TextGenerator {
         private Builder() {}
 
         /**
-         * Sets a model by its name on a hub, or by its directory. {@link #build} downloads its
-         * files if they are not there, as {@link ModelHub} describes it; the log shows the
-         * progress.
+         * Sets a model by its name on a hub, or by its directory or GGUF file. {@link #build}
+         * downloads its files if they are not there, as {@link ModelHub} describes it; the log
+         * shows the progress.
          */
         public Builder setModel(String model) {
             this.model = model;
@@ -241,8 +242,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Sets a directory with {@code config.json} and safetensors files. This or {@link
-         * #setModel} is required.
+         * Sets a directory with {@code config.json} and safetensors files, or a GGUF file. This or
+         * {@link #setModel} is required.
          */
         public Builder setDirectory(Path directory) {
             this.directory = directory;

@@ -119,16 +119,17 @@ public final class ModelHub {
      * Returns the directory of a model, which is {@linkplain #download downloaded} if its files are
      * not there.
      *
-     * @param model a directory, or ORG/NAME
+     * @param model a directory, a GGUF file, or ORG/NAME
      * @throws IllegalArgumentException if it is neither
      */
     public Path directory(String model) throws IOException {
-        if (Files.isDirectory(Path.of(model))) {
-            return Path.of(model);
+        Path path = Path.of(model);
+        if (Files.isDirectory(path) || model.endsWith(".gguf") && Files.exists(path)) {
+            return GgufDirectory.of(path);
         }
         if (!isName(model)) {
             throw new IllegalArgumentException(
-                    ("%s is not a directory, nor a model's name on a hub, such as Qwen/Qwen3-0.6B;"
+                    ("%s is not a directory or a GGUF file, nor a model's name on a hub, such as Qwen/Qwen3-0.6B;"
                                     + " serve-model writes a model to try things with")
                             .formatted(model));
         }

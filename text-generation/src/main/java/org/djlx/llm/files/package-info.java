@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * BlobDownload  downloads one file, resumes it and checks it
- * HubCache      a model in huggingface_hub's cache
- * HubClient     requests to a hub
- * HubException  an answer of a hub that cannot be used
+ * BlobDownload   downloads one file, resumes it and checks it
+ * GgufConfig     the metadata of a GGUF file as config.json
+ * GgufFile       the checked header of a GGUF file
+ * GgufNames      Hugging Face's names of the tensors of a GGUF file
+ * GgufTokenizer  the vocabulary of a GGUF file as tokenizer.json
+ * GgufType       types of tensors in GGUF files, and how they are dequantized
+ * GgufWeights    the tensors of a GGUF file
+ * HubCache       a model in huggingface_hub's cache
+ * HubClient      requests to a hub
+ * HubException   an answer of a hub that cannot be used
  */
 /**
- * Model directories in Hugging Face's layout: from a hub, and written for benchmarks and to try
- * things with.
+ * Where models come from: a hub, GGUF files, and directories in Hugging Face's layout, written for
+ * benchmarks and to try things with.
  *
  * <ul>
  *   <li>{@link ModelHub} - models by name, downloaded
+ *   <li>{@link GgufDirectory} - the model directory of a GGUF file
  *   <li>{@link RandomLlama} - a Llama of random weights
  *   <li>{@link LlamaDirectory} - writes the directory of a Llama
  *   <li>{@link BytePairEncoding} - trains a tokenizer on a text

@@ -8,7 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.TensorPart.Division;
 import org.djlx.nativeops.torch.ScalarType;
@@ -189,7 +189,7 @@ public final class WeightMap {
      * @throws IllegalArgumentException if a tensor is missing, wrong or unknown; the message names
      *     it
      */
-    public static void check(ModelConfig config, Safetensors files) {
+    public static void check(ModelConfig config, TensorFiles files) {
         Map<String, Shape> shapes = shapes(config);
         shapes.forEach((name, shape) -> check(files, name, shape));
         for (TensorSpec spec : files.specs()) {
@@ -207,7 +207,7 @@ public final class WeightMap {
         }
     }
 
-    private static void check(Safetensors files, String name, Shape shape) {
+    private static void check(TensorFiles files, String name, Shape shape) {
         ConfigEntries.check(
                 files.contains(name),
                 "the weights have no tensor '%s' of shape %s; take weights and config.json from"

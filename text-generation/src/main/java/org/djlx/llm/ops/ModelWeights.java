@@ -6,7 +6,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.function.LongConsumer;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.WeightMap;
@@ -141,7 +141,7 @@ public final class ModelWeights implements AutoCloseable {
      * @param files the files, which must have passed {@link WeightMap#check}
      * @param inPlace whether matrices that need not be changed stay in the mapped files, which
      *     ranks then share; if the model is quantized, only the embedding does. All ranks must
-     *     agree. Without effect on GPUs. See {@link Safetensors#view}
+     *     agree. Without effect on GPUs. See {@link TensorFiles#view}
      * @param progress receives the number of bytes read, after each tensor
      */
     public static ModelWeights read(
@@ -150,7 +150,7 @@ public final class ModelWeights implements AutoCloseable {
             int ranks,
             Device device,
             Quantization quantization,
-            Safetensors files,
+            TensorFiles files,
             boolean inPlace,
             LongConsumer progress) {
         WeightReader reader =

@@ -11,7 +11,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.LongConsumer;
 import java.util.function.ObjLongConsumer;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -33,7 +33,7 @@ final class WeightReader implements AutoCloseable {
     private final int rank;
     private final int ranks;
     private final Quantization quantization;
-    private final Safetensors files;
+    private final TensorFiles files;
     private final boolean inPlace;
     private final LongConsumer progress;
     private final NDManager manager;
@@ -93,7 +93,7 @@ final class WeightReader implements AutoCloseable {
             int ranks,
             Device device,
             Quantization quantization,
-            Safetensors files,
+            TensorFiles files,
             boolean inPlace,
             LongConsumer progress) {
         this.config = config;

@@ -37,7 +37,7 @@ public final class ModelOptions {
 
     /** How a command describes the parameter of {@link #directory(String)}. */
     public static final String MODEL =
-            "A model: its directory, in Hugging Face's layout, or its name on a hub, such as"
+            "A model: its directory in Hugging Face's layout, a GGUF file, or its name on a hub, such as"
                     + " Qwen/Qwen3-0.6B, which is downloaded; serve-model writes a model to try"
                     + " things with.";
 
@@ -165,8 +165,9 @@ public final class ModelOptions {
         }
         if (revision != null) {
             refuseIf(
-                    Files.isDirectory(Path.of(model)),
-                    "--revision is for models of a hub, and %s is a directory".formatted(model));
+                    Files.exists(Path.of(model)),
+                    "--revision is for models of a hub, and %s is a file or directory"
+                            .formatted(model));
             builder.optRevision(revision);
         }
         if (offline) {

@@ -181,9 +181,9 @@ public final class ServeCommand extends CliCommand {
         if (name != null) {
             return name;
         }
-        Path directory = Path.of(modelId);
-        return Files.isDirectory(directory)
-                ? directory.toAbsolutePath().normalize().getFileName().toString()
+        Path path = Path.of(modelId);
+        return Files.exists(path)
+                ? path.toAbsolutePath().normalize().getFileName().toString().replace(".gguf", "")
                 : modelId;
     }
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.files;
+
+import com.google.gson.Gson;
+import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
+
+/**
+ * Model directories of GGUF files: the configuration and the tokenizer, written in Hugging Face's
+ * layout, and a link to the file that has the weights.
+ */
+public final class GgufDirectory {
+
+    private static final String SUFFIX = ".gguf";
+    private static final String LINK = "model" + SUFFIX;
+
+    private GgufDirectory() {}
+
+    /**
+     * Returns the model directory of a path. That of a GGUF file, or of a directory that has one
+     * and no {@code config.json}, is a temporary one with the name of the file, which the end of
+     * the JVM deletes; any other path is returned as it is.
+     *
+     * @throws IOException if the file cannot be read or is damaged; the message names it
+     * @throws IllegalArgumentException if its architecture or tokenizer is not supported, or a
+     *     directory has several files
+     */
+    public static Path of(Path path) throws IOException {
+        if (path != null && Files.isRegularFile(path)) {
+            return path.toString().endsWith(SUFFIX) ? write(path) : path;
+        }
+        if (path == null || !Files.isDirectory(path) || Files.exists(path.resolve("config.json"))) {
+            return path;
+        }
+        List<Path> files;
+        try (Stream<Path> all = Files.list(path)) {
+            files = all.filter(each -> each.toString().endsWith(SUFFIX)).sorted().toList();
+        }
+        GgufFile.check(
+                files.size() <= 1,
+                "%s has %d GGUF files; name one of them: %s",
+                path,
+                files.size(),
+                files);
+        return files.isEmpty() ? path : write(files.get(0));
+    }
+
+    /** Opens the weights of a model directory: its safetensors files, or its GGUF file. */
+    public static TensorFiles openWeights(Path directory) throws IOException {
+        Path file = directory.resolve(LINK);
+        return Files.exists(file) && Files.exists(directory.resolve("config.json"))
+                ? GgufWeights.open(file.toRealPath())
+                : Safetensors.open(directory);
+    }
+
+    private static Path write(Path path) throws IOException {
+        GgufFile file = GgufFile.read(path);
+        String name = path.toAbsolutePath().getFileName().toString();
+        Path parent = Files.createTempDirectory("djlx-gguf-");
+        Path directory = parent.resolve(name.substring(0, name.length() - SUFFIX.length()));
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> delete(parent, directory)));
+        Files.createDirectory(directory);
+        write(file, directory);
+        Files.createSymbolicLink(directory.resolve(LINK), path.toAbsolutePath());
+        return directory;
+    }
+
+    /** Writes the files of a model except its weights. */
+    static void write(GgufFile file, Path directory) throws IOException {
+        try {
+            Object parts = file.metadata().get("split.count");
+            GgufFile.check(
+                    !(parts instanceof Number count) || count.intValue() <= 1,
+                    "it is one of %s files of a model; merge them with llama-gguf-split --merge",
+                    parts);
+            JsonObject config = new GgufConfig(file).json();
+            GgufTokenizer tokenizer = new GgufTokenizer(file);
+            config.add("eos_token_id", new Gson().toJsonTree(tokenizer.ends()));
+            write(directory.resolve("config.json"), config);
+            tokenizer.write(directory);
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(file.path() + ": " + e.getMessage(), e);
+        }
+    }
+
+    static void write(Path file, Object json) throws IOException {
+        Files.writeString(file, new Gson().toJson(json));
+    }
+
+    private static void delete(Path parent, Path directory) {
+        try (Stream<Path> files = Files.list(directory)) {
+            for (Path file : files.toList()) {
+                Files.deleteIfExists(file);
+            }
+            Files.delete(directory);
+            Files.delete(parent);
+        } catch (IOException e) {
+            // The system deletes temporary files.
+        }
+    }
+}

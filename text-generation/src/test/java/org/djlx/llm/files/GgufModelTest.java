@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.files;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Random;
+import org.djlx.llm.GeneratedPiece;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.model.ModelFixture;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Models of GGUF files beside the same models of Hugging Face's files. */
+class GgufModelTest {
+
+    private static final int MUTATIONS = 5000;
+
+    @TempDir private Path directory;
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "gemma2",
+                "gemma3",
+                "llama-bias",
+                "mistral",
+                "mixtral",
+                "phi3",
+                "phi3-longrope",
+                "qwen2",
+                "qwen3",
+                "qwen3-moe"
+            })
+    void generatesTheTokensOfHuggingFacesFiles(String name) throws Exception {
+        Path original = Files.createDirectory(directory.resolve("original"));
+        Path gguf = write(name, original);
+        ModelFixture.Case of = ModelFixture.read(name).cases().get(0);
+        List<GeneratedPiece> expected = generate(original, of, 1);
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            List<GeneratedPiece> pieces = generate(gguf, of, ranks);
+            for (int i = 0; i < expected.size(); i++) {
+                assertEquals(expected.get(i).token(), pieces.get(i).token(), "token " + i);
+                assertEquals(
+                        expected.get(i).logProbability(), pieces.get(i).logProbability(), 1e-4);
+            }
+        }
+    }
+
+    /** Writes a fixture, changed to what GGUF can say, and its GGUF file. */
+    private Path write(String name, Path original) throws IOException {
+        ModelFixture.write(name, original, ScalarType.FLOAT32);
+        Path file = original.resolve("config.json");
+        JsonObject config = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        if (name.startsWith("gemma")) {
+            config.addProperty("query_pre_attn_scalar", 16);
+        } else if (!name.startsWith("phi3")) {
+            config.remove("sliding_window");
+            config.remove("layer_types");
+        }
+        if (name.equals("gemma3")) { // The last layer of a file has a window, too.
+            config.remove("layer_types");
+        }
+        if (name.equals("qwen3-moe")) { // All layers of a file have experts.
+            config = ModelFixture.config("qwen3-moe-unnormalized");
+            config.addProperty("norm_topk_prob", true);
+            config.addProperty("dtype", "float32");
+            Files.delete(original.resolve("model.safetensors"));
+            Files.delete(original.resolve("generation_config.json"));
+            ModelFixture.write("qwen3-moe-unnormalized", original, ScalarType.FLOAT32);
+        }
+        Files.writeString(file, config.toString());
+        return GgufWriter.of(original, config).write(directory.resolve(name + ".gguf"));
+    }
+
+    private static List<GeneratedPiece> generate(Path path, ModelFixture.Case of, int ranks)
+            throws Exception {
+        try (TextEngine generator =
+                TextEngine.builder()
+                        .setDirectory(path)
+                        .optRanks(ranks)
+                        .optMaxLength(of.length())
+                        .build()) {
+            return generator
+                    .submit(
+                            GenerationRequest.builder()
+                                    .setPromptTokens(of.prompt())
+                                    .optMaxNewTokens(of.tokens().length)
+                                    .optIgnoreEndOfText(true)
+                                    .build())
+                    .await(Duration.ofMinutes(1));
+        }
+    }
+
+    @Test
+    void damagedFileIsNamed() throws Exception {
+        Path original = Files.createDirectory(directory.resolve("original"));
+        byte[] bytes = Files.readAllBytes(write("llama-bias", original));
+        Path file = directory.resolve("damaged.gguf");
+        Path out = Files.createDirectory(directory.resolve("out"));
+        Random random = new Random(1);
+        int header = 8192;
+        int refused = 0;
+        for (int i = 0; i < MUTATIONS; i++) {
+            byte[] damaged = bytes.clone();
+            int at = random.nextInt(header);
+            if (i % 10 == 0) {
+                damaged = Arrays.copyOf(damaged, random.nextInt(damaged.length));
+            } else if (i % 10 < 5) {
+                damaged[at] = (byte) random.nextInt();
+            } else { // Sizes that are negative, or very large.
+                Arrays.fill(
+                        damaged, at, at + 1 + random.nextInt(8), (byte) (i % 2 == 0 ? 255 : 127));
+            }
+            Files.write(file, damaged);
+            try {
+                GgufFile read = GgufFile.read(file);
+                GgufDirectory.write(read, out);
+                GgufWeights.open(file).close();
+            } catch (IOException | IllegalArgumentException e) {
+                refused++;
+                assertTrue(e.getMessage().contains("damaged.gguf"), e.toString());
+            }
+        }
+        assertTrue(refused > MUTATIONS / 4, "only " + refused + " were refused");
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.files;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.Map;
+import java.util.Random;
+import java.util.zip.CRC32;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+class GgufTypeTest {
+
+    private static final int BLOCKS = 64;
+
+    /** The bytes of a block that are float16 numbers, by the first byte of each. */
+    private static final Map<GgufType, int[]> HALVES =
+            Map.ofEntries(
+                    Map.entry(GgufType.F16, new int[] {0}),
+                    Map.entry(GgufType.BF16, new int[] {0}),
+                    Map.entry(GgufType.Q4_0, new int[] {0}),
+                    Map.entry(GgufType.Q4_1, new int[] {0, 2}),
+                    Map.entry(GgufType.Q5_0, new int[] {0}),
+                    Map.entry(GgufType.Q5_1, new int[] {0, 2}),
+                    Map.entry(GgufType.Q8_0, new int[] {0}),
+                    Map.entry(GgufType.Q2_K, new int[] {80, 82}),
+                    Map.entry(GgufType.Q3_K, new int[] {108}),
+                    Map.entry(GgufType.Q4_K, new int[] {0, 2}),
+                    Map.entry(GgufType.Q5_K, new int[] {0, 2}),
+                    Map.entry(GgufType.Q6_K, new int[] {208}));
+
+    /** CRC-32 of the float32 numbers that ggml's dequantize_row functions write for the blocks. */
+    private static final Map<GgufType, Long> GGML =
+            Map.ofEntries(
+                    Map.entry(GgufType.F32, 2889476494L),
+                    Map.entry(GgufType.F16, 4249037595L),
+                    Map.entry(GgufType.BF16, 3570942822L),
+                    Map.entry(GgufType.Q4_0, 320754925L),
+                    Map.entry(GgufType.Q4_1, 4129189453L),
+                    Map.entry(GgufType.Q5_0, 2143437590L),
+                    Map.entry(GgufType.Q5_1, 2900684625L),
+                    Map.entry(GgufType.Q8_0, 2837630282L),
+                    Map.entry(GgufType.Q2_K, 2795010879L),
+                    Map.entry(GgufType.Q3_K, 215846954L),
+                    Map.entry(GgufType.Q4_K, 4289306761L),
+                    Map.entry(GgufType.Q5_K, 1340260850L),
+                    Map.entry(GgufType.Q6_K, 1414528441L));
+
+    /** Returns blocks of random bytes; scales are finite, some of them subnormal or negative. */
+    static byte[] blocks(GgufType type, int count) {
+        byte[] bytes = new byte[count * type.blockBytes];
+        Random random = new Random(type.ordinal());
+        random.nextBytes(bytes);
+        ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
+        for (int i = 0; i < count; i++) {
+            if (type == GgufType.F32) {
+                buffer.putFloat(4 * i, random.nextFloat() - 0.5f);
+                continue;
+            }
+            for (int at : HALVES.get(type)) {
+                int exponent = random.nextInt(20);
+                int sign = random.nextInt(2) << 15;
+                int number = sign | exponent << 10 | random.nextInt(1024);
+                buffer.putShort(i * type.blockBytes + at, (short) number);
+            }
+        }
+        return bytes;
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void dequantizesTheNumbersOfGgml(GgufType type) {
+        float[] numbers = new float[BLOCKS * type.blockSize];
+        ByteBuffer bytes = ByteBuffer.wrap(blocks(type, BLOCKS)).order(ByteOrder.LITTLE_ENDIAN);
+        type.dequantize(bytes, 0, numbers.length, numbers, 0);
+        CRC32 crc = new CRC32();
+        crc.update(GgufWriter.floats(numbers));
+        assertEquals(GGML.get(type), crc.getValue());
+    }
+}
