@@ -764,10 +764,7 @@ class ExamplesTest {
         try (TextGenerator generator = TextGenerator.of("Qwen/Qwen3-0.6B")) {
             Generation generation =
                     generator.submit(
-                            GenerationRequest.builder()
-                                    .setPrompt("Once")
-                                    .optMaxNewTokens(20)
-                                    .build());
+                            GenerationRequest.builder().setPrompt("Once").optMaxTokens(20).build());
             generation
                     .await(Duration.ofMinutes(1))
                     .forEach(piece -> System.out.print(piece.text()));

@@ -129,8 +129,8 @@ public final class ModelHub {
         }
         if (!isName(model)) {
             throw new IllegalArgumentException(
-                    ("%s is not a directory or a GGUF file, nor a model's name on a hub, such as Qwen/Qwen3-0.6B;"
-                                    + " serve-model writes a model to try things with")
+                    ("%s is not a directory or a GGUF file, nor a model's name on a hub, such as"
+                         + " Qwen/Qwen3-0.6B; serve-model writes a model to try things with")
                             .formatted(model));
         }
         return download(model);

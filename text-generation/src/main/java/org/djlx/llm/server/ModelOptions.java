@@ -37,9 +37,9 @@ public final class ModelOptions {
 
     /** How a command describes the parameter of {@link #directory(String)}. */
     public static final String MODEL =
-            "A model: its directory in Hugging Face's layout, a GGUF file, or its name on a hub, such as"
-                    + " Qwen/Qwen3-0.6B, which is downloaded; serve-model writes a model to try"
-                    + " things with.";
+            "A model: its directory in Hugging Face's layout, a GGUF file, or its name on a hub,"
+                + " such as Qwen/Qwen3-0.6B, which is downloaded; serve-model writes a model to try"
+                + " things with.";
 
     private static final Duration QUIET = Duration.ofSeconds(2);
 

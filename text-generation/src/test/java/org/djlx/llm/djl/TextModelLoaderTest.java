@@ -580,7 +580,7 @@ class TextModelLoaderTest {
             }
             try (TextGenerator generator = TextGenerator.of(FakeHub.NAME)) {
                 GenerationRequest request =
-                        GenerationRequest.builder().setPrompt(PROMPT).optMaxNewTokens(5).build();
+                        GenerationRequest.builder().setPrompt(PROMPT).optMaxTokens(5).build();
                 String text =
                         generator.submit(request).await(Duration.ofMinutes(1)).stream()
                                 .map(GeneratedPiece::text)

@@ -97,7 +97,7 @@ class GgufModelTest {
                     .submit(
                             GenerationRequest.builder()
                                     .setPromptTokens(of.prompt())
-                                    .optMaxNewTokens(of.tokens().length)
+                                    .optMaxTokens(of.tokens().length)
                                     .optIgnoreEndOfText(true)
                                     .build())
                     .await(Duration.ofMinutes(1));
