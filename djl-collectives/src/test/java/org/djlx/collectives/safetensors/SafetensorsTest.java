@@ -552,6 +552,7 @@ class SafetensorsTest {
             NullArguments nulls =
                     new NullArguments()
                             .sample(Safetensors.class, () -> tensors)
+                            .sample(TensorFiles.class, () -> tensors)
                             .sample(TensorSpec.class, () -> model().get(0))
                             .sample(NDArray.class, () -> zeros(1))
                             .sample(NDManager.class, () -> manager)
