@@ -14,15 +14,12 @@ import java.nio.file.Path;
 import java.nio.file.attribute.BasicFileAttributes;
 import java.time.Duration;
 import java.util.Arrays;
-import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
-import org.djlx.collectives.internal.store.StoreErrors;
-import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Required;
 
 /**
@@ -53,7 +50,6 @@ public final class FileStore extends MapStore {
     // Guarded by PROCESS.
     private Object fileKey; // identity of the file; null until it is opened
     private Log log = new Log();
-    private boolean closed;
 
     /**
      * Opens a handle whose methods wait up to 5 minutes.
@@ -71,7 +67,7 @@ public final class FileStore extends MapStore {
      * @param timeout how long methods without a timeout parameter wait
      */
     public FileStore(Path path, int worldSize, Duration timeout) {
-        super(timeout);
+        super(PROCESS, POLL_NANOS, timeout);
         if (worldSize < 1) {
             throw new IllegalArgumentException(
                     "FileStore: the world size must be at least 1, but is " + worldSize);
@@ -84,83 +80,46 @@ public final class FileStore extends MapStore {
                             + ": the directory does not exist; create it on a file system that all"
                             + " ranks share");
         }
-        use("open", file -> null);
-    }
-
-    /** Closes this handle; the last one of the job deletes the file. Idempotent. */
-    @Override
-    public void close() {
         PROCESS.lock();
         try {
-            if (!closed && fileKey.equals(keyOfPath())) {
-                use(
-                        "close",
-                        file -> {
-                            log.close();
-                            log.appendTo(file);
-                            if (log.closes >= worldSize) {
-                                Files.delete(path);
-                            }
-                            return null;
-                        });
-            }
-        } catch (IOException e) {
-            throw failure("close", e);
+            withFile("open", file -> null);
         } finally {
-            closed = true;
             PROCESS.unlock();
         }
     }
 
+    /** The last handle of the job deletes the file. */
     @Override
-    <T> T read(String operation, Function<KeyValueMap, T> query) {
-        return use(operation, file -> query.apply(log));
-    }
-
-    @Override
-    <T> T change(String operation, Function<KeyValueMap, T> change) {
-        return use(
-                operation,
+    void closeMap() {
+        try {
+            if (!fileKey.equals(keyOfPath())) {
+                return;
+            }
+        } catch (IOException e) {
+            throw failure("close", e);
+        }
+        withFile(
+                "close",
                 file -> {
-                    T answer = change.apply(log);
+                    log.close();
                     log.appendTo(file);
-                    return answer;
+                    if (log.closes >= worldSize) {
+                        Files.delete(path);
+                    }
+                    return null;
                 });
     }
 
     @Override
-    <T> T await(
-            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
-        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
-        while (true) {
-            Answer<T> answer =
-                    read(
-                            operation,
-                            values -> {
-                                List<String> missing = values.missing(keys);
-                                return new Answer<>(
-                                        missing, missing.isEmpty() ? query.apply(values) : null);
-                            });
-            if (answer.missing.isEmpty()) {
-                return answer.value;
-            }
-            if (deadline.isOver()) {
-                throw StoreErrors.timeout(toString(), operation, timeout, answer.missing);
-            }
-            pause(operation, answer.missing, Math.min(POLL_NANOS, deadline.remainingNanos()));
-        }
+    <T> T use(String operation, Function<KeyValueMap, T> code) {
+        return withFile(
+                operation,
+                file -> {
+                    T answer = code.apply(log);
+                    log.appendTo(file);
+                    return answer;
+                });
     }
-
-    private void pause(String operation, List<String> missing, long nanos) {
-        try {
-            Thread.sleep(Duration.ofNanos(nanos).toMillis(), (int) (nanos % 1_000_000));
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw StoreErrors.interrupted(toString(), operation, missing);
-        }
-    }
-
-    private record Answer<T>(List<String> missing, T value) {}
 
     private interface Use<T> {
         T with(RandomAccessFile file) throws IOException;
@@ -170,13 +129,9 @@ public final class FileStore extends MapStore {
      * Runs code while no other handle uses the file, and the log is up to date. An interrupt of the
      * caller does not cancel it.
      */
-    private <T> T use(String operation, Use<T> code) {
+    private <T> T withFile(String operation, Use<T> code) {
         boolean interrupted = false;
-        PROCESS.lock();
         try {
-            if (closed) {
-                throw StoreErrors.closed(toString(), operation);
-            }
             while (true) {
                 Object before = keyOfPath();
                 checkKey(before);
@@ -202,7 +157,6 @@ public final class FileStore extends MapStore {
         } catch (IOException e) {
             throw failure(operation, e);
         } finally {
-            PROCESS.unlock();
             if (interrupted) {
                 Thread.currentThread().interrupt();
             }
@@ -296,7 +250,9 @@ public final class FileStore extends MapStore {
 
         @Override
         public void append(String key, byte[] tail) {
+            int start = record.writerIndex();
             super.append(key, tail);
+            record.writerIndex(start); // The tail instead of the whole value.
             write(APPEND, key);
             write(tail);
         }

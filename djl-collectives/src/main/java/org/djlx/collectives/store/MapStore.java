@@ -2,38 +2,102 @@
 package org.djlx.collectives.store;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreErrors;
+import org.djlx.nativeops.host.Deadline;
 
-/**
- * A store whose state is one {@link KeyValueMap}. A subclass says where the map is, and who may use
- * it at a time.
- */
+/** A store whose state is one {@link KeyValueMap}. A subclass says where the map is. */
 abstract class MapStore implements Store {
 
+    private final ReentrantLock lock;
+    private final Condition changed;
+    private final long pollNanos;
     private final Duration timeout;
+    private boolean closed; // guarded by lock
 
-    MapStore(Duration timeout) {
+    /**
+     * Creates a store.
+     *
+     * @param lock who may use the map at a time
+     * @param pollNanos how often a wait looks for the changes of other processes
+     */
+    MapStore(ReentrantLock lock, long pollNanos, Duration timeout) {
+        this.lock = lock;
+        changed = lock.newCondition();
+        this.pollNanos = pollNanos;
         this.timeout = StoreChecks.checkTimeout(timeout);
     }
 
-    /** Runs a query while the map does not change; throws if the store is closed. */
-    abstract <T> T read(String operation, Function<KeyValueMap, T> query);
+    /** Runs a query or a change on the current map, atomically. The caller holds the lock. */
+    abstract <T> T use(String operation, Function<KeyValueMap, T> code);
 
-    /** Changes the map, atomically; throws if the store is closed. */
-    abstract <T> T change(String operation, Function<KeyValueMap, T> change);
+    /** Closes the handle; the first call only. The caller holds the lock. */
+    abstract void closeMap();
+
+    private <T> T run(String operation, Function<KeyValueMap, T> code) {
+        lock.lock();
+        try {
+            if (closed) {
+                throw StoreErrors.closed(toString(), operation);
+            }
+            T answer = use(operation, code);
+            changed.signalAll();
+            return answer;
+        } finally {
+            lock.unlock();
+        }
+    }
 
     /** Waits until all keys are set, and runs a query on that state. */
-    abstract <T> T await(
-            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query);
+    private <T> T await(
+            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
+        lock.lock();
+        try {
+            while (true) {
+                if (closed) {
+                    throw StoreErrors.closed(toString(), operation);
+                }
+                List<T> answer = new ArrayList<>(1); // holds null for a query without an answer
+                List<String> missing =
+                        use(
+                                operation,
+                                values -> {
+                                    List<String> unset = values.missing(keys);
+                                    if (unset.isEmpty()) {
+                                        answer.add(query.apply(values));
+                                    }
+                                    return unset;
+                                });
+                if (missing.isEmpty()) {
+                    return answer.get(0);
+                }
+                if (deadline.isOver()) {
+                    throw StoreErrors.timeout(toString(), operation, timeout, missing);
+                }
+                try {
+                    changed.awaitNanos(Math.min(pollNanos, deadline.remainingNanos()));
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                    throw StoreErrors.interrupted(toString(), operation, missing);
+                }
+            }
+        } finally {
+            lock.unlock();
+        }
+    }
 
     @Override
     public final void set(String key, byte[] value) {
         StoreChecks.checkKey(key);
         StoreChecks.checkValue(value);
-        change(
+        run(
                 "set",
                 values -> {
                     values.set(key, value.clone());
@@ -50,7 +114,7 @@ abstract class MapStore implements Store {
     @Override
     public final long add(String key, long amount) {
         StoreChecks.checkKey(key);
-        return change("add", values -> values.add(key, amount));
+        return run("add", values -> values.add(key, amount));
     }
 
     @Override
@@ -58,7 +122,7 @@ abstract class MapStore implements Store {
         StoreChecks.checkKey(key);
         StoreChecks.checkValue(expected);
         StoreChecks.checkValue(desired);
-        return change(
+        return run(
                 "compareSet", values -> values.compareSet(key, expected, desired.clone()).clone());
     }
 
@@ -66,7 +130,7 @@ abstract class MapStore implements Store {
     public final void append(String key, byte[] value) {
         StoreChecks.checkKey(key);
         StoreChecks.checkValue(value);
-        change(
+        run(
                 "append",
                 values -> {
                     values.append(key, value.clone());
@@ -77,7 +141,7 @@ abstract class MapStore implements Store {
     @Override
     public final boolean check(List<String> keys) {
         StoreChecks.checkKeys(keys);
-        return read("check", values -> values.missing(keys).isEmpty());
+        return run("check", values -> values.missing(keys).isEmpty());
     }
 
     @Override
@@ -89,7 +153,7 @@ abstract class MapStore implements Store {
     @Override
     public final void multiSet(List<String> keys, List<byte[]> values) {
         StoreChecks.checkPairs(keys, values);
-        change(
+        run(
                 "multiSet",
                 map -> {
                     for (int i = 0; i < keys.size(); i++) {
@@ -112,16 +176,30 @@ abstract class MapStore implements Store {
     @Override
     public final boolean delete(String key) {
         StoreChecks.checkKey(key);
-        return change("delete", values -> values.delete(key));
+        return run("delete", values -> values.delete(key));
     }
 
     @Override
     public final long numKeys() {
-        return read("numKeys", values -> (long) values.size());
+        return run("numKeys", values -> (long) values.size());
     }
 
     @Override
     public final Duration timeout() {
         return timeout;
+    }
+
+    @Override
+    public final void close() {
+        lock.lock();
+        try {
+            if (!closed) {
+                closed = true;
+                changed.signalAll();
+                closeMap();
+            }
+        } finally {
+            lock.unlock();
+        }
     }
 }

@@ -5,7 +5,6 @@ import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.UnknownHostException;
 import java.time.Duration;
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -60,43 +59,31 @@ import org.slf4j.LoggerFactory;
  * listens on the loopback interface unless told otherwise, and without the environment variable
  * {@code DJLX_STORE_TOKEN} everyone who reaches the port can read and write all keys.
  */
-public final class TcpStore implements Store {
+public final class TcpStore extends TcpStoreClient {
 
     private static final Logger logger = LoggerFactory.getLogger(TcpStore.class);
 
     private final String host;
     private final int port;
-    private final Duration timeout;
-    private final TcpStoreServer server;
-    private final TcpStoreClient client;
+    private final TcpStoreServer server; // null unless this handle runs it
 
-    private TcpStore(Builder builder) {
+    private TcpStore(Builder builder, TcpStoreServer server, int port) {
+        super(
+                new ServerAddress(builder.connectHost(server), port, builder.token),
+                builder.timeout,
+                server == null ? builder.mark : null);
         host = builder.host;
-        timeout = builder.timeout;
-        server = builder.server ? builder.startServer() : null;
+        this.port = port;
+        this.server = server;
         try {
-            port = server == null ? builder.port : server.address().getPort();
-            String mark = server == null ? builder.mark : null;
-            client =
-                    TcpStoreClient.connect(
-                            new ServerAddress(builder.connectHost(server), port, builder.token),
-                            timeout,
-                            mark);
-            try {
-                if (server != null && builder.mark != null) {
-                    client.set(builder.mark, new byte[0]);
-                }
-                if (builder.worldSize > 0 && builder.waitForWorkers) {
-                    join(builder.worldSize);
-                }
-            } catch (RuntimeException e) {
-                client.close();
-                throw e;
+            if (server != null && builder.mark != null) {
+                set(builder.mark, new byte[0]);
+            }
+            if (builder.worldSize > 0 && builder.waitForWorkers) {
+                join(builder.worldSize);
             }
         } catch (RuntimeException e) {
-            if (server != null) {
-                server.close();
-            }
+            super.close();
             throw e;
         }
     }
@@ -118,91 +105,13 @@ public final class TcpStore implements Store {
         return port;
     }
 
-    @Override
-    public void set(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        client.set(key, value);
-    }
-
-    @Override
-    public byte[] get(String key, Duration timeout) {
-        StoreChecks.checkKey(key);
-        return client.get(key, Deadline.after(StoreChecks.checkTimeout(timeout)));
-    }
-
-    @Override
-    public long add(String key, long amount) {
-        StoreChecks.checkKey(key);
-        return client.add(key, amount);
-    }
-
-    @Override
-    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(expected);
-        StoreChecks.checkValue(desired);
-        return client.compareSet(key, expected, desired);
-    }
-
-    @Override
-    public void append(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        client.append(key, value);
-    }
-
-    @Override
-    public boolean check(List<String> keys) {
-        StoreChecks.checkKeys(keys);
-        return client.check(keys);
-    }
-
-    @Override
-    public void waitFor(List<String> keys, Duration timeout) {
-        StoreChecks.checkKeys(keys);
-        client.waitFor("waitFor", keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
-    }
-
-    @Override
-    public void multiSet(List<String> keys, List<byte[]> values) {
-        StoreChecks.checkPairs(keys, values);
-        client.multiSet(keys, values);
-    }
-
-    @Override
-    public List<byte[]> multiGet(List<String> keys, Duration timeout) {
-        StoreChecks.checkKeys(keys);
-        return client.multiGet(keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
-    }
-
-    @Override
-    public boolean delete(String key) {
-        StoreChecks.checkKey(key);
-        return client.delete(key);
-    }
-
-    /**
-     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
-     * workers that have joined.
-     */
-    @Override
-    public long numKeys() {
-        return client.numKeys();
-    }
-
-    @Override
-    public Duration timeout() {
-        return timeout;
-    }
-
     /**
      * Closes the connections of this handle, and the server if this handle runs it; calls in
      * progress fail. Idempotent.
      */
     @Override
     public void close() {
-        client.close();
+        super.close();
         if (server != null) {
             server.close();
         }
@@ -211,7 +120,7 @@ public final class TcpStore implements Store {
     /** Closes this handle. If it runs the server, first waits for the other handles to close. */
     public void closeAfterOthers(Duration timeout) {
         Required.argument("closeAfterOthers: timeout", timeout);
-        client.close();
+        super.close();
         if (server != null && !server.awaitDisconnection(timeout)) {
             logger.warn(
                     "TcpStore {}:{}: stopping the server although other ranks are still connected"
@@ -224,23 +133,22 @@ public final class TcpStore implements Store {
     }
 
     private void join(int worldSize) {
-        long joined = client.join();
+        long joined = addToJoined(1);
         if (server == null || joined >= worldSize) {
             return;
         }
         try {
-            server.joined().get(Deadline.after(timeout).remainingNanos(), TimeUnit.NANOSECONDS);
+            server.joined().get(Deadline.after(timeout()).remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (TimeoutException e) {
             throw new CollectiveException(
                     ("%s: %s of %s workers joined within %s; check that all ranks were started with"
                                     + " this host and port, or increase the timeout")
-                            .formatted(
-                                    client, client.numJoined(), worldSize, Durations.text(timeout)),
+                            .formatted(this, addToJoined(0), worldSize, Durations.text(timeout())),
                     e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException(
-                    client + ": interrupted while waiting for the workers to join", e);
+                    this + ": interrupted while waiting for the workers to join", e);
         } catch (ExecutionException e) {
             throw new AssertionError("this future never fails", e);
         }
@@ -382,7 +290,16 @@ public final class TcpStore implements Store {
                         "TcpStore %s: the port must be 1 to 65535, or 0 for a server, but is %s"
                                 .formatted(host, port));
             }
-            return new TcpStore(this);
+            if (!server) {
+                return new TcpStore(this, null, port);
+            }
+            TcpStoreServer started = startServer();
+            try {
+                return new TcpStore(this, started, started.address().getPort());
+            } catch (RuntimeException e) {
+                started.close();
+                throw e;
+            }
         }
 
         private TcpStoreServer startServer() {

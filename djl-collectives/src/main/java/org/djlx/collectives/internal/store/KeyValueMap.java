@@ -26,6 +26,7 @@ public class KeyValueMap {
         return values.get(key);
     }
 
+    /** Sets a key. All methods that change a value do it with this one. */
     public void set(String key, byte[] value) {
         values.put(key, value);
     }
@@ -64,7 +65,7 @@ public class KeyValueMap {
             joined = Arrays.copyOf(old, Math.addExact(old.length, tail.length));
             System.arraycopy(tail, 0, joined, old.length, tail.length);
         }
-        values.put(key, joined);
+        set(key, joined);
     }
 
     public boolean delete(String key) {

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
-import java.util.function.Supplier;
 
 /**
  * The state that a server's connections share: keys and waits. Confined to the server's thread. A
@@ -17,9 +16,6 @@ import java.util.function.Supplier;
 final class ServerState {
 
     private static final byte[] EMPTY = {};
-
-    /** The maximum length of a 64-bit decimal number. */
-    private static final int MAX_COUNTER_BYTES = 20;
 
     private static final int ENTRY_BYTES = 128;
 
@@ -30,7 +26,7 @@ final class ServerState {
     private final int worldSize;
     private final StoreToken token;
     private final byte[] id = Hello.nonce();
-    private final KeyValueMap values = new KeyValueMap();
+    private final KeyValueMap values = new Budgeted();
     private final Waits waits = new Waits(values);
     private final MemoryBudget memory;
     private final Map<byte[], Sent> sent = new IdentityHashMap<>();
@@ -147,38 +143,41 @@ final class ServerState {
         }
     }
 
-    /** Changes the value of a key, and updates the budget. */
-    private <T> T change(String key, long newLength, Supplier<T> action) {
-        byte[] before = values.get(key);
-        long entry = ENTRY_BYTES + (long) key.length();
-        memory.take(entry + newLength);
-        T result;
-        try {
-            result = action.get();
-        } catch (RuntimeException e) {
-            memory.giveBack(entry + newLength);
-            throw e;
-        }
-        byte[] after = values.get(key);
-        if (after == before) {
-            memory.giveBack(entry + newLength);
-            return result;
-        }
-        // The budget was acquired for the maximum length of a counter.
-        memory.giveBack(newLength - after.length);
-        if (before != null) {
-            discarded(entry, before);
-        }
-        return result;
+    private static long entryBytes(String key) {
+        return ENTRY_BYTES + (long) key.length();
     }
 
-    private void discarded(long entry, byte[] value) {
-        memory.giveBack(entry);
-        Sent on = sent.get(value);
-        if (on == null) {
-            memory.giveBack(value.length);
-        } else {
-            on.stored = false;
+    /** The keys; a change updates the budget and completes waits. */
+    private final class Budgeted extends KeyValueMap {
+
+        @Override
+        public void set(String key, byte[] value) {
+            memory.take(entryBytes(key) + value.length);
+            byte[] before = get(key);
+            super.set(key, value);
+            if (before != null) {
+                discarded(key, before);
+            }
+            waits.wake(key);
+        }
+
+        @Override
+        public boolean delete(String key) {
+            byte[] value = get(key);
+            if (value != null) {
+                discarded(key, value);
+            }
+            return super.delete(key);
+        }
+
+        private void discarded(String key, byte[] value) {
+            memory.giveBack(entryBytes(key));
+            Sent on = sent.get(value);
+            if (on == null) {
+                memory.giveBack(value.length);
+            } else {
+                on.stored = false;
+            }
         }
     }
 
@@ -215,46 +214,31 @@ final class ServerState {
 
     void set(String key, byte[] value) {
         checkRoom(List.of(key));
-        put(key, value);
-        waits.wake(key);
+        values.set(key, value);
     }
 
     void multiSet(List<String> keys, List<byte[]> newValues) {
         checkRoom(keys);
         // All or nothing.
         long bytes = newValues.stream().mapToLong(value -> value.length).sum();
-        bytes += keys.stream().mapToLong(key -> key.length() + ENTRY_BYTES).sum();
+        bytes += keys.stream().mapToLong(ServerState::entryBytes).sum();
         memory.take(bytes);
         memory.giveBack(bytes);
         for (int i = 0; i < keys.size(); i++) {
-            put(keys.get(i), newValues.get(i));
+            values.set(keys.get(i), newValues.get(i));
         }
-        keys.forEach(waits::wake);
-    }
-
-    private void put(String key, byte[] value) {
-        change(
-                key,
-                value.length,
-                () -> {
-                    values.set(key, value);
-                    return null;
-                });
     }
 
     byte[] compareSet(String key, byte[] expected, byte[] desired) {
         if (expected.length == 0) {
             checkRoom(List.of(key));
         }
-        byte[] now = change(key, desired.length, () -> values.compareSet(key, expected, desired));
-        wakeIfSet(key);
-        return now;
+        return values.compareSet(key, expected, desired);
     }
 
     long add(String key, long amount) {
         checkRoom(List.of(key));
-        long sum = change(key, MAX_COUNTER_BYTES, () -> values.add(key, amount));
-        waits.wake(key);
+        long sum = values.add(key, amount);
         if (worldSize > 0 && sum >= worldSize && key.equals(Command.INIT_KEY)) {
             joined.complete(null);
         }
@@ -269,14 +253,7 @@ final class ServerState {
                     "APPEND makes the value of %s %s bytes long; at most %s are accepted"
                             .formatted(StoreErrors.quote(key), length, limits.maxValueBytes()));
         }
-        change(
-                key,
-                length,
-                () -> {
-                    values.append(key, tail);
-                    return null;
-                });
-        waits.wake(key);
+        values.append(key, tail);
     }
 
     /** Returns a value; an empty one if the key is unset, like PyTorch's libuv server. */
@@ -302,13 +279,7 @@ final class ServerState {
     }
 
     boolean delete(String key) {
-        byte[] value = values.get(key);
-        if (value == null) {
-            return false;
-        }
-        values.delete(key);
-        discarded(ENTRY_BYTES + (long) key.length(), value);
-        return true;
+        return values.delete(key);
     }
 
     Set<String> keys() {
@@ -317,12 +288,6 @@ final class ServerState {
 
     int numKeys() {
         return values.size();
-    }
-
-    private void wakeIfSet(String key) {
-        if (values.contains(key)) {
-            waits.wake(key);
-        }
     }
 
     private void checkRoom(List<String> keys) {

@@ -105,8 +105,18 @@ final class TcpConnection implements Closeable {
         return -1;
     }
 
-    long readLong() throws IOException {
+    private long readLong() throws IOException {
         return Long.reverseBytes(in.readLong());
+    }
+
+    long sendForLong(RequestWriter request) throws IOException {
+        send(request);
+        return readLong();
+    }
+
+    byte[] sendForValue(RequestWriter request) throws IOException {
+        send(request);
+        return readValue();
     }
 
     byte[] readValue() throws IOException {

@@ -13,11 +13,12 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
 
 /**
- * The client of a {@code TcpStore}.
+ * The operations of a {@code TcpStore}, as the client of a server.
  *
  * <p>One connection carries all commands that are answered at once, one at a time. A blocking wait
  * uses its own connection from a small pool, because the protocol answers the commands of a
@@ -27,7 +28,7 @@ import org.djlx.nativeops.host.Durations;
  * <p>A lost connection is reopened only to the same server; a different server has none of the
  * keys. PyTorch's servers have no identity, so for them it cannot be checked.
  */
-public final class TcpStoreClient implements AutoCloseable {
+public abstract class TcpStoreClient implements Store {
 
     private static final long FIRST_PAUSE_MILLIS = 5;
     private static final long MAX_PAUSE_MILLIS = 500;
@@ -52,53 +53,52 @@ public final class TcpStoreClient implements AutoCloseable {
     private final WaitConnections waiters;
     private volatile boolean closed;
 
-    private TcpStoreClient(ServerAddress server, Duration timeout) {
+    /**
+     * Connects to a server, which may start later.
+     *
+     * @param timeout how long to try to connect, how long to wait for an answer (at least 30 s),
+     *     and the timeout of methods without one
+     * @param mark a key that identifies the server; the client retries until it finds a server with
+     *     this key; null accepts any server
+     */
+    protected TcpStoreClient(ServerAddress server, Duration timeout, String mark) {
         this.server = server;
         this.timeout = timeout;
         answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
         waiters = new WaitConnections(server);
+        commands = connectCommands(mark);
     }
 
-    /**
-     * Connects to a server, which may start later.
-     *
-     * @param timeout how long to try to connect, and how long to wait for an answer (at least 30 s)
-     * @param mark a key that identifies the server; the client retries until it finds a server with
-     *     this key; null accepts any server
-     */
-    public static TcpStoreClient connect(ServerAddress server, Duration timeout, String mark) {
-        TcpStoreClient client = new TcpStoreClient(server, timeout);
-        client.commands = client.connectCommands(mark);
-        return client;
+    /** Adds to the number of workers that have joined, and returns it. */
+    protected final long addToJoined(long workers) {
+        RequestWriter request =
+                new RequestWriter().command(Command.ADD).rawKey(Command.INIT_KEY).number(workers);
+        return command("join", List.of(), c -> c.sendForLong(request));
     }
 
-    /** Increments the number of workers that have joined, and returns it. */
-    public long join() {
-        return addToJoined(1);
-    }
-
-    public long numJoined() {
-        return addToJoined(0);
-    }
-
-    /** See {@code Store.set}. */
-    public void set(String key, byte[] value) {
+    @Override
+    public final void set(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         confirmed(
                 "set",
                 List.of(key),
                 new RequestWriter().command(Command.SET).key(key).value(value));
     }
 
-    /** See {@code Store.append}. */
-    public void append(String key, byte[] value) {
+    @Override
+    public final void append(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         confirmed(
                 "append",
                 List.of(key),
                 new RequestWriter().command(Command.APPEND).key(key).value(value));
     }
 
-    /** See {@code Store.multiSet}. */
-    public void multiSet(List<String> keys, List<byte[]> values) {
+    @Override
+    public final void multiSet(List<String> keys, List<byte[]> values) {
+        StoreChecks.checkPairs(keys, values);
         RequestWriter request = new RequestWriter().command(Command.MULTI_SET).number(keys.size());
         for (int i = 0; i < keys.size(); i++) {
             request.key(keys.get(i)).value(values.get(i));
@@ -106,8 +106,10 @@ public final class TcpStoreClient implements AutoCloseable {
         confirmed("multiSet", keys, request);
     }
 
-    /** See {@code Store.get}. */
-    public byte[] get(String key, Deadline deadline) {
+    @Override
+    public final byte[] get(String key, Duration timeout) {
+        StoreChecks.checkKey(key);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         List<String> keys = List.of(key);
         while (true) {
             byte[] value = command("get", keys, c -> sendCheck(c, keys) ? sendGet(c, key) : null);
@@ -119,9 +121,9 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    /** See {@code Store.multiGet}. */
-    public List<byte[]> multiGet(List<String> keys, Deadline deadline) {
-        waitFor("multiGet", keys, deadline);
+    @Override
+    public final List<byte[]> multiGet(List<String> keys, Duration timeout) {
+        waitFor("multiGet", keys, timeout);
         return command(
                 "multiGet",
                 keys,
@@ -135,15 +137,16 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /** See {@code Store.add}. */
-    public long add(String key, long amount) {
+    @Override
+    public final long add(String key, long amount) {
+        StoreChecks.checkKey(key);
+        RequestWriter request = new RequestWriter().command(Command.ADD).key(key).number(amount);
         return command(
                 "add",
                 List.of(key),
                 c -> {
                     try {
-                        c.send(new RequestWriter().command(Command.ADD).key(key).number(amount));
-                        return c.readLong();
+                        return c.sendForLong(request);
                     } catch (EOFException | SocketException e) {
                         explainFailedAdd(key, e);
                         throw e;
@@ -151,54 +154,47 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /** See {@code Store.compareSet}. */
-    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        return command(
-                "compareSet",
-                List.of(key),
-                c -> {
-                    c.send(
-                            new RequestWriter()
-                                    .command(Command.COMPARE_SET)
-                                    .key(key)
-                                    .value(expected)
-                                    .value(desired));
-                    return c.readValue();
-                });
+    @Override
+    public final byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
+        RequestWriter request = new RequestWriter().command(Command.COMPARE_SET).key(key);
+        request.value(expected).value(desired);
+        return command("compareSet", List.of(key), c -> c.sendForValue(request));
     }
 
-    /** See {@code Store.check}. */
-    public boolean check(List<String> keys) {
+    @Override
+    public final boolean check(List<String> keys) {
+        StoreChecks.checkKeys(keys);
         return check("check", keys);
     }
 
-    /** See {@code Store.waitFor}. */
-    public void waitFor(String operation, List<String> keys, Deadline deadline) {
-        if (!check(operation, keys)) {
-            block(operation, keys, deadline);
-        }
+    @Override
+    public final void waitFor(List<String> keys, Duration timeout) {
+        waitFor("waitFor", keys, timeout);
     }
 
-    /** See {@code Store.delete}. */
-    public boolean delete(String key) {
-        return command(
-                "delete",
-                List.of(key),
-                c -> {
-                    c.send(new RequestWriter().command(Command.DELETE_KEY).key(key));
-                    return c.readLong() > 0;
-                });
+    @Override
+    public final boolean delete(String key) {
+        StoreChecks.checkKey(key);
+        RequestWriter request = new RequestWriter().command(Command.DELETE_KEY).key(key);
+        return command("delete", List.of(key), c -> c.sendForLong(request)) > 0;
     }
 
-    /** See {@code Store.numKeys}. */
-    public long numKeys() {
-        return command(
-                "numKeys",
-                List.of(),
-                c -> {
-                    c.send(new RequestWriter().command(Command.GETNUMKEYS));
-                    return c.readLong();
-                });
+    /**
+     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
+     * workers that have joined.
+     */
+    @Override
+    public final long numKeys() {
+        RequestWriter request = new RequestWriter().command(Command.GETNUMKEYS);
+        return command("numKeys", List.of(), c -> c.sendForLong(request));
+    }
+
+    @Override
+    public final Duration timeout() {
+        return timeout;
     }
 
     /** Closes all connections; commands and waits in progress fail. Idempotent. */
@@ -256,16 +252,12 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    private long addToJoined(long workers) {
-        RequestWriter request =
-                new RequestWriter().command(Command.ADD).rawKey(Command.INIT_KEY).number(workers);
-        return command(
-                "join",
-                List.of(),
-                c -> {
-                    c.send(request);
-                    return c.readLong();
-                });
+    private void waitFor(String operation, List<String> keys, Duration timeout) {
+        StoreChecks.checkKeys(keys);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
+        if (!check(operation, keys)) {
+            block(operation, keys, deadline);
+        }
     }
 
     private boolean check(String operation, List<String> keys) {
@@ -278,8 +270,7 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     private static byte[] sendGet(TcpConnection c, String key) throws IOException {
-        c.send(new RequestWriter().command(Command.GET).key(key));
-        return c.readValue();
+        return c.sendForValue(new RequestWriter().command(Command.GET).key(key));
     }
 
     /**
