@@ -58,7 +58,7 @@ final class TokenizerReader {
         }
     }
 
-    /** Waits for the thread, and closes the tokenizer. */
+    /** Waits for the tokenizer, and closes it. The thread then ends. */
     void close() {
         ModelTokenizer read = tokenizer.exceptionally(e -> null).join();
         if (read != null) {
