@@ -6,6 +6,7 @@ import static org.djlx.collectives.CaseInputs.assertReduced;
 import static org.djlx.collectives.CaseInputs.inputs;
 import static org.djlx.collectives.CaseInputs.seed;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -32,7 +33,18 @@ final class SupportCases {
         Map<String, Case> cases = new LinkedHashMap<>();
         cases.put("declaredReductions", SupportCases::declaredReductions);
         cases.put("declaredMoves", SupportCases::declaredMoves);
+        cases.put("p2pBuffersOrAnError", SupportCases::p2pBuffersOrAnError);
         return cases;
+    }
+
+    private static void p2pBuffersOrAnError(ProcessGroup group, NDManager manager) {
+        if (group.isP2pAvailable()) {
+            assertSame(group.p2pBuffers().orElseThrow(), group.requireP2pBuffers());
+            return;
+        }
+        String message =
+                assertThrows(IllegalStateException.class, group::requireP2pBuffers).getMessage();
+        assertTrue(message.contains("'" + group.backendName() + "'"), message);
     }
 
     private static Support support(ProcessGroup group) {

@@ -58,7 +58,7 @@ public final class LowContention {
         TensorInfo in = group.checkAllGather(output, input);
         boolean staged =
                 !group.isP2pAvailable()
-                        || group.p2pBuffers().orElseThrow().allocator().offsetOf(output).isEmpty();
+                        || group.requireP2pBuffers().allocator().offsetOf(output).isEmpty();
         return chosen(ALL_GATHER, group, staged ? in.byteSize() : 0)
                 .allGatherIntoTensor(output, input);
     }

@@ -188,7 +188,7 @@ public record AllGatherMatmul(
                 boolean tiny =
                         group.device().isGpu()
                                 && Pipeline.isTiny(
-                                        group.p2pBuffers().orElseThrow(), workload().partBytes());
+                                        group.requireP2pBuffers(), workload().partBytes());
                 yield tiny
                         ? new CopyGather(this, group, operands, choice)
                         : new PipelinedGather(this, group, operands, choice);
@@ -206,7 +206,7 @@ public record AllGatherMatmul(
                 && FusedMatmul.of(GroupPlans.of(group).compute())
                         .orElseThrow()
                         .gates(
-                                group.p2pBuffers().orElseThrow(),
+                                group.requireP2pBuffers(),
                                 workload(),
                                 Axes.layout(operands.infos()[1]),
                                 operands.address(1));

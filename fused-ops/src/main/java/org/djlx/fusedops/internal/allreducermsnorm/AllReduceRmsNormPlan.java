@@ -155,7 +155,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
         FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
         if (reason == null) {
-            path = new FusedNorm(kernels.orElseThrow(), group.p2pBuffers().orElseThrow());
+            path = new FusedNorm(kernels.orElseThrow(), group.requireP2pBuffers());
         } else {
             path =
                     kernels.<NormPath>map(found -> new AllReduceAndKernel(found, reason))

@@ -199,7 +199,7 @@ public final class DeviceAllToAll {
     private Work runOnDevice() {
         VdevKernels kernels =
                 VdevKernels.of(GroupPlans.of(group).compute()); // compiles: before any wait
-        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        P2pBuffers buffers = group.requireP2pBuffers();
         VdevKernels.Rows rows =
                 new VdevKernels.Rows(
                         in.address(),

@@ -152,7 +152,7 @@ public record MatmulReduceScatter(
 
     @Override
     public MatmulPath<NDArray> prepare(ProcessGroup group, Operands operands, Choice choice) {
-        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        P2pBuffers buffers = group.requireP2pBuffers();
         boolean tiny = // With them, the kernels of GATHERED run PIPELINED; the same on all ranks.
                 choice.path() == Path.PIPELINED
                         && isByRows()

@@ -64,7 +64,7 @@ public final class Fallbacks {
         if (!group.isP2pAvailable()) {
             return Optional.of(FallbackReason.NO_P2P_BUFFERS);
         }
-        return Slots.isPossible(group.p2pBuffers().orElseThrow(), partBytes)
+        return Slots.isPossible(group.requireP2pBuffers(), partBytes)
                 ? Optional.empty()
                 : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
     }

@@ -130,7 +130,7 @@ public final class MatmulPlan<R> implements FusedPlan {
             Operator<?> operator, ProcessGroup group, Compute compute, Workload work) {
         Set<Path> possible = EnumSet.of(Path.PIPELINED);
         if (operator.isByRows()) {
-            P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+            P2pBuffers buffers = group.requireP2pBuffers();
             boolean fit = Slots.fit(buffers, work.partBytes());
             boolean gathered =
                     group.device().isGpu()

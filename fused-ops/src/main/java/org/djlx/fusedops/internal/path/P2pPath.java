@@ -30,7 +30,7 @@ public abstract class P2pPath<R, C> implements MatmulPath<R> {
             ProcessGroup group, OpType type, Agreed agreed, Choice choice, long partBytes) {
         this.plans = GroupPlans.of(group);
         this.partBytes = partBytes;
-        this.slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
+        this.slots = new Slots(group.requireP2pBuffers(), partBytes);
         this.type = type;
         this.agreed = agreed;
         this.choice = choice;

@@ -83,7 +83,7 @@ public final class PathChooser {
         }
         int processors = multiprocessors();
         boolean mayBeNccl = noneForced && mayBeNccl(processors);
-        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        P2pBuffers buffers = group.requireP2pBuffers();
         return new CostModel(machine(buffers.gpuRates(), processors))
                 .withBufferSize(buffers.bufferSize())
                 .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);

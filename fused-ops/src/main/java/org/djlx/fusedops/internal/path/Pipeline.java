@@ -45,7 +45,7 @@ public final class Pipeline {
     private final int worldSize;
 
     public Pipeline(ProcessGroup group) {
-        this.buffers = group.p2pBuffers().orElseThrow();
+        this.buffers = group.requireP2pBuffers();
         this.rank = group.rank();
         this.worldSize = group.worldSize();
     }

@@ -209,7 +209,7 @@ public final class CallerPipeline {
     }
 
     private Slots slots() {
-        return new Slots(group.p2pBuffers().orElseThrow(), partBytes);
+        return new Slots(group.requireP2pBuffers(), partBytes);
     }
 
     /** Counts the call, and returns whether the group's own collective runs. */
