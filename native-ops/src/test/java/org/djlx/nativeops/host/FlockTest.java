@@ -30,7 +30,9 @@ class FlockTest {
         assertTrue(Files.exists(file));
     }
 
-    /** A holder may delete the file: the lock of the deleted file excludes nobody. */
+    /**
+     * A holder may delete the file. A lock of the deleted file does not exclude other processes.
+     */
     @Test
     void deletedFileIsNotHeld() throws Exception {
         Path file = folder.resolve("a.lock");

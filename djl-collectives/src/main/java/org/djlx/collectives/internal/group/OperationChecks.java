@@ -126,44 +126,49 @@ final class OperationChecks {
 
     /** Checks a list of one tensor per rank, each of the type and shape of {@code like}. */
     List<TensorInfo> alike(OpType type, String role, List<NDArray> tensors, TensorInfo like) {
-        return perRank(type, role, tensors, like, null, false);
+        List<TensorInfo> infos = sameTypes(type, role, tensors, like, null);
+        for (int peer = 0; peer < worldSize; peer++) {
+            sameShape(type, role, infos, peer, like);
+        }
+        return infos;
     }
 
     /**
-     * Checks a list of one tensor per rank, each of the type of {@code like}; this rank's tensor
-     * has also its shape.
+     * Checks a list of one tensor per rank, each of the type of {@code like}; this rank's has also
+     * its shape.
      */
     List<TensorInfo> perRank(
             OpType type, String role, List<NDArray> tensors, TensorInfo like, ReduceOp op) {
-        return perRank(type, role, tensors, like, op, true);
+        List<TensorInfo> infos = sameTypes(type, role, tensors, like, op);
+        sameShape(type, role, infos, rank, like);
+        return infos;
     }
 
-    private List<TensorInfo> perRank(
-            OpType type,
-            String role,
-            List<NDArray> tensors,
-            TensorInfo like,
-            ReduceOp op,
-            boolean uneven) {
+    private List<TensorInfo> sameTypes(
+            OpType type, String role, List<NDArray> tensors, TensorInfo like, ReduceOp op) {
         onePerRank(type, role, tensors);
         List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
             TensorInfo info = tensor(type, role + "[" + infos.size() + "]", tensor, op);
             sameType(type, role, info, like);
-            boolean mayDiffer = uneven && infos.size() != rank;
-            if (!mayDiffer && !Arrays.equals(info.sizes(), like.sizes())) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "%s: %s[%d] must have shape %s, but has %s",
-                                type,
-                                role,
-                                infos.size(),
-                                Arrays.toString(like.sizes()),
-                                Arrays.toString(info.sizes())));
-            }
             infos.add(info);
         }
         return infos;
+    }
+
+    private static void sameShape(
+            OpType type, String role, List<TensorInfo> infos, int index, TensorInfo like) {
+        long[] sizes = infos.get(index).sizes();
+        if (!Arrays.equals(sizes, like.sizes())) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s[%d] must have shape %s, but has %s",
+                            type,
+                            role,
+                            index,
+                            Arrays.toString(like.sizes()),
+                            Arrays.toString(sizes)));
+        }
     }
 
     /** Returns whether tensors have different shapes. */
