@@ -22,6 +22,7 @@ import java.util.Map;
  */
 record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> tensors, long size) {
 
+    private static final int MAX_ITEMS = 1 << 24; // of a list; larger ones would fill the heap
     private static final int MAGIC = 0x46554747; // GGUF, little-endian
     private static final int STRING = 8;
     private static final int ARRAY = 9;
@@ -162,10 +163,11 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
         private int count(String what, int leastBytes) {
             long count = bytes.getLong();
             check(
-                    count >= 0 && count <= bytes.remaining() / leastBytes,
-                    "it has %s %s, more than fit in the file",
+                    count >= 0 && count <= Math.min(MAX_ITEMS, bytes.remaining() / leastBytes),
+                    "it has %s %s, more than fit in the file or than %,d",
                     Long.toUnsignedString(count),
-                    what);
+                    what,
+                    MAX_ITEMS);
             return (int) count;
         }
 

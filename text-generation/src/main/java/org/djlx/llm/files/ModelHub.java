@@ -112,7 +112,8 @@ public final class ModelHub {
         return NAME.matcher(text).matches()
                 && !text.contains("..")
                 && !text.contains("--")
-                && !text.endsWith(".git");
+                && !text.endsWith(".git")
+                && !text.endsWith(".gguf"); // a path
     }
 
     /**
@@ -120,7 +121,7 @@ public final class ModelHub {
      * not there.
      *
      * @param model a directory, a GGUF file, or ORG/NAME
-     * @throws IllegalArgumentException if it is neither
+     * @throws IllegalArgumentException if it is none of these
      */
     public Path directory(String model) throws IOException {
         Path path = Path.of(model);

@@ -2,13 +2,19 @@
 package org.djlx.llm.files;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
@@ -102,6 +108,23 @@ class GgufModelTest {
                                     .build())
                     .await(Duration.ofMinutes(1));
         }
+    }
+
+    /** A list that fits in the file, which is a sparse one, but hardly in memory. */
+    @Test
+    void listThatWouldFillTheHeapIsRefused() throws Exception {
+        Path file = directory.resolve("large.gguf");
+        ByteBuffer header = ByteBuffer.allocate(64).order(ByteOrder.LITTLE_ENDIAN);
+        header.put("GGUF".getBytes(StandardCharsets.US_ASCII)).putInt(3).putLong(0).putLong(1);
+        header.putLong(1).put((byte) 'k').putInt(9).putInt(0).putLong(1L << 30);
+        try (FileChannel channel =
+                FileChannel.open(file, StandardOpenOption.CREATE, StandardOpenOption.WRITE)) {
+            channel.write(header.flip());
+            channel.write(ByteBuffer.allocate(1), (1L << 31) - 1);
+        }
+        String message = assertThrows(IOException.class, () -> GgufFile.read(file)).getMessage();
+        assertTrue(message.contains("large.gguf"), message);
+        assertTrue(message.contains("1073741824 elements of an array"), message);
     }
 
     @Test

@@ -456,7 +456,18 @@ class ModelHubTest {
 
     @ParameterizedTest
     @ValueSource(
-            strings = {"tiny", "/a/b", "../a", "a/..", "a/b/c", "a/b--c", "a/b.git", "a/b c", ""})
+            strings = {
+                "tiny",
+                "/a/b",
+                "../a",
+                "a/..",
+                "a/b/c",
+                "a/b--c",
+                "a/b.git",
+                "a/b.gguf",
+                "a/b c",
+                ""
+            })
     void otherTextsAreNotNames(String text) {
         assertFalse(ModelHub.isName(text));
         assertThrows(IllegalArgumentException.class, () -> builder().build().download(text));
@@ -557,7 +568,7 @@ class ModelHubTest {
 
     /** huggingface_hub itself downloads from the same server, and nothing is left to load. */
     @Test
-    void whatPythonHasDownloadedIsFound() throws Exception {
+    void findsDownloadsOfPython() throws Exception {
         requireHuggingfaceHub();
         String path =
                 python(
