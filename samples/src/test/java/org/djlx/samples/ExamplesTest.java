@@ -837,7 +837,7 @@ class ExamplesTest {
     }
 
     private static Work shift(ProcessGroup group, NDManager manager, NDArray array) {
-        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        P2pBuffers buffers = group.requireP2pBuffers();
         int ranks = group.worldSize();
         return group.execute(
                 new OpType("shift"),
