@@ -86,7 +86,7 @@ public final class TextEngine implements TextGenerator {
     private final EngineCore engine;
 
     private TextEngine(Builder builder) throws IOException {
-        Path directory = GgufDirectory.of(builder.directory);
+        Path directory = GgufDirectory.of(builder.source.directory());
         config = ModelConfig.read(directory, builder.type, builder.kvCacheDtype);
         samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
@@ -207,11 +207,20 @@ public final class TextEngine implements TextGenerator {
         reader.close();
     }
 
+    /** Where a model comes from. */
+    private interface ModelSource {
+        Path directory() throws IOException;
+    }
+
+    /** Options of an engine. */
     public static final class Builder {
 
         // Package-private fields are read by GeneratorSettings.
-        private String model; // null for a directory
-        private Path directory;
+        private ModelSource source =
+                () -> {
+                    throw new IllegalArgumentException(
+                            "set the model's directory or its name: setDirectory or setModel");
+                };
         private DataType type; // null for that of config.json
         private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
         Quantization quantization = Quantization.NONE;
@@ -237,7 +246,8 @@ public final class TextEngine implements TextGenerator {
          * shows the progress.
          */
         public Builder setModel(String model) {
-            this.model = model;
+            Progress download = new LoadingProgress(LOG::info);
+            source = () -> ModelHub.builder().optProgress(download).build().directory(model);
             return this;
         }
 
@@ -246,7 +256,7 @@ public final class TextEngine implements TextGenerator {
          * {@link #setModel} is required.
          */
         public Builder setDirectory(Path directory) {
-            this.directory = directory;
+            source = () -> directory;
             return this;
         }
 
@@ -412,15 +422,6 @@ public final class TextEngine implements TextGenerator {
          */
         public TextEngine build() throws IOException {
             try {
-                if ((directory == null) == (model == null)) {
-                    throw new IllegalArgumentException(
-                            "set the model's directory or its name: setDirectory or setModel");
-                }
-                if (model != null) {
-                    Progress download = new LoadingProgress(LOG::info);
-                    directory = ModelHub.builder().optProgress(download).build().directory(model);
-                    model = null;
-                }
                 return ContextLoader.of(TextEngine.class, () -> new TextEngine(this));
             } catch (Throwable e) {
                 if (group != null) {

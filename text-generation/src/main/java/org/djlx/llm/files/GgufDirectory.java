@@ -6,7 +6,10 @@ import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.attribute.FileTime;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorFiles;
@@ -19,23 +22,28 @@ public final class GgufDirectory {
 
     private static final String SUFFIX = ".gguf";
     private static final String LINK = "model" + SUFFIX;
+    private static final Map<FileState, Path> WRITTEN = new HashMap<>();
 
     private GgufDirectory() {}
 
     /**
      * Returns the model directory of a path. That of a GGUF file, or of a directory that has one
-     * and no {@code config.json}, is a temporary one with the name of the file, which the end of
-     * the JVM deletes; any other path is returned as it is.
+     * and no {@code config.json}, is a temporary one with the name of the file, the same for each
+     * call until the file changes, which the end of the JVM deletes; any other path is returned as
+     * it is.
      *
      * @throws IOException if the file cannot be read or is damaged; the message names it
-     * @throws IllegalArgumentException if its architecture or tokenizer is not supported, or a
-     *     directory has several files
+     * @throws IllegalArgumentException if the path is null, its architecture or tokenizer is not
+     *     supported, or a directory has several files
      */
     public static Path of(Path path) throws IOException {
-        if (path != null && Files.isRegularFile(path)) {
+        if (path == null) {
+            throw new IllegalArgumentException("the model's directory is null");
+        }
+        if (Files.isRegularFile(path)) {
             return path.toString().endsWith(SUFFIX) ? write(path) : path;
         }
-        if (path == null || !Files.isDirectory(path) || Files.exists(path.resolve("config.json"))) {
+        if (!Files.isDirectory(path) || Files.exists(path.resolve("config.json"))) {
             return path;
         }
         List<Path> files;
@@ -59,15 +67,30 @@ public final class GgufDirectory {
                 : Safetensors.open(directory);
     }
 
-    private static Path write(Path path) throws IOException {
+    private record FileState(Path file, long bytes, FileTime changed) {}
+
+    private static synchronized Path write(Path path) throws IOException {
+        FileState state =
+                new FileState(
+                        path.toAbsolutePath(), Files.size(path), Files.getLastModifiedTime(path));
+        Path written = WRITTEN.get(state);
+        if (written != null && Files.exists(written)) {
+            return written;
+        }
         GgufFile file = GgufFile.read(path);
-        String name = path.toAbsolutePath().getFileName().toString();
+        String name = path.getFileName().toString();
         Path parent = Files.createTempDirectory("djlx-gguf-");
         Path directory = parent.resolve(name.substring(0, name.length() - SUFFIX.length()));
+        try {
+            Files.createDirectory(directory);
+            write(file, directory);
+            Files.createSymbolicLink(directory.resolve(LINK), path.toAbsolutePath());
+        } catch (IOException | RuntimeException e) {
+            delete(parent, directory);
+            throw e;
+        }
         Runtime.getRuntime().addShutdownHook(new Thread(() -> delete(parent, directory)));
-        Files.createDirectory(directory);
-        write(file, directory);
-        Files.createSymbolicLink(directory.resolve(LINK), path.toAbsolutePath());
+        WRITTEN.put(state, directory);
         return directory;
     }
 

@@ -21,6 +21,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
@@ -57,7 +58,7 @@ final class HubClient {
                     .connectTimeout(Duration.ofSeconds(10))
                     .build();
     private final URI endpoint;
-    private final String token; // null for none
+    private final Optional<String> token;
     private final String name;
     private final Duration backoff;
     private final Duration patience;
@@ -65,12 +66,16 @@ final class HubClient {
     /**
      * Creates a client.
      *
-     * @param token null for none
      * @param name the model, ORG/NAME
      * @param backoff the time before the second attempt; doubled for each further one
      * @param patience how long a request may be without progress
      */
-    HubClient(URI endpoint, String token, String name, Duration backoff, Duration patience) {
+    HubClient(
+            URI endpoint,
+            Optional<String> token,
+            String name,
+            Duration backoff,
+            Duration patience) {
         this.endpoint = endpoint;
         this.token = token;
         this.name = name;
@@ -266,8 +271,8 @@ final class HubClient {
                             .method(method, BodyPublishers.noBody())
                             .header("User-Agent", "djl-collectives")
                             .header("Accept-Encoding", "identity");
-            if (token != null && isSameOrigin(at, endpoint)) {
-                request.header("Authorization", "Bearer " + token);
+            if (isSameOrigin(at, endpoint)) {
+                token.ifPresent(each -> request.header("Authorization", "Bearer " + each));
             }
             if (from > 0) {
                 request.header("Range", "bytes=" + from + "-");
@@ -429,7 +434,7 @@ final class HubClient {
                     "%s: status %d%s".formatted(uri, status, said), waitingTime(headers), null);
         }
         String advice =
-                token == null
+                token.isEmpty()
                         ? "; if it is private, set HF_TOKEN"
                         : ", or the token has no access to it";
         throw HubException.lasting(

@@ -58,25 +58,20 @@ public final class ModelHub {
     private static final int PARALLEL = 8;
 
     private final URI endpoint;
-    private final String token; // null for none
+    private final Optional<String> token;
     private final Path cache;
     private final String revision;
     private final boolean offline;
-    private final Progress progress; // null for none
+    private final Optional<Progress> progress;
     private final Duration backoff;
     private final Duration patience;
 
     private ModelHub(Builder builder) {
-        Environment environment = new Environment(builder.environment);
-        endpoint =
-                endpoint(
-                        builder.endpoint == null
-                                ? environment.get("HF_ENDPOINT", "https://huggingface.co")
-                                : builder.endpoint);
-        token = builder.token == null ? environment.token() : builder.token;
-        cache = builder.cache == null ? environment.cache() : builder.cache;
+        endpoint = endpoint(builder.endpoint);
+        token = builder.token;
+        cache = builder.cache;
         revision = builder.revision;
-        offline = builder.offline == null ? environment.isOffline() : builder.offline;
+        offline = builder.offline;
         progress = builder.progress;
         backoff = builder.backoff;
         patience = builder.patience;
@@ -84,7 +79,7 @@ public final class ModelHub {
             throw new IllegalArgumentException(
                     "the revision '%s' is not a branch, tag or commit".formatted(revision));
         }
-        if (token != null && !token.matches("[!-~]+")) {
+        if (token.filter(each -> !each.matches("[!-~]+")).isPresent()) {
             throw new IllegalArgumentException("the hub's token has blanks or other characters");
         }
     }
@@ -104,7 +99,12 @@ public final class ModelHub {
 
     /** Returns a builder of a hub as the environment describes it. */
     public static Builder builder() {
-        return new Builder();
+        return builder(System.getenv());
+    }
+
+    /** Returns a builder with other variables than the process's, for tests. */
+    static Builder builder(Map<String, String> environment) {
+        return new Builder(new Environment(environment));
     }
 
     /** {@return whether a text has the form of a name on a hub, ORG/NAME} */
@@ -124,6 +124,9 @@ public final class ModelHub {
      * @throws IllegalArgumentException if it is none of these
      */
     public Path directory(String model) throws IOException {
+        if (model == null) {
+            throw new IllegalArgumentException("the model's name is null");
+        }
         Path path = Path.of(model);
         if (Files.isDirectory(path) || model.endsWith(".gguf") && Files.exists(path)) {
             return GgufDirectory.of(path);
@@ -212,7 +215,7 @@ public final class ModelHub {
             if (isDivided) {
                 small.add(HubCache.INDEX);
             }
-            fetch(small, null);
+            fetch(small, Optional.empty());
             Path snapshot = files.snapshot(commit);
             ModelConfig.read(snapshot); // Refuses a model that is not supported.
             Collection<String> large =
@@ -223,7 +226,8 @@ public final class ModelHub {
         }
 
         /** Fetches files that are not in the snapshot, in parallel. */
-        private void fetch(Collection<String> names, Progress progress) throws IOException {
+        private void fetch(Collection<String> names, Optional<Progress> progress)
+                throws IOException {
             List<String> missing = new ArrayList<>(names);
             missing.removeIf(file -> Files.exists(files.snapshot(commit).resolve(file)));
             if (missing.isEmpty()) {
@@ -295,41 +299,33 @@ public final class ModelHub {
             return null;
         }
 
-        /** Passes what all threads have downloaded to the progress, which may be null. */
+        /** Passes what all threads have downloaded to the progress. */
         private final class Counter implements LongConsumer {
 
-            private final Progress progress;
+            private final Optional<Progress> progress;
             private long done;
 
-            Counter(Progress progress, long total, int count) {
+            Counter(Optional<Progress> progress, long total, int count) {
                 this.progress = progress;
-                if (progress != null) {
-                    String what = "%,d bytes in %d file%s from %s";
-                    progress.reset(
-                            "Downloading " + name,
-                            total,
-                            String.format(
-                                    Locale.ROOT,
-                                    what,
-                                    total,
-                                    count,
-                                    count == 1 ? "" : "s",
-                                    endpoint));
-                }
+                String files =
+                        String.format(
+                                Locale.ROOT,
+                                "%,d bytes in %d file%s from %s",
+                                total,
+                                count,
+                                count == 1 ? "" : "s",
+                                endpoint);
+                progress.ifPresent(each -> each.reset("Downloading " + name, total, files));
             }
 
             @Override
             public synchronized void accept(long bytes) {
                 done += bytes;
-                if (progress != null) {
-                    progress.update(done);
-                }
+                progress.ifPresent(each -> each.update(done));
             }
 
             synchronized void end() {
-                if (progress != null) {
-                    progress.end();
-                }
+                progress.ifPresent(Progress::end);
             }
         }
     }
@@ -362,7 +358,7 @@ public final class ModelHub {
             return Path.of(text.matches("~(/.*)?") ? user + text.substring(1) : text);
         }
 
-        String token() {
+        Optional<String> token() {
             String token = get("HF_TOKEN", get("HUGGING_FACE_HUB_TOKEN", ""));
             Path file = path(get("HF_TOKEN_PATH", home().resolve("token").toString()));
             try {
@@ -370,7 +366,7 @@ public final class ModelHub {
             } catch (IOException e) {
                 throw new UncheckedIOException(e);
             }
-            return token.isBlank() ? null : token.strip();
+            return Optional.of(token.strip()).filter(each -> !each.isEmpty());
         }
 
         boolean isOffline() {
@@ -382,17 +378,21 @@ public final class ModelHub {
     /** Options of a hub; each takes precedence over the environment's. */
     public static final class Builder {
 
-        Map<String, String> environment = System.getenv(); // these three for tests
-        Duration backoff = Duration.ofSeconds(1);
+        Duration backoff = Duration.ofSeconds(1); // these two for tests
         Duration patience = Duration.ofSeconds(30);
         private String endpoint;
-        private String token;
+        private Optional<String> token;
         private Path cache;
         private String revision = "main";
-        private Boolean offline;
-        private Progress progress;
+        private boolean offline;
+        private Optional<Progress> progress = Optional.empty();
 
-        private Builder() {}
+        private Builder(Environment environment) {
+            endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co");
+            token = environment.token();
+            cache = environment.cache();
+            offline = environment.isOffline();
+        }
 
         /** Sets the hub's address; by default {@code https://huggingface.co}. */
         public Builder optEndpoint(String endpoint) {
@@ -402,7 +402,7 @@ public final class ModelHub {
 
         /** Sets the token for models that are private or gated. It goes to the endpoint only. */
         public Builder optToken(String token) {
-            this.token = token;
+            this.token = Optional.of(token);
             return this;
         }
 
@@ -426,7 +426,7 @@ public final class ModelHub {
 
         /** Sets a listener for the bytes of the weights, which receives them on any thread. */
         public Builder optProgress(Progress progress) {
-            this.progress = progress;
+            this.progress = Optional.of(progress);
             return this;
         }
 

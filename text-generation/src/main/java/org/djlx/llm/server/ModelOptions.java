@@ -159,7 +159,13 @@ public final class ModelOptions {
      * @throws UsageException if it is neither, or the model is not supported
      */
     public Path directory(String model) throws IOException {
-        ModelHub.Builder builder = ModelHub.builder().optEndpoint(hub).optCache(hubCache);
+        ModelHub.Builder builder = ModelHub.builder();
+        if (hub != null) {
+            builder.optEndpoint(hub);
+        }
+        if (hubCache != null) {
+            builder.optCache(hubCache);
+        }
         if (ranks().here().contains(0)) {
             builder.optProgress(new LoadingProgress(this::print));
         }

@@ -928,7 +928,8 @@ public class TextEngineTest {
         refuse("maxQueued", builder -> builder.optMaxQueued(0));
         refuse("prefillTokens", builder -> builder.optPrefillTokens(0));
         refuse("not a GPU", builder -> builder.optDevices(List.of(Device.cpu())));
-        refuse("directory", builder -> builder.setDirectory(null));
+        refuse("directory is null", builder -> builder.setDirectory(null));
+        refuse("name is null", builder -> builder.setModel(null));
         ProcessGroup group = ProcessGroups.local(1).get(0);
         refuse("with a process group", builder -> builder.optProcessGroup(group).optRanks(1));
         assertThrows(IllegalStateException.class, group::barrier); // It is destroyed.

@@ -2,6 +2,7 @@
 package org.djlx.llm.files;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -15,10 +16,14 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.nio.file.attribute.FileTime;
 import java.time.Duration;
+import java.time.Instant;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.UUID;
+import java.util.stream.Stream;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
@@ -107,6 +112,30 @@ class GgufModelTest {
                                     .optIgnoreEndOfText(true)
                                     .build())
                     .await(Duration.ofMinutes(1));
+        }
+    }
+
+    @Test
+    void directoryIsWrittenOnceForAFileAndAnewWhenItChanges() throws Exception {
+        Path file = write("llama-bias", Files.createDirectory(directory.resolve("original")));
+        Path first = GgufDirectory.of(file);
+        assertEquals(first, GgufDirectory.of(file));
+        Files.setLastModifiedTime(file, FileTime.from(Instant.EPOCH));
+        assertNotEquals(first, GgufDirectory.of(file));
+    }
+
+    @Test
+    void refusedFileLeavesNoDirectory() throws Exception {
+        String name = "refused-" + UUID.randomUUID();
+        Path file = directory.resolve(name + ".gguf");
+        Path original = Files.createDirectory(directory.resolve("original"));
+        byte[] bytes = Files.readAllBytes(write("llama-bias", original));
+        String text = new String(bytes, StandardCharsets.ISO_8859_1);
+        text = text.replaceFirst("(?s)(general.architecture.{12})llama", "$1lemma");
+        Files.write(file, text.getBytes(StandardCharsets.ISO_8859_1));
+        assertThrows(IllegalArgumentException.class, () -> GgufDirectory.of(file));
+        try (Stream<Path> temporary = Files.list(Path.of(System.getProperty("java.io.tmpdir")))) {
+            assertTrue(temporary.noneMatch(each -> Files.exists(each.resolve(name))));
         }
     }
 

@@ -92,8 +92,9 @@ class ModelHubTest {
     }
 
     private ModelHub.Builder builder() {
-        ModelHub.Builder builder = ModelHub.builder();
-        builder.environment = Map.of("HF_HOME", folder.toString(), "HF_ENDPOINT", hub.endpoint());
+        Map<String, String> environment =
+                Map.of("HF_HOME", folder.toString(), "HF_ENDPOINT", hub.endpoint());
+        ModelHub.Builder builder = ModelHub.builder(environment);
         builder.backoff = Duration.ofMillis(1);
         return builder;
     }
@@ -189,15 +190,15 @@ class ModelHubTest {
             assertEquals(own, request.endsWith(" token=Bearer hf_file"), request);
         }
         hub.requests.clear();
-        ModelHub.Builder builder = builder();
-        builder.environment =
-                Map.of(
-                        "HF_HUB_CACHE",
-                        folder.resolve("hub").toString(),
-                        "HF_ENDPOINT",
-                        hub.endpoint() + "/",
-                        "HF_TOKEN",
-                        "hf_variable");
+        ModelHub.Builder builder =
+                ModelHub.builder(
+                        Map.of(
+                                "HF_HUB_CACHE",
+                                folder.resolve("hub").toString(),
+                                "HF_ENDPOINT",
+                                hub.endpoint() + "/",
+                                "HF_TOKEN",
+                                "hf_variable"));
         assertEquals(snapshot, builder.build().download(FakeHub.NAME));
         assertTrue(hub.requests.get(0).endsWith(" token=Bearer hf_variable"));
     }
@@ -208,8 +209,8 @@ class ModelHubTest {
         assertTrue(refused.contains("org/tiny-1.0 (main) is not complete in " + folder), refused);
         Path snapshot = download();
         hub.requests.clear();
-        ModelHub.Builder builder = builder();
-        builder.environment = Map.of("HF_HOME", folder.toString(), "HF_HUB_OFFLINE", "1");
+        ModelHub.Builder builder =
+                ModelHub.builder(Map.of("HF_HOME", folder.toString(), "HF_HUB_OFFLINE", "1"));
         assertEquals(snapshot, builder.build().download(FakeHub.NAME));
         assertEquals(List.of(), hub.requests);
         Files.delete(blob(SECOND));
