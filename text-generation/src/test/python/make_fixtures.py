@@ -20,7 +20,7 @@ are rounded to bfloat16. expected.json:
     cache         largest difference if transformers computes the same tokens without KV cache:
                   rounding, except with dynamic rope, where it rotates all keys anew
 
-ModelFixturesTest reads the folders in src/test/resources/org/djlx/fusedops/llm/model.
+ModelFixturesTest reads the folders in src/test/resources/org/djlx/llm/model/fixtures.
 """
 import json
 import os
@@ -70,6 +70,9 @@ MODELS = {
         head_dim=None), [40]),
     "qwen3": ("qwen3", dict(num_key_value_heads=4, tie_word_embeddings=True,
                             rope_parameters=DEFAULT), [40]),
+    "gemma": ("gemma", dict(
+        hidden_act="gelu_pytorch_tanh", head_dim=24, tie_word_embeddings=True,
+        rope_parameters=DEFAULT), [40]),
     "gemma2": ("gemma2", dict(
         sliding_window=16, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
         final_logit_softcapping=4.0, tie_word_embeddings=True, rope_parameters=DEFAULT), [40]),

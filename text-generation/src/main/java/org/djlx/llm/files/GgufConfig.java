@@ -20,7 +20,15 @@ record GgufConfig(GgufFile file) {
     /** The architectures by llama.cpp's names; mixtral's name is llama. */
     private static final Set<String> SUPPORTED =
             new TreeSet<>(
-                    Set.of("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"));
+                    Set.of(
+                            "gemma",
+                            "gemma2",
+                            "gemma3",
+                            "llama",
+                            "phi3",
+                            "qwen2",
+                            "qwen3",
+                            "qwen3moe"));
 
     /** Layers of the models of 27 billion parameters, whose scores have another scale. */
     private static final Map<String, Long> LARGE_GEMMAS = Map.of("gemma2", 46L, "gemma3", 62L);
@@ -129,8 +137,8 @@ record GgufConfig(GgufFile file) {
         }
         if (architecture.startsWith("gemma")) {
             json.put("hidden_activation", "gelu_pytorch_tanh");
-            boolean isLarge =
-                    LARGE_GEMMAS.get(architecture).equals(number("block_count").longValue());
+            Long large = LARGE_GEMMAS.get(architecture);
+            boolean isLarge = large != null && large == number("block_count").longValue();
             long width = number("embedding_length").longValue();
             json.put("query_pre_attn_scalar", isLarge ? width / heads.longValue() : headSize());
             json.putIfAbsent("sliding_window", 4096);

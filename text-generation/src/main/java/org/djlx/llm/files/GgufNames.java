@@ -63,7 +63,7 @@ final class GgufNames {
         GgufConfig config = new GgufConfig(file);
         architecture = config.architecture();
         headSize = config.headSize();
-        if (architecture.startsWith("gemma")) {
+        if (architecture.matches("gemma[23]")) {
             parts.putAll(GEMMA);
         } else if (architecture.equals("phi3")) {
             parts.put("ffn_up", "mlp.gate_up_proj");

@@ -23,6 +23,7 @@ abstract class Architecture {
     private static final Map<String, Architecture> ALL =
             new TreeMap<>(
                     Map.ofEntries(
+                            Map.entry("gemma", new Gemma()),
                             Map.entry("gemma2", new Gemma2()),
                             Map.entry("gemma3_text", new Gemma3()),
                             Map.entry("llama", new Llama()),

@@ -4,10 +4,10 @@ package org.djlx.llm.model;
 import java.util.Map;
 
 /**
- * Gemma 2: norms before and after attention and MLP, limited scores and logits, and a sliding
- * window in every second layer. Norms multiply by 1 plus their weight.
+ * Gemma 2: Gemma with norms before and after attention and MLP, limited scores and logits, and a
+ * sliding window in every second layer.
  */
-class Gemma2 extends Architecture {
+class Gemma2 extends Gemma {
 
     @Override
     LayerConfig layer(ConfigEntries json, int index) {
@@ -27,15 +27,5 @@ class Gemma2 extends Architecture {
     @Override
     Map<TensorPart, String> names() {
         return Map.of(TensorPart.MLP_NORM, "pre_feedforward_layernorm");
-    }
-
-    @Override
-    boolean isGemma() {
-        return true;
-    }
-
-    @Override
-    int defaultHeadSize() {
-        return 256;
     }
 }

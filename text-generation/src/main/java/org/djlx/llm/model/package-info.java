@@ -2,6 +2,7 @@
 /* Package-private:
  * Architecture   what is particular to an architecture; found by model_type
  * ConfigEntries  checked entries of a JSON file
+ * Gemma          Gemma 1
  * Gemma2         Gemma 2
  * Gemma3         Gemma 3 for text
  * Llama          Llama

@@ -28,6 +28,7 @@ import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.ModelFixture;
+import org.djlx.llm.model.ReferenceModels;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -44,6 +45,7 @@ class GgufModelTest {
     @ParameterizedTest
     @ValueSource(
             strings = {
+                "gemma",
                 "gemma2",
                 "gemma3",
                 "llama-bias",
@@ -58,7 +60,10 @@ class GgufModelTest {
     void generatesTheTokensOfHuggingFacesFiles(String name) throws Exception {
         Path original = Files.createDirectory(directory.resolve("original"));
         Path gguf = write(name, original);
-        ModelFixture.Case of = ModelFixture.read(name).cases().get(0);
+        ModelFixture.Case of =
+                isReference(name)
+                        ? ReferenceModels.generate(ReferenceModels.read(original), 40, 8)
+                        : ModelFixture.read(name).cases().get(0);
         List<GeneratedPiece> expected = generate(original, of, 1);
         for (int ranks = 1; ranks <= 2; ranks++) {
             List<GeneratedPiece> pieces = generate(gguf, of, ranks);
@@ -70,12 +75,20 @@ class GgufModelTest {
         }
     }
 
-    /** Writes a fixture, changed to what GGUF can say, and its GGUF file. */
+    private static boolean isReference(String name) {
+        return ReferenceModels.names().contains(name);
+    }
+
+    /** Writes a model, changed to what GGUF can say, and its GGUF file. */
     private Path write(String name, Path original) throws IOException {
-        ModelFixture.write(name, original, ScalarType.FLOAT32);
+        if (isReference(name)) {
+            ReferenceModels.write(name, original);
+        } else {
+            ModelFixture.write(name, original, ScalarType.FLOAT32);
+        }
         Path file = original.resolve("config.json");
         JsonObject config = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
-        if (name.startsWith("gemma")) {
+        if (name.matches("gemma[23]")) {
             config.addProperty("query_pre_attn_scalar", 16);
         } else if (!name.startsWith("phi3")) {
             config.remove("sliding_window");

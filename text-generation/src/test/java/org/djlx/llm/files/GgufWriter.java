@@ -195,7 +195,7 @@ final class GgufWriter {
     }
 
     private static String rename(String architecture, String name) {
-        boolean isGemma = architecture.startsWith("gemma");
+        boolean isGemma = architecture.matches("gemma[23]");
         String own =
                 name.replace("model.embed_tokens", "token_embd")
                         .replace("model.norm", "output_norm")

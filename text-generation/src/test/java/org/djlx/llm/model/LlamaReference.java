@@ -18,12 +18,19 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** A reference Llama: float64, plain loops, one sequence, no cache. */
-public final class LlamaReference {
+/**
+ * A reference Llama: float64, plain loops, one sequence, no cache. Reads {@code config.json}
+ * itself. {@link ReferenceModels} has subclasses for other architectures.
+ */
+public class LlamaReference {
 
-    private final ModelConfig config;
+    final JsonObject json;
+    final int hidden;
+    final int heads;
+    final int kvHeads;
+    final int headSize;
+    final double[] frequencies; // of the pairs that are rotated
     private final UnaryOperator<double[]> cached;
-    private final double[] frequencies;
     private final Map<String, double[]> weights = new HashMap<>();
 
     public LlamaReference(Path directory) throws IOException {
@@ -41,10 +48,14 @@ public final class LlamaReference {
             UnaryOperator<double[]> cached)
             throws IOException {
         this.cached = cached;
-        config = ModelConfig.read(directory);
-        String json = Files.readString(directory.resolve("config.json"));
-        frequencies =
-                frequencies(JsonParser.parseString(json).getAsJsonObject(), config.headSize());
+        json =
+                JsonParser.parseString(Files.readString(directory.resolve("config.json")))
+                        .getAsJsonObject();
+        hidden = integer("hidden_size");
+        heads = integer("num_attention_heads");
+        kvHeads = integer("num_key_value_heads");
+        headSize = integer("head_dim");
+        frequencies = frequencies(json, headSize);
         try (Safetensors files = Safetensors.open(directory);
                 NDManager manager = NDManager.newBaseManager()) {
             for (TensorSpec spec : files.specs()) {
@@ -52,7 +63,8 @@ public final class LlamaReference {
                 files.read(spec.name(), array);
                 double[] values = array.toDoubleArray();
                 weights.put(spec.name(), change.apply(spec, values));
-                if (config.tied() && spec.name().equals("model.embed_tokens.weight")) {
+                if (spec.name().equals("model.embed_tokens.weight")
+                        && json.get("tie_word_embeddings").getAsBoolean()) {
                     TensorSpec head = TensorSpec.of("lm_head.weight", spec.type(), spec.shape());
                     weights.put(head.name(), change.apply(head, values));
                 }
@@ -60,51 +72,77 @@ public final class LlamaReference {
         }
     }
 
+    final int integer(String name) {
+        return json.get(name).getAsInt();
+    }
+
+    final double number(String name) {
+        return json.get(name).getAsDouble();
+    }
+
     /** Returns the logits after each token. */
     public double[][] logits(int[] tokens) {
-        int hidden = config.hiddenSize();
-        double[] embedding = weights.get("model.embed_tokens.weight");
+        double[] embedding = weight("model.embed_tokens.weight");
         double[][] x = new double[tokens.length][];
         for (int t = 0; t < tokens.length; t++) {
             x[t] = Arrays.copyOfRange(embedding, tokens[t] * hidden, (tokens[t] + 1) * hidden);
+            scale(x[t], embeddingScale());
         }
-        for (int layer = 0; layer < config.layers(); layer++) {
-            layer(x, "model.layers." + layer + ".");
+        for (int layer = 0; layer < integer("num_hidden_layers"); layer++) {
+            layer(x, layer, "model.layers." + layer + ".");
         }
-        double[] head = weights.get("lm_head.weight");
+        double[] head = weight("lm_head.weight");
         double[][] logits = new double[tokens.length][];
         for (int t = 0; t < tokens.length; t++) {
             logits[t] = product(head, normalized(x[t], "model.norm.weight"));
+            scale(logits[t], logitScale());
         }
         return logits;
     }
 
-    private void layer(double[][] x, String name) {
+    double embeddingScale() {
+        return 1;
+    }
+
+    double logitScale() {
+        return 1;
+    }
+
+    double scoreScale() {
+        return 1 / Math.sqrt(headSize);
+    }
+
+    /** Adds what a layer computes to the residual stream. */
+    void layer(double[][] x, int layer, String name) {
+        add(x, attention(normalized(x, name + "input_layernorm.weight"), layer, name));
+        add(x, mlps(normalized(x, name + "post_attention_layernorm.weight"), name));
+    }
+
+    final double[][] attention(double[][] x, int layer, String name) {
         int length = x.length;
-        int size = config.headSize();
+        int size = headSize;
         double[][] q = new double[length][];
         double[][] k = new double[length][];
         double[][] v = new double[length][];
         for (int t = 0; t < length; t++) {
-            double[] h = normalized(x[t], name + "input_layernorm.weight");
-            q[t] = turned(projection(name + "self_attn.q_proj", h), t);
-            k[t] = turned(projection(name + "self_attn.k_proj", h), t);
-            k[t] = cached.apply(k[t]);
-            v[t] = cached.apply(projection(name + "self_attn.v_proj", h));
+            q[t] = turned(heads(name + "self_attn.q", x[t]), t, layer);
+            k[t] = cached.apply(turned(heads(name + "self_attn.k", x[t]), t, layer));
+            v[t] = cached.apply(projection(name + "self_attn.v_proj", x[t]));
         }
-        int sharing = config.heads() / config.kvHeads();
+        int sharing = heads / kvHeads;
+        double[][] results = new double[length][];
         for (int t = 0; t < length; t++) {
-            double[] attended = new double[config.heads() * size];
-            for (int head = 0; head < config.heads(); head++) {
+            double[] attended = new double[heads * size];
+            for (int head = 0; head < heads; head++) {
                 int from = head / sharing * size;
                 double[] shares = new double[t + 1];
-                double sum = 0;
-                for (int s = 0; s <= t; s++) {
+                double sum = hiddenShare(name, head);
+                for (int s = firstAttended(t, layer); s <= t; s++) {
                     double dot = 0;
                     for (int i = 0; i < size; i++) {
                         dot += q[t][head * size + i] * k[s][from + i];
                     }
-                    shares[s] = Math.exp(dot / Math.sqrt(size));
+                    shares[s] = Math.exp(dot * scoreScale());
                     sum += shares[s];
                 }
                 for (int s = 0; s <= t; s++) {
@@ -113,17 +151,41 @@ public final class LlamaReference {
                     }
                 }
             }
-            add(x[t], projection(name + "self_attn.o_proj", attended));
+            results[t] = projection(name + "self_attn.o_proj", attended);
         }
-        for (int t = 0; t < length; t++) {
-            double[] h = normalized(x[t], name + "post_attention_layernorm.weight");
-            double[] gate = projection(name + "mlp.gate_proj", h);
-            double[] up = projection(name + "mlp.up_proj", h);
-            for (int i = 0; i < gate.length; i++) {
-                gate[i] *= up[i] / (1 + Math.exp(-gate[i]));
-            }
-            add(x[t], projection(name + "mlp.down_proj", gate));
+        return results;
+    }
+
+    /** Returns the heads of queries or keys before the rotation. */
+    double[] heads(String name, double[] x) {
+        return projection(name + "_proj", x);
+    }
+
+    /** Returns the first token that a token of a layer attends to. */
+    int firstAttended(int token, int layer) {
+        return 0;
+    }
+
+    /** Returns a part of the sum of exponentials that belongs to no token. */
+    double hiddenShare(String name, int head) {
+        return 0;
+    }
+
+    final double[][] mlps(double[][] x, String name) {
+        return Arrays.stream(x).map(token -> mlp(token, name)).toArray(double[][]::new);
+    }
+
+    double[] mlp(double[] x, String name) {
+        double[] gate = projection(name + "mlp.gate_proj", x);
+        double[] up = projection(name + "mlp.up_proj", x);
+        for (int i = 0; i < gate.length; i++) {
+            gate[i] = activation(gate[i]) * up[i];
         }
+        return projection(name + "mlp.down_proj", gate);
+    }
+
+    double activation(double x) {
+        return x / (1 + Math.exp(-x));
     }
 
     /**
@@ -132,12 +194,15 @@ public final class LlamaReference {
      * config.json, by wavelengths.
      */
     static double[] frequencies(JsonObject json, int headSize) {
-        JsonObject scaling = json.getAsJsonObject("rope_scaling");
-        double theta = json.get("rope_theta").getAsDouble();
+        boolean older = json.has("rope_scaling");
+        JsonObject scaling = json.getAsJsonObject(older ? "rope_scaling" : "rope_parameters");
+        double theta = (older ? json : scaling).get("rope_theta").getAsDouble();
         String kind = scaling.get("rope_type").getAsString();
-        double[] frequencies = new double[headSize / 2];
+        boolean partial = scaling.has("partial_rotary_factor");
+        double part = partial ? scaling.get("partial_rotary_factor").getAsDouble() : 1;
+        double[] frequencies = new double[(int) (headSize * part) / 2];
         for (int i = 0; i < frequencies.length; i++) {
-            double frequency = 1 / Math.pow(theta, (double) (2 * i) / headSize);
+            double frequency = 1 / Math.pow(theta, (double) i / frequencies.length);
             frequencies[i] =
                     switch (kind) {
                         case "default" -> frequency;
@@ -165,38 +230,54 @@ public final class LlamaReference {
         return (1 - smooth) * (frequency / factor) + smooth * frequency;
     }
 
-    private double[] turned(double[] heads, int position) {
-        int size = config.headSize();
-        double[] turned = new double[heads.length];
-        for (int head = 0; head < heads.length / size; head++) {
-            for (int i = 0; i < size / 2; i++) {
-                double first = heads[head * size + i];
-                double second = heads[head * size + size / 2 + i];
-                double angle = position * frequencies[i];
-                turned[head * size + i] = first * Math.cos(angle) - second * Math.sin(angle);
-                turned[head * size + size / 2 + i] =
-                        second * Math.cos(angle) + first * Math.sin(angle);
+    /** Returns rotated heads: of each, element i with element i of the second half. */
+    double[] turned(double[] heads, int position, int layer) {
+        double[] turned = heads.clone();
+        for (int head = 0; head < heads.length; head += headSize) {
+            for (int i = 0; i < frequencies.length; i++) {
+                turn(heads, turned, head + i, head + headSize / 2 + i, position * frequencies[i]);
             }
         }
         return turned;
     }
 
-    private double[] normalized(double[] x, String name) {
-        double[] weight = weights.get(name);
+    static void turn(double[] from, double[] to, int first, int second, double angle) {
+        to[first] = from[first] * Math.cos(angle) - from[second] * Math.sin(angle);
+        to[second] = from[second] * Math.cos(angle) + from[first] * Math.sin(angle);
+    }
+
+    final double[][] normalized(double[][] x, String name) {
+        return Arrays.stream(x).map(token -> normalized(token, name)).toArray(double[][]::new);
+    }
+
+    final double[] normalized(double[] x, String name) {
+        double[] weight = weight(name);
         double squares = 0;
         for (double value : x) {
             squares += value * value;
         }
-        double factor = 1 / Math.sqrt(squares / x.length + config.epsilon());
+        double factor = 1 / Math.sqrt(squares / x.length + number("rms_norm_eps"));
         double[] y = new double[x.length];
         for (int i = 0; i < x.length; i++) {
-            y[i] = x[i] * factor * weight[i];
+            y[i] = x[i] * factor * (weight[i] + addedToNorms());
         }
         return y;
     }
 
-    private double[] projection(String name, double[] x) {
-        double[] y = product(weights.get(name + ".weight"), x);
+    double addedToNorms() {
+        return 0;
+    }
+
+    final double[] weight(String name) {
+        double[] weight = weights.get(name);
+        if (weight == null) {
+            throw new IllegalArgumentException("no tensor " + name);
+        }
+        return weight;
+    }
+
+    final double[] projection(String name, double[] x) {
+        double[] y = product(weight(name + ".weight"), x);
         double[] bias = weights.get(name + ".bias");
         if (bias != null) {
             add(y, bias);
@@ -214,9 +295,21 @@ public final class LlamaReference {
         return y;
     }
 
-    private static void add(double[] x, double[] y) {
+    static void add(double[][] x, double[][] y) {
+        for (int i = 0; i < x.length; i++) {
+            add(x[i], y[i]);
+        }
+    }
+
+    static void add(double[] x, double[] y) {
         for (int i = 0; i < x.length; i++) {
             x[i] += y[i];
+        }
+    }
+
+    static void scale(double[] x, double factor) {
+        for (int i = 0; i < x.length; i++) {
+            x[i] *= factor;
         }
     }
 }

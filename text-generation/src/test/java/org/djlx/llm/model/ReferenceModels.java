@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.model;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import java.util.TreeMap;
+import java.util.stream.IntStream;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Random tiny models of architectures, and their references: subclasses of {@link LlamaReference}
+ * written from transformers' modeling files. Names and shapes of tensors stand here once more, so
+ * that those of {@link WeightMap} are checked, too.
+ */
+public final class ReferenceModels {
+
+    private static final int VOCABULARY = 131;
+
+    private static final String BASE =
+            "'hidden_size': 64, 'intermediate_size': 48, 'num_hidden_layers': 3,"
+                    + " 'num_attention_heads': 4, 'num_key_value_heads': 2, 'head_dim': 16,"
+                    + " 'max_position_embeddings': 256, 'rms_norm_eps': 1e-5, 'eos_token_id': 1,"
+                    + " 'tie_word_embeddings': false, 'dtype': 'float32',"
+                    + " 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10000}";
+
+    /** By name: model_type, and entries that differ from those of {@link #BASE}. */
+    private static final Map<String, String> MODELS =
+            new TreeMap<>(
+                    Map.of(
+                            "gemma",
+                            "'hidden_act': 'gelu_pytorch_tanh', 'head_dim': 24,"
+                                    + " 'tie_word_embeddings': true"));
+
+    private ReferenceModels() {}
+
+    /** Returns the names of all models; the part before a dash is the model_type. */
+    public static List<String> names() {
+        return List.copyOf(MODELS.keySet());
+    }
+
+    static JsonObject config(String name) {
+        JsonObject json = JsonParser.parseString("{" + BASE + "}").getAsJsonObject();
+        json.addProperty("vocab_size", VOCABULARY);
+        json.addProperty("model_type", name.replaceFirst("-.*", ""));
+        JsonObject own = JsonParser.parseString("{" + MODELS.get(name) + "}").getAsJsonObject();
+        own.entrySet().forEach(entry -> json.add(entry.getKey(), entry.getValue()));
+        return json;
+    }
+
+    /** Writes a model in float32, and returns its reference. */
+    public static LlamaReference write(String name, Path directory) throws IOException {
+        JsonObject json = config(name);
+        Files.writeString(directory.resolve("config.json"), json.toString());
+        List<TensorSpec> specs = new ArrayList<>();
+        shapes(json)
+                .forEach((key, shape) -> specs.add(TensorSpec.of(key, ScalarType.FLOAT32, shape)));
+        try (NDManager manager = NDManager.newBaseManager()) {
+            SafetensorsWriter.writeModel(
+                    directory, specs, 30_000, spec -> LlamaFiles.values(manager, spec, 3));
+        }
+        return read(directory);
+    }
+
+    /** Returns the reference of a model directory. */
+    public static LlamaReference read(Path directory) throws IOException {
+        String json = Files.readString(directory.resolve("config.json"));
+        String type =
+                JsonParser.parseString(json).getAsJsonObject().get("model_type").getAsString();
+        return switch (type) {
+            case "gemma" -> new Gemma1(directory);
+            default -> throw new IllegalArgumentException(type);
+        };
+    }
+
+    /** Returns a random prompt and its greedy continuation with all log-probabilities. */
+    public static ModelFixture.Case generate(LlamaReference reference, int length, int steps) {
+        int[] prompt = new Random(length).ints(length, 3, VOCABULARY).toArray();
+        int[] tokens = new int[steps];
+        double[] logprobs = new double[steps];
+        List<ModelFixture.Top> top = new ArrayList<>();
+        double gap = Double.MAX_VALUE;
+        int[] all = IntStream.range(0, VOCABULARY).toArray();
+        for (int i = 0; i < steps; i++) {
+            int[] text = Arrays.copyOf(prompt, length + i);
+            System.arraycopy(tokens, 0, text, length, i);
+            double[] row = reference.logits(text)[text.length - 1];
+            double sum = Math.log(Arrays.stream(row).map(Math::exp).sum());
+            double[] of = Arrays.stream(row).map(logit -> logit - sum).toArray();
+            int[] order =
+                    IntStream.range(0, VOCABULARY)
+                            .boxed()
+                            .sorted(Comparator.comparingDouble(token -> -of[token]))
+                            .mapToInt(Integer::intValue)
+                            .toArray();
+            tokens[i] = order[0];
+            logprobs[i] = of[order[0]];
+            gap = Math.min(gap, of[order[0]] - of[order[1]]);
+            top.add(new ModelFixture.Top(all, of));
+        }
+        return new ModelFixture.Case(prompt, tokens, logprobs, top, gap, 0, 0);
+    }
+
+    private static Map<String, Shape> shapes(JsonObject json) {
+        long hidden = json.get("hidden_size").getAsLong();
+        long inner = json.get("intermediate_size").getAsLong();
+        long size = json.get("head_dim").getAsLong();
+        long queries = size * json.get("num_attention_heads").getAsLong();
+        long keys = size * json.get("num_key_value_heads").getAsLong();
+        Map<String, Shape> shapes = new LinkedHashMap<>();
+        shapes.put("model.embed_tokens.weight", new Shape(VOCABULARY, hidden));
+        for (int i = 0; i < json.get("num_hidden_layers").getAsInt(); i++) {
+            Map<String, Shape> layer = new LinkedHashMap<>();
+            layer.put("input_layernorm.weight", new Shape(hidden));
+            layer.put("post_attention_layernorm.weight", new Shape(hidden));
+            layer.put("self_attn.q_proj.weight", new Shape(queries, hidden));
+            layer.put("self_attn.k_proj.weight", new Shape(keys, hidden));
+            layer.put("self_attn.v_proj.weight", new Shape(keys, hidden));
+            layer.put("self_attn.o_proj.weight", new Shape(hidden, queries));
+            layer.put("mlp.gate_proj.weight", new Shape(inner, hidden));
+            layer.put("mlp.up_proj.weight", new Shape(inner, hidden));
+            layer.put("mlp.down_proj.weight", new Shape(hidden, inner));
+            for (Map.Entry<String, Shape> entry : layer.entrySet()) {
+                shapes.put("model.layers." + i + "." + entry.getKey(), entry.getValue());
+            }
+        }
+        shapes.put("model.norm.weight", new Shape(hidden));
+        if (!json.get("tie_word_embeddings").getAsBoolean()) {
+            shapes.put("lm_head.weight", new Shape(VOCABULARY, hidden));
+        }
+        return shapes;
+    }
+
+    /** {@code models/gemma/modular_gemma.py}. */
+    private static final class Gemma1 extends LlamaReference {
+
+        Gemma1(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double embeddingScale() {
+            return Math.sqrt(hidden);
+        }
+
+        @Override
+        double addedToNorms() {
+            return 1;
+        }
+
+        @Override
+        double activation(double x) {
+            double inner = Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x);
+            return x / 2 * (1 + Math.tanh(inner));
+        }
+    }
+}

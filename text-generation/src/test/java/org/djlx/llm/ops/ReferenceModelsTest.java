@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.file.Path;
+import java.util.Collections;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.llm.model.LlamaReference;
+import org.djlx.llm.model.ModelFixture;
+import org.djlx.llm.model.ReferenceModels;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/** Models have the tokens and log-probabilities of references in float64. */
+class ReferenceModelsTest {
+
+    @TempDir private Path directory;
+
+    static Stream<Arguments> models() {
+        return ReferenceModels.names().stream()
+                .flatMap(name -> Stream.of(1, 2, 4).map(ranks -> Arguments.of(name, ranks)));
+    }
+
+    /** The longest prompt is divided among ranks by tokens. */
+    @ParameterizedTest(name = "{0}, {1} ranks")
+    @MethodSource("models")
+    void hasTheLogProbabilitiesOfTheReference(String name, int ranks) throws Exception {
+        LlamaReference reference = ReferenceModels.write(name, directory);
+        for (int length : new int[] {3, 21, 70}) {
+            ModelFixture.Case of = ReferenceModels.generate(reference, length, 6);
+            double worst =
+                    Collections.max(
+                            ModelFixturesTest.compare(
+                                    directory, of, ProcessGroups.local(ranks), 1e-4));
+            assertTrue(worst <= 1e-4, length + " tokens are off by " + worst);
+        }
+    }
+}
