@@ -5,6 +5,7 @@ import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
+import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.math.BigDecimal;
@@ -347,6 +348,9 @@ final class JsonSchema {
                 || !(target(second, path) instanceof JsonObject other)) {
             return false;
         }
+        if (allowsNull(first, path) && allowsNull(second, path)) {
+            return false;
+        }
         List<JsonElement> values = constants(one, path);
         List<JsonElement> others = constants(other, path);
         if (values != null && others != null) {
@@ -368,16 +372,29 @@ final class JsonSchema {
                                                 path));
     }
 
+    private boolean allowsNull(JsonElement schema, String path) {
+        JsonElement each = schema;
+        for (int i = 0; i < MAX_DEPTH && each instanceof JsonObject object; i++) {
+            if (flag(object, "nullable")) {
+                return true;
+            }
+            if (!object.has("$ref")) {
+                List<JsonElement> constants = constants(object, path);
+                return constants == null
+                        ? kinds(object, path).contains(Type.NULL)
+                        : constants.contains(JsonNull.INSTANCE);
+            }
+            each = resolve(object.get("$ref").getAsString(), path);
+        }
+        return true;
+    }
+
     private static Set<Type> kinds(JsonObject schema, String path) {
-        boolean isNullable = flag(schema, "nullable");
         boolean isCombined =
                 !Collections.disjoint(schema.keySet(), List.of("allOf", "anyOf", "oneOf"));
         Set<Type> kinds = EnumSet.copyOf(isCombined ? ALL : types(schema, ALL, path));
         if (kinds.remove(Type.INTEGER)) {
             kinds.add(Type.NUMBER);
-        }
-        if (isNullable) {
-            kinds.add(Type.NULL);
         }
         return kinds;
     }

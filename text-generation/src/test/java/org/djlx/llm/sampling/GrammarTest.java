@@ -411,6 +411,11 @@ class GrammarTest {
             },
             {"{'type': 'string', 'nullable': true}", "null 'a'", "1"},
             {"{'enum': ['a'], 'nullable': true}", "null 'a'", "'b'"},
+            {
+                "{'oneOf': [{'enum': ['a'], 'nullable': true}, {'enum': ['b']}]}",
+                "null 'a' 'b'",
+                "'c'"
+            },
             {"{'type': 'null', 'x-order': 3, 'discriminator': {}, 'example': 1}", "null", "1"},
             {
                 "{'type': 'array', 'items': {'enum': ['a', 'b', 'c']}, 'uniqueItems': true,"
@@ -461,6 +466,9 @@ class GrammarTest {
                 List.of(
                         "{'not': {}}",
                         "{'oneOf': [{}, {'type': 'null'}]}",
+                        "{'oneOf': [{'enum': ['a'], 'nullable': true}, {'enum': ['b', null]}]}",
+                        "{'oneOf': [{'$ref': '#/$defs/a', 'nullable': true}, {'enum': ['b'],"
+                                + " 'nullable': true}], '$defs': {'a': {'const': 'a'}}}",
                         "{'allOf': [{'type': 'null'}, {}]}",
                         "{'anyOf': [{}], 'minLength': 2}",
                         "{'type': 'object', 'patternProperties': {}}",
