@@ -17,7 +17,9 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.djlx.training.strategy.GradientCompression;
+import org.djlx.training.strategy.GradientHook;
 import org.djlx.training.strategy.ParameterStrategy;
+import org.djlx.training.strategy.PowerSgd;
 import org.djlx.training.strategy.ShardingStrategy;
 
 /**
@@ -35,7 +37,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private final GradientReduction usualReduction =
             property("gradientReduction", GradientReduction.class, GradientReduction.MEAN);
     private GradientReduction reduction; // null if it is not set here
-    private GradientCompression compression =
+    private GradientHook hook =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
     private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
@@ -153,17 +155,18 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the format in which gradients are sent; default {@link GradientCompression#NONE}. The
-     * same on all ranks.
+     * Sets how buckets of gradients are reduced: {@link GradientCompression#NONE}, the default,
+     * {@link GradientCompression#BFLOAT16}, {@link PowerSgd} or a hook of your own. The same on all
+     * ranks. Not with {@link ShardingStrategy#FULL_SHARD}.
      */
-    public DataParallelConfig optGradientCompression(GradientCompression compression) {
-        this.compression = Required.argument("optGradientCompression: compression", compression);
+    public DataParallelConfig optGradientHook(GradientHook hook) {
+        this.hook = Required.argument("optGradientHook: hook", hook);
         return this;
     }
 
     /**
-     * Sets the bytes of a gradient bucket before compression; default 25 MiB. A larger gradient
-     * gets its own bucket. The same on all ranks.
+     * Sets the bytes of a gradient bucket; default 25 MiB. A larger gradient gets its own bucket.
+     * The same on all ranks.
      */
     public DataParallelConfig optBucketBytes(long bytes) {
         bucketBytes = bytes;
@@ -285,6 +288,21 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         if (backend != null) {
             Backends.get(backend);
         }
+        if (hook != GradientCompression.NONE && sharding == ShardingStrategy.FULL_SHARD) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: the gradient hook '%s' is not possible with FULL_SHARD,"
+                                + " which reduce-scatters gradients; leave out optGradientHook (or"
+                                + " the system property %sgradientCompression), or use"
+                                + " SHARD_OPTIMIZER",
+                            hook.name(), PREFIX));
+        }
+        if (hook instanceof PowerSgd && gradScaler() != null) {
+            throw new IllegalArgumentException(
+                    "newTrainer: PowerSgd keeps a part of each gradient for the next step, but a"
+                            + " GradScaler changes the scale of gradients between steps; use"
+                            + " MixedPrecisionPolicy.BFLOAT16, which needs no GradScaler");
+        }
     }
 
     /** Refuses options that several ranks in one JVM do not support. */
@@ -300,8 +318,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         }
     }
 
-    GradientCompression compression() {
-        return compression;
+    GradientHook hook() {
+        return hook;
     }
 
     long bucketBytes() {
@@ -316,7 +334,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     ParameterStrategy.Options strategyOptions() {
-        return new ParameterStrategy.Options(sharding, compression, bucketBytes());
+        return new ParameterStrategy.Options(sharding, hook, bucketBytes());
     }
 
     /** Returns the type in which matrix products are computed; null for that of their input. */
@@ -330,9 +348,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String common() {
         return String.format(
-                "mixed precision %s, gradient reduction %s, compression %s, buckets of %d bytes,"
+                "mixed precision %s, gradient reduction %s, gradient hook %s, buckets of %d bytes,"
                         + " synchronised batch normalisation %s, join %s, sharding %s",
-                precision, reduction(), compression, bucketBytes(), syncBatchNorm, join, sharding);
+                precision, reduction(), hook.name(), bucketBytes(), syncBatchNorm, join, sharding);
     }
 
     MixedPrecisionPolicy mixedPrecision() {

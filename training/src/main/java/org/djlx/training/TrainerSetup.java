@@ -72,10 +72,10 @@ final class TrainerSetup {
             LOG.info("Training on 1 rank: device {}", ranks.first().device());
         } else if (isFirst(model, settings)) {
             LOG.info(
-                    "Training on {} ranks {}, gradient compression {}, buckets of {} bytes",
+                    "Training on {} ranks {}, gradient hook {}, buckets of {} bytes",
                     ranks.worldSize(),
                     ranks.description(),
-                    settings.compression(),
+                    settings.hook().name(),
                     settings.bucketBytes());
         }
     }

@@ -110,10 +110,7 @@ class DataParallelGpuTest {
     void gradientsGoAsBfloat16() throws Exception {
         Outcome whole = fit(config("sgd"), 5, trainer -> 4);
         Outcome rounded =
-                fit(
-                        config("sgd").optGradientCompression(GradientCompression.BFLOAT16),
-                        5,
-                        trainer -> 4);
+                fit(config("sgd").optGradientHook(GradientCompression.BFLOAT16), 5, trainer -> 4);
         for (int i = 0; i < whole.losses().size(); i++) {
             assertEquals(whole.losses().get(i), rounded.losses().get(i), 0.01f, "batch " + i);
         }

@@ -801,10 +801,7 @@ class DataParallelTest {
             String engine, int ranks, GradientCompression compression, boolean together)
             throws Exception {
         DataParallelConfig config =
-                config("momentum")
-                        .optRanks(ranks)
-                        .optBucketBytes(64)
-                        .optGradientCompression(compression);
+                config("momentum").optRanks(ranks).optBucketBytes(64).optGradientHook(compression);
         SequentialBlock block = Training.block();
         List<float[]> parameters = new ArrayList<>();
         Training.fit(

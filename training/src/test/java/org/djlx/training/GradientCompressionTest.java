@@ -111,7 +111,7 @@ class GradientCompressionTest {
                                                 group,
                                                 new DataParallelConfig(Loss.l2Loss())
                                                         .optGradientReduction(reduction)
-                                                        .optGradientCompression(
+                                                        .optGradientHook(
                                                                 GradientCompression.BFLOAT16));
                                 assertEquals("bfloat16", typeOfLastReduction(group));
                                 return result;
@@ -209,6 +209,6 @@ class GradientCompressionTest {
         }
         assertThrows(
                 IllegalArgumentException.class,
-                () -> new DataParallelConfig(Loss.l2Loss()).optGradientCompression(null));
+                () -> new DataParallelConfig(Loss.l2Loss()).optGradientHook(null));
     }
 }

@@ -75,7 +75,7 @@ class TrainerLogTest {
         train(config().optRanks(3).optBucketBytes(64));
         String devices = "devices [cpu(), cpu(), cpu()], backend shm";
         assertEquals(1, log.count("Training on 3 ranks in this JVM: " + devices));
-        String gradients = "gradients summed (one loss for all ranks), gradient compression NONE";
+        String gradients = "gradients summed (one loss for all ranks), gradient hook NONE";
         assertEquals(1, log.count(gradients + ", buckets of 64 bytes"));
         assertEquals(1, log.count(""));
     }

@@ -60,7 +60,7 @@ class TrainingMemoryTest {
                         .optRanks(ranks)
                         .optBucketBytes(1)
                         .optShardingStrategy(strategy)
-                        .optGradientCompression(compression);
+                        .optGradientHook(compression);
         config.optOptimizer(Training.optimizer(optimizer));
         try (Model model = Model.newInstance("flat", P2pEngine.NAME)) {
             model.setBlock(block);

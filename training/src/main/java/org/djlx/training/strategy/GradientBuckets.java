@@ -19,6 +19,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -27,7 +28,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
 import org.djlx.training.internal.Replica;
 
 /**
- * All-reduces one rank's gradients in buckets of several gradients, as PyTorch's DDP.
+ * Reduces one rank's gradients in buckets of several gradients, as PyTorch's DDP: each by the
+ * trainer's {@link GradientHook}.
  *
  * <ul>
  *   <li>All ranks reduce the buckets in the same order. The last parameters come first, because the
@@ -48,50 +50,25 @@ final class GradientBuckets {
         private final List<NDArray> parameters = new ArrayList<>();
         private final List<NDArray> gradients = new ArrayList<>();
         private int ready;
-        private List<NDArray> sent; // the gradients, or rounded copies of them
-        private Work work; // the running all-reduce, or null
+        private Runnable completion; // waits for the running reduction; null if none runs
 
         void clear() {
             gradients.clear();
             ready = 0;
-            sent = null;
-        }
-
-        void issue(
-                ProcessGroup group,
-                ReduceOp op,
-                GradientCompression compression,
-                NDManager manager) {
-            for (NDArray parameter : parameters) {
-                gradients.add(gradient(manager, parameter, group != null));
-            }
-            if (group != null) {
-                sent = gradients;
-                if (compression.shortens(Torch.scalarType(gradients.get(0)))) {
-                    sent = gradients.stream().map(compression::shorten).toList();
-                }
-                work = group.allReduceCoalesced(sent, op);
-            }
         }
 
         void complete() {
-            if (work == null) {
-                return;
-            }
-            Replica.complete(gradients.get(0).getDevice(), work);
-            work = null;
-            if (sent != gradients) {
-                for (int i = 0; i < sent.size(); i++) {
-                    Torch.copy(gradients.get(i), sent.get(i));
-                    sent.get(i).close();
-                }
+            if (completion != null) {
+                Runnable last = completion;
+                completion = null; // Even if it fails: other ranks have completed the bucket.
+                last.run();
             }
         }
     }
 
     private final ProcessGroup group; // null if it is the only rank
     private final ReduceOp op;
-    private final GradientCompression compression;
+    private final GradientHook hook;
     private final long bucketBytes;
     private final NDManager parent;
     private final Map<NDArray, NDArray> carried = new IdentityHashMap<>(); // by parameter
@@ -107,7 +84,7 @@ final class GradientBuckets {
             ProcessGroup group, ReduceOp op, ParameterStrategy.Options options, NDManager parent) {
         this.group = group;
         this.op = op;
-        compression = options.compression();
+        hook = options.hook().ofRank();
         bucketBytes = options.bucketBytes();
         this.parent = parent;
     }
@@ -238,8 +215,26 @@ final class GradientBuckets {
             manager = parent.newSubManager();
         }
         Bucket bucket = buckets.get(issued);
-        issued++; // Even if issue() fails: other ranks have issued the bucket.
-        bucket.issue(group, op, compression, manager);
+        issued++; // Even if the hook fails: other ranks have issued the bucket.
+        for (NDArray parameter : bucket.parameters) {
+            bucket.gradients.add(gradient(manager, parameter, group != null));
+        }
+        if (group != null) {
+            GradientBucket view =
+                    new GradientBucket(
+                            issued - 1,
+                            List.copyOf(bucket.parameters),
+                            List.copyOf(bucket.gradients),
+                            group,
+                            op,
+                            parent);
+            Work work = Required.argument("the Work of the gradient hook", hook.reduce(view));
+            bucket.completion =
+                    () -> {
+                        Replica.complete(view.gradients().get(0).getDevice(), work);
+                        hook.finish(view, work);
+                    };
+        }
     }
 
     /**

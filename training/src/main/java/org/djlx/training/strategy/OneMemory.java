@@ -41,7 +41,7 @@ final class OneMemory extends WholeParameters {
      *
      * <ul>
      *   <li>a rank on a GPU or in another process
-     *   <li>a sharding strategy or gradient compression
+     *   <li>a sharding strategy or a gradient hook
      *   <li>a parameter that is not float32
      *   <li>a block larger than 2 MiB or than a gradient bucket
      *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
@@ -51,7 +51,7 @@ final class OneMemory extends WholeParameters {
         if (ranks.others().isEmpty()
                 || ranks.first().device().isGpu()
                 || options.sharding() != ShardingStrategy.NO_SHARD
-                || options.compression() != GradientCompression.NONE) {
+                || options.hook() != GradientCompression.NONE) {
             return false;
         }
         long bytes = 0;

@@ -35,7 +35,7 @@ import org.djlx.training.internal.Replica;
 public sealed interface ParameterStrategy permits WholeParameters, FullySharded {
 
     /** The options of the trainer's configuration. */
-    record Options(ShardingStrategy sharding, GradientCompression compression, long bucketBytes) {}
+    record Options(ShardingStrategy sharding, GradientHook hook, long bucketBytes) {}
 
     /**
      * Chooses the strategy, and creates the parameters of each rank. {@code time} returns when the

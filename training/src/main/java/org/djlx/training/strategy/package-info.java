@@ -14,14 +14,17 @@
  * How ranks hold parameters, gradients and the optimizer's state, and how they reduce gradients.
  *
  * <ul>
- *   <li>{@link org.djlx.training.strategy.GradientCompression} - the format in which gradients are
- *       sent
+ *   <li>{@link org.djlx.training.strategy.GradientBucket} - gradients that are reduced together
+ *   <li>{@link org.djlx.training.strategy.GradientCompression} - hooks that send gradients as they
+ *       are, or rounded to bfloat16
+ *   <li>{@link org.djlx.training.strategy.GradientHook} - how a bucket is reduced
  *   <li>{@link org.djlx.training.strategy.ParameterStrategy} - what the trainer asks of a strategy
+ *   <li>{@link org.djlx.training.strategy.PowerSgd} - a hook that sends low-rank factors
  *   <li>{@link org.djlx.training.strategy.ReductionTime} - when gradients of a backward pass are
  *       reduced
  *   <li>{@link org.djlx.training.strategy.ShardingStrategy} - what data-parallel ranks divide
  * </ul>
  *
- * <p>Programs name {@code ShardingStrategy} and {@code GradientCompression} only.
+ * <p>Programs name {@code ShardingStrategy} and the hooks only.
  */
 package org.djlx.training.strategy;
