@@ -10,6 +10,7 @@ import java.util.Set;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.nccl.NcclConfig;
+import org.djlx.nativeops.nccl.NcclConfig.Member;
 
 /**
  * Options of the {@code nccl} backend. All options except the devices must be the same on all
@@ -81,7 +82,7 @@ public final class NcclOptions extends BackendOptions {
 
     /** {@return the NCCL configuration of communicators} */
     public NcclConfig config() {
-        return new NcclConfig(values.splitShare);
+        return values.config;
     }
 
     /**
@@ -104,7 +105,7 @@ public final class NcclOptions extends BackendOptions {
         private boolean blockingWait = true;
         private boolean verify;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
-        private Boolean splitShare;
+        private NcclConfig config = NcclConfig.DEFAULT;
         private List<Device> devices = List.of();
 
         private Builder() {}
@@ -185,7 +186,58 @@ public final class NcclOptions extends BackendOptions {
          * @param share true to share; NCCL's choice unless set
          */
         public Builder optSplitShare(boolean share) {
-            this.splitShare = share;
+            return with(Member.SPLIT_SHARE, share ? 1 : 0);
+        }
+
+        /**
+         * Sets the least number of blocks (CTAs) of NCCL's kernels, as {@code NCCL_MIN_CTAS}. More
+         * blocks move more bytes in a time, and take SMs from computations that run beside them.
+         *
+         * @param ctas from 1 to the maximum; NCCL's choice unless set
+         */
+        public Builder optMinCtas(int ctas) {
+            return with(Member.MIN_CTAS, ctas);
+        }
+
+        /**
+         * Sets the largest number of blocks (CTAs) of NCCL's kernels, as {@code NCCL_MAX_CTAS}.
+         *
+         * @param ctas at least 1; NCCL's choice unless set
+         */
+        public Builder optMaxCtas(int ctas) {
+            return with(Member.MAX_CTAS, ctas);
+        }
+
+        /**
+         * Sets how many blocks of NCCL's kernels form a cluster, as {@code NCCL_CGA_CLUSTER_SIZE}.
+         *
+         * @param blocks from 0 to 8; NCCL's choice unless set
+         */
+        public Builder optCgaClusterSize(int blocks) {
+            return with(Member.CGA_CLUSTER_SIZE, blocks);
+        }
+
+        /**
+         * Sets the class of the network's packets, as {@code NCCL_IB_TC}. Needs NCCL 2.25.
+         *
+         * @param trafficClass not negative; NCCL's choice unless set
+         */
+        public Builder optTrafficClass(int trafficClass) {
+            return with(Member.TRAFFIC_CLASS, trafficClass);
+        }
+
+        /**
+         * Sets the network between hosts, as {@code NCCL_NET}.
+         *
+         * @param name such as {@code "IB"} or {@code "Socket"}; NCCL's choice unless set
+         */
+        public Builder optNetName(String name) {
+            config = config.withNetName(Required.argument("optNetName: name", name));
+            return this;
+        }
+
+        private Builder with(Member member, int number) {
+            config = config.with(member, number);
             return this;
         }
 

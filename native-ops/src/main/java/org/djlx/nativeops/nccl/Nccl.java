@@ -47,6 +47,8 @@ final class Nccl {
         public UniqueId() {}
     }
 
+    static native int ncclGetVersion(long resultAddress);
+
     static native int ncclGetUniqueId(long idAddress);
 
     static native int ncclCommInitRankConfig(

@@ -73,10 +73,17 @@ public final class NcclCommunicator implements AutoCloseable {
         return id.getByteArray(0, Nccl.UNIQUE_ID_BYTES);
     }
 
+    private static int version() {
+        Memory version = new Memory(Integer.BYTES);
+        check(Nccl.ncclGetVersion(Pointer.nativeValue(version)), "ncclGetVersion", 0);
+        return version.getInt(0);
+    }
+
     /**
      * Creates this rank of a communicator. Blocks until all ranks call this.
      *
      * @param uniqueId the {@link #uniqueId()} of one of the ranks
+     * @throws UnsupportedOperationException if NCCL is too old for the configuration
      * @return the communicator; the caller closes it
      */
     public static NcclCommunicator create(
@@ -86,7 +93,7 @@ public final class NcclCommunicator implements AutoCloseable {
         System.arraycopy(uniqueId, 0, id.internal, 0, Nccl.UNIQUE_ID_BYTES);
         id.write();
         Memory result = new Memory(Long.BYTES);
-        Memory struct = config.write();
+        Memory struct = config.write(version());
         result.setLong(0, 0);
         device.retain(); // The caller may close the device while this waits for other ranks.
         try {
@@ -118,7 +125,7 @@ public final class NcclCommunicator implements AutoCloseable {
      */
     public NcclCommunicator split(int color, int key, NcclConfig config) {
         Memory result = new Memory(Long.BYTES);
-        Memory struct = config.write();
+        Memory struct = config.write(version());
         result.setLong(0, 0);
         device.retain();
         try {

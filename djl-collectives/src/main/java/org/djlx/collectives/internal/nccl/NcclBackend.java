@@ -290,9 +290,7 @@ public final class NcclBackend extends Backend {
             return Optional.empty();
         }
         Set<NcclBackend> sharers =
-                Boolean.TRUE.equals(options.config().splitShare())
-                        ? sharing
-                        : ConcurrentHashMap.newKeySet();
+                options.config().isShared() ? sharing : ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(child, options, resources.device(), sharers);
         sharers.add(backend);
         backend.connection.adopt(part);

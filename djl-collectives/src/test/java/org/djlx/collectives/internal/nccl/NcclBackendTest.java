@@ -256,6 +256,26 @@ class NcclBackendTest {
         }
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"nccl", "cuda_p2p"})
+    void groupsOfAConfigurationAndTheirSubGroupsWork(String backend) {
+        NcclOptions.Builder configured =
+                options()
+                        .optDevices(devices())
+                        .optMinCtas(1)
+                        .optMaxCtas(2)
+                        .optCgaClusterSize(0)
+                        .optTrafficClass(0)
+                        .optNetName("Socket");
+        List<ProcessGroup> groups = groups(backend, configured);
+        try {
+            assertWorks(groups);
+            assertWorks(ProcessGroups.run(groups, group -> group.split(0, 0)));
+        } finally {
+            destroy(groups);
+        }
+    }
+
     @Test
     void timeoutBreaksTheGroupAndANewOneWorks() {
         for (boolean eager : new boolean[] {true, false}) {

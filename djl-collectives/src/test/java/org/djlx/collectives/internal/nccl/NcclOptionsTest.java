@@ -53,8 +53,20 @@ class NcclOptionsTest {
                         .optBlockingWait(false)
                         .optVerify(true)
                         .optSplitShare(true)
+                        .optMinCtas(1)
+                        .optMaxCtas(8)
+                        .optCgaClusterSize(4)
+                        .optTrafficClass(105)
+                        .optNetName("IB")
                         .build();
-        assertEquals(new NcclConfig(true), options.config());
+        Map<NcclConfig.Member, Integer> numbers =
+                Map.of(
+                        NcclConfig.Member.SPLIT_SHARE, 1,
+                        NcclConfig.Member.MIN_CTAS, 1,
+                        NcclConfig.Member.MAX_CTAS, 8,
+                        NcclConfig.Member.CGA_CLUSTER_SIZE, 4,
+                        NcclConfig.Member.TRAFFIC_CLASS, 105);
+        assertEquals(new NcclConfig(numbers, "IB"), options.config());
         assertEquals(Duration.ofSeconds(3), options.timeout());
         assertTrue(options.isHighPriorityStream());
         assertFalse(options.isBlockingWait());
@@ -66,6 +78,8 @@ class NcclOptionsTest {
         NcclOptions.Builder builder = NcclOptions.builder();
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
+        assertRejected(() -> builder.optMinCtas(0), "MIN_CTAS must be from 1");
+        assertRejected(() -> builder.optMinCtas(9).optMaxCtas(8), "above MAX_CTAS, which is 8");
         assertRejected(
                 builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
         assertRejected(
