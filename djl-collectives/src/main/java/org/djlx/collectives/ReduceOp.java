@@ -38,7 +38,9 @@ public final class ReduceOp {
             switch (this) {
                 case AVG:
                 case PREMUL_SUM:
-                    return type.isFloatingPoint();
+                    return type.real().isFloatingPoint();
+                case PRODUCT:
+                    return type.real() == type; // Not of complex numbers, as in c10d.
                 case BAND:
                 case BOR:
                 case BXOR:
@@ -55,10 +57,10 @@ public final class ReduceOp {
     /** The sum. Integers wrap around; for booleans, logical or. */
     public static final ReduceOp SUM = new ReduceOp(Kind.SUM, 1);
 
-    /** The mean: the sum divided by the world size. Floating-point types only. */
+    /** The mean: the sum divided by the world size. Floating-point and complex types only. */
     public static final ReduceOp AVG = new ReduceOp(Kind.AVG, 1);
 
-    /** The product. Integers wrap around; for booleans, logical and. */
+    /** The product. Integers wrap around; for booleans, logical and. Not for complex types. */
     public static final ReduceOp PRODUCT = new ReduceOp(Kind.PRODUCT, 1);
 
     /** The minimum; NaN if any value is NaN. */
@@ -89,8 +91,8 @@ public final class ReduceOp {
 
     /**
      * {@return a reduction that multiplies each contribution by a factor and sums the products}
-     * Floating-point types only. The factor and each product are rounded to the precision of the
-     * accumulation.
+     * Floating-point and complex types only. The factor and each product are rounded to the
+     * precision of the accumulation.
      *
      * @param factor the factor; the same on all ranks
      */

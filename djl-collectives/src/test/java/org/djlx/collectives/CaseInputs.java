@@ -111,7 +111,8 @@ public final class CaseInputs {
 
     /** Compares a result with double precision, and bit for bit with the contract's definition. */
     public static void assertReduced(
-            double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType type) {
+            double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType elements) {
+        ScalarType type = elements.real();
         double[] actual = TestArrays.values(result);
         boolean inRankOrder = !Torch.device(result).isGpu();
         for (int i = 0; i < actual.length; i++) {

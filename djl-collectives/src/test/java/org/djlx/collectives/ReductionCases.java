@@ -11,6 +11,7 @@ import static org.djlx.collectives.CaseInputs.seed;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -28,6 +29,9 @@ import org.djlx.nativeops.torch.Torch;
 /** Operations that reduce. */
 final class ReductionCases {
 
+    private static final List<ScalarType> COMPLEX =
+            List.of(ScalarType.COMPLEX64, ScalarType.COMPLEX128, ScalarType.COMPLEX32);
+
     private ReductionCases() {}
 
     static Map<String, Case> all() {
@@ -41,6 +45,7 @@ final class ReductionCases {
         cases.put("reduceScatterUneven", ReductionCases::reduceScatterUneven);
         cases.put("reduceScatterTensor", ReductionCases::reduceScatterTensor);
         cases.put("reduceScatterInPlace", ReductionCases::reduceScatterInPlace);
+        cases.put("complexNumbers", ReductionCases::complexNumbers);
         return cases;
     }
 
@@ -101,6 +106,52 @@ final class ReductionCases {
                 }
             }
         }
+    }
+
+    /** Sums and means of pairs of reals, in memory and in tensors that are conjugated lazily. */
+    private static void complexNumbers(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        int self = group.rank();
+        int salt = 300;
+        Shape part = new Shape(20_001);
+        Shape whole = new Shape(n * part.size());
+        for (ScalarType type : COMPLEX) {
+            for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.premulSum(0.5))) {
+                salt++;
+                double[][] inputs = inputs(group, manager, type, part, salt);
+                NDArray tensor = TestArrays.random(manager, type, part, seed(self, salt));
+                group.allReduce(tensor, op).await();
+                assertReduced(inputs, 0, tensor, op, type);
+                NDArray reduced = TestArrays.random(manager, type, part, seed(self, salt));
+                group.reduce(reduced, n - 1, op).await();
+                if (self == n - 1) {
+                    assertReduced(inputs, 0, reduced, op, type);
+                }
+                NDArray input = TestArrays.random(manager, type, whole, seed(self, salt));
+                double[][] all = inputs(group, manager, type, whole, salt);
+                int first = 2 * self * (int) part.size();
+                NDArray output = Torch.empty(manager, part, type);
+                group.reduceScatterTensor(output, input, op).await();
+                assertReduced(all, first, output, op, type);
+                List<NDArray> outputs = List.of(Torch.empty(manager, part, type));
+                group.reduceScatterCoalesced(outputs, List.of(input), op).await();
+                assertReduced(all, first, outputs.get(0), op, type);
+            }
+            for (ReduceOp op : ReduceOp.constants()) {
+                if (op != ReduceOp.SUM && op != ReduceOp.AVG) {
+                    NDArray tensor = Torch.empty(manager, part, type);
+                    assertThrows(IllegalArgumentException.class, () -> group.allReduce(tensor, op));
+                }
+            }
+        }
+        float[] values = {1, 2, 3, self + 1};
+        NDArray conjugate = manager.create(values, new Shape(2, 2)).complex().conj();
+        group.allReduce(conjugate, ReduceOp.SUM).await();
+        double[] sums = {n, -2 * n, 3 * n, -n * (n + 1) / 2.0};
+        assertArrayEquals(sums, TestArrays.values(conjugate));
+        NDArray one = TestArrays.of(manager, ScalarType.COMPLEX64, new Shape(1), self, 1);
+        group.allReduceCoalesced(List.of(one, manager.ones(new Shape(3))), ReduceOp.SUM).await();
+        assertArrayEquals(new double[] {n * (n - 1) / 2.0, n}, TestArrays.values(one));
     }
 
     private static void reduce(ProcessGroup group, NDManager manager) {

@@ -24,9 +24,20 @@ public final class TestArrays {
 
     private TestArrays() {}
 
-    /** Creates an array whose elements are the values, rounded to the type. */
+    /**
+     * Creates an array whose elements are the values, rounded to the type. A complex number is two
+     * values: the real and the imaginary part.
+     */
     public static NDArray of(NDManager manager, ScalarType type, Shape shape, double... values) {
         awaitStream(manager.getDevice());
+        if (type.real() != type) {
+            NDArray complex = Torch.empty(manager, shape, type);
+            try (NDArray reals = of(manager, type.real(), new Shape(values.length), values);
+                    NDArray view = view(manager, complex, type.real())) {
+                Torch.copy(view, reals);
+            }
+            return complex;
+        }
         try (NDArray doubles = manager.create(values, shape)) {
             return Torch.cast(doubles, type);
         }
@@ -34,7 +45,9 @@ public final class TestArrays {
 
     /** Creates an array with random elements: normally distributed, small integers, or booleans. */
     public static NDArray random(NDManager manager, ScalarType type, Shape shape, long seed) {
-        return of(manager, type, shape, randomValues(type, (int) shape.size(), seed));
+        int parts = type.itemSize() / type.real().itemSize();
+        int count = parts * (int) shape.size();
+        return of(manager, type, shape, randomValues(type.real(), count, seed));
     }
 
     private static double[] randomValues(ScalarType type, int count, long seed) {
@@ -74,12 +87,16 @@ public final class TestArrays {
 
     /** Returns the bytes of a contiguous array as one of int8, without a copy. */
     public static NDArray bytes(NDManager manager, NDArray array) {
+        return view(manager, array, ScalarType.INT8);
+    }
+
+    private static NDArray view(NDManager manager, NDArray array, ScalarType type) {
         long[] sizes = Torch.sizes(array);
-        long count =
+        long bytes =
                 Arrays.stream(sizes).reduce(Torch.scalarType(array).itemSize(), (a, b) -> a * b);
         NativeMemory memory =
-                new NativeMemory(Torch.dataPointer(array), count, Torch.device(array), () -> {});
-        return Torch.view(manager, memory, 0, new Shape(count), ScalarType.INT8);
+                new NativeMemory(Torch.dataPointer(array), bytes, Torch.device(array), () -> {});
+        return Torch.view(manager, memory, 0, new Shape(bytes / type.itemSize()), type);
     }
 
     /** Returns the array when all that the current stream of its GPU has to do before is done. */
@@ -103,9 +120,23 @@ public final class TestArrays {
         }
     }
 
-    /** Reads an array's elements; exact for all types but large int64. */
+    /**
+     * Reads an array's elements, a complex number as its real and its imaginary part; exact for all
+     * types but large int64.
+     */
     public static double[] values(NDArray array) {
         awaited(array);
+        ScalarType type = Torch.scalarType(array);
+        if (type.real() != type) {
+            NDManager manager = array.getManager();
+            Shape shape = new Shape(Torch.sizes(array));
+            try (NDArray straight = Torch.empty(manager, shape, type)) {
+                Torch.copy(straight, array); // Also conjugates, which libtorch does lazily.
+                try (NDArray reals = view(manager, straight, type.real())) {
+                    return values(reals);
+                }
+            }
+        }
         try (NDArray doubles = Torch.cast(array, ScalarType.FLOAT64)) {
             return doubles.toType(DataType.FLOAT64, false).toDoubleArray();
         }

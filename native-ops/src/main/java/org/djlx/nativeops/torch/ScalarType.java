@@ -141,6 +141,16 @@ public enum ScalarType {
         return category;
     }
 
+    /** {@return the type of the two parts of a complex number; for other types, the type itself} */
+    public ScalarType real() {
+        return switch (this) {
+            case COMPLEX32 -> FLOAT16;
+            case COMPLEX64 -> FLOAT32;
+            case COMPLEX128 -> FLOAT64;
+            default -> this;
+        };
+    }
+
     boolean isFloat8() {
         return isFloatingPoint() && itemSize == 1;
     }

@@ -22,6 +22,13 @@ public record TensorInfo(
         return count;
     }
 
+    /**
+     * {@return the number of elements of type {@link ScalarType#real}: two for a complex number}
+     */
+    public long realCount() {
+        return byteSize() / type.real().itemSize();
+    }
+
     /** {@return the size of all elements in bytes} */
     public long byteSize() {
         return count() * type.itemSize();

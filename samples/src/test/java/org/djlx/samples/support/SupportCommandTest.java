@@ -31,7 +31,10 @@ class SupportCommandTest extends CommandTest {
         String yes = " yes |";
         String no = " - |";
         assertEquals(
-                "| allReduce AVG, PREMUL_SUM | shm |" + yes.repeat(4) + no.repeat(5) + no,
+                "| allReduce AVG, PREMUL_SUM | shm |"
+                        + yes.repeat(4)
+                        + no.repeat(5)
+                        + " complex32, complex64, complex128 |",
                 line(lines, "| allReduce AVG, PREMUL_SUM | shm"));
         assertEquals(
                 "| allReduce BAND, BOR, BXOR | shm |" + no.repeat(4) + yes.repeat(5) + " int16 |",

@@ -366,7 +366,7 @@ final class P2p {
             return null;
         }
         Algorithm algorithm = algorithm(options, region.links(), byteSize, capturing);
-        return algorithm != null && kernels.isSupported(algorithm, tensor.type())
+        return algorithm != null && kernels.isSupported(algorithm, tensor.type().real())
                 ? algorithm
                 : null;
     }
@@ -456,8 +456,8 @@ final class P2p {
                     stream,
                     algorithm,
                     address,
-                    info.count(),
-                    info.type(),
+                    info.realCount(),
+                    info.type().real(),
                     divisor,
                     operation.timeout());
         }

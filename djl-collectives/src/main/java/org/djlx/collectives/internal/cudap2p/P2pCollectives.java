@@ -69,7 +69,7 @@ final class P2pCollectives {
      * graphs.
      */
     boolean isPossible(Operation operation, ReduceOp op) {
-        ScalarType type = operation.tensor().type();
+        ScalarType type = operation.tensor().type().real();
         return kernels.canReduceScatter(type, op)
                 || isForCopies(operation)
                         && (kernels.canSum(type, op) || !currentStreams.get().isCapturing());
@@ -214,14 +214,16 @@ final class P2pCollectives {
         DeviceTensor out = output(output);
         List<DeviceTensor> in = inputs.stream().map(this::input).toList();
         long[] parts = parts(in, out.byteSize());
-        Exchange by = choose(operation, kernels.canReduceScatter(out.type(), op));
+        Exchange by = choose(operation, kernels.canReduceScatter(out.realType(), op));
         return run(
                 operation,
                 in,
                 List.of(out),
                 join(inputs, List.of(output)),
                 List.of(output),
-                run -> by.reduceScatter(run, parts, out.address(), out.count(), out.type(), op));
+                run ->
+                        by.reduceScatter(
+                                run, parts, out.address(), out.realCount(), out.realType(), op));
     }
 
     /** All-reduces a tensor by copies. */
@@ -234,7 +236,7 @@ final class P2pCollectives {
                 List.of(io),
                 List.of(tensor),
                 List.of(tensor),
-                run -> copies.allReduce(run, io.address(), io.count(), io.type(), op));
+                run -> copies.allReduce(run, io.address(), io.realCount(), io.realType(), op));
     }
 
     Work barrier(Operation operation) {

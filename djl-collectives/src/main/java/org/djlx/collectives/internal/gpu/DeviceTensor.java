@@ -104,6 +104,16 @@ public final class DeviceTensor implements AutoCloseable {
         return info.type();
     }
 
+    /** Returns the number of elements of {@link #realType}. */
+    public long realCount() {
+        return info.realCount();
+    }
+
+    /** Returns the type that reductions compute with: of a complex type, that of its parts. */
+    public ScalarType realType() {
+        return info.type().real();
+    }
+
     public long byteSize() {
         return info.byteSize();
     }

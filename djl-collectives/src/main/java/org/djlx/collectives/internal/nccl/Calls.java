@@ -41,14 +41,14 @@ final class Calls {
                 (nccl, stream) ->
                         withOp(
                                 nccl,
-                                io.type(),
+                                io.realType(),
                                 op,
                                 number ->
                                         nccl.allReduce(
                                                 io.address(),
                                                 io.address(),
-                                                io.count(),
-                                                io.type(),
+                                                io.realCount(),
+                                                io.realType(),
                                                 number,
                                                 stream));
         return call(body, List.of(), List.of(io), NO_DETAIL);
@@ -59,7 +59,7 @@ final class Calls {
                 (nccl, stream) ->
                         withOp(
                                 nccl,
-                                io.type(),
+                                io.realType(),
                                 op,
                                 number -> reduce(nccl, stream, io, io, number, root));
         return inPlace(body, io, isRoot);
@@ -79,7 +79,8 @@ final class Calls {
             DeviceTensor out,
             int number,
             int root) {
-        nccl.reduce(in.address(), out.address(), out.count(), out.type(), number, root, stream);
+        nccl.reduce(
+                in.address(), out.address(), out.realCount(), out.realType(), number, root, stream);
     }
 
     GpuCall broadcast(DeviceTensor io, int root, boolean isRoot) {
@@ -121,7 +122,7 @@ final class Calls {
                 (nccl, stream) ->
                         withOp(
                                 nccl,
-                                out.type(),
+                                out.realType(),
                                 op,
                                 number -> reduceScatter(nccl, stream, out, in, number));
         return call(body, in, List.of(out), NO_DETAIL);
@@ -135,7 +136,12 @@ final class Calls {
             int number) {
         if (in.size() == 1) {
             nccl.reduceScatter(
-                    in.get(0).address(), out.address(), out.count(), out.type(), number, stream);
+                    in.get(0).address(),
+                    out.address(),
+                    out.realCount(),
+                    out.realType(),
+                    number,
+                    stream);
             return;
         }
         NcclGroup.run(

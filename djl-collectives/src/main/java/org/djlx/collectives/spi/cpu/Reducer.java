@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
 /**
  * Reduces the contributions of all ranks, in rank order, with libtorch's vectorised operators on
  * views of memory, or with {@link Sums} where those are faster. 16-bit floating-point types are
- * accumulated in float32 and rounded once.
+ * accumulated in float32 and rounded once. Complex numbers are reduced as pairs of reals.
  *
  * <p>The result has the same bits on every rank, with one exception. If the result overwrites a
  * part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every
@@ -64,6 +64,11 @@ public final class Reducer {
      * @param parts the addresses of the contributions, in rank order
      */
     public void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+        ScalarType real = type.real();
+        reduceReals(result, parts, count * type.itemSize() / real.itemSize(), real, op);
+    }
+
+    private void reduceReals(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         if (count == 0) {
             return;
         }
