@@ -134,6 +134,7 @@ class DecodeBenchTest {
                         ScalarType.BFLOAT16,
                         Collections.nCopies(32, layer),
                         1,
+                        1,
                         0,
                         false,
                         KvCacheDtype.AUTO);

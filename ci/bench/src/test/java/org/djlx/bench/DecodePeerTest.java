@@ -42,6 +42,7 @@ class DecodePeerTest {
                         ScalarType.FLOAT32,
                         Collections.nCopies(3, LayerConfig.llama(rope, 16, 48)),
                         1,
+                        1,
                         0,
                         false,
                         KvCacheDtype.AUTO);

@@ -24,6 +24,7 @@ record GgufConfig(GgufFile file) {
                             "gemma",
                             "gemma2",
                             "gemma3",
+                            "granite",
                             "llama",
                             "phi3",
                             "qwen2",
@@ -35,17 +36,21 @@ record GgufConfig(GgufFile file) {
 
     /** The entries of {@code config.json} that have a number of the metadata. */
     private static final Map<String, String> NUMBERS =
-            Map.of(
-                    "hidden_size", "embedding_length",
-                    "num_hidden_layers", "block_count",
-                    "max_position_embeddings", "context_length",
-                    "rms_norm_eps", "attention.layer_norm_rms_epsilon",
-                    "rope_theta", "rope.freq_base",
-                    "rope_local_base_freq", "rope.freq_base_swa",
-                    "sliding_window", "attention.sliding_window",
-                    "attn_logit_softcapping", "attn_logit_softcapping",
-                    "final_logit_softcapping", "final_logit_softcapping",
-                    "moe_intermediate_size", "expert_feed_forward_length");
+            Map.ofEntries(
+                    Map.entry("hidden_size", "embedding_length"),
+                    Map.entry("num_hidden_layers", "block_count"),
+                    Map.entry("max_position_embeddings", "context_length"),
+                    Map.entry("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+                    Map.entry("rope_theta", "rope.freq_base"),
+                    Map.entry("rope_local_base_freq", "rope.freq_base_swa"),
+                    Map.entry("sliding_window", "attention.sliding_window"),
+                    Map.entry("attn_logit_softcapping", "attn_logit_softcapping"),
+                    Map.entry("final_logit_softcapping", "final_logit_softcapping"),
+                    Map.entry("moe_intermediate_size", "expert_feed_forward_length"),
+                    Map.entry("attention_multiplier", "attention.scale"),
+                    Map.entry("embedding_multiplier", "embedding_scale"),
+                    Map.entry("residual_multiplier", "residual_scale"),
+                    Map.entry("logits_scaling", "logit_scale"));
 
     /** Throws an IllegalArgumentException if the architecture is not supported. */
     String architecture() {

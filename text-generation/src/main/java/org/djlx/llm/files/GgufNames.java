@@ -51,6 +51,8 @@ final class GgufNames {
                     "ffn_up_exps", "block_sparse_moe.experts.%d.w3",
                     "ffn_down_exps", "block_sparse_moe.experts.%d.w2");
 
+    private static final Set<String> INTERLEAVED = Set.of("granite", "llama");
+
     /** Tensors that are read as a part of the configuration. */
     private static final Set<String> FACTORS =
             Set.of("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight");
@@ -92,11 +94,11 @@ final class GgufNames {
 
     /**
      * Returns the rows of a head if halves of heads are interleaved: llama.cpp rotates neighbours
-     * in Llamas.
+     * in {@link #INTERLEAVED} architectures.
      */
     long headRows(GgufFile.Tensor tensor) {
         boolean isRotated = tensor.name().matches("blk\\.\\d+\\.attn_[qk]\\.(weight|bias)");
-        return architecture.equals("llama") && isRotated ? headSize : 0;
+        return INTERLEAVED.contains(architecture) && isRotated ? headSize : 0;
     }
 
     /** Returns what llama.cpp's files have added to each number: 1 to norms of Gemmas. */

@@ -77,6 +77,7 @@ public final class LlamaDirectory {
                         LayerConfig.llama(
                                 Rope.of(theta, hidden / heads), hidden / heads, intermediate)),
                 1,
+                1,
                 0,
                 false,
                 KvCacheDtype.AUTO);

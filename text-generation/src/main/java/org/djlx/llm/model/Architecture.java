@@ -26,6 +26,7 @@ abstract class Architecture {
                             Map.entry("gemma", new Gemma()),
                             Map.entry("gemma2", new Gemma2()),
                             Map.entry("gemma3_text", new Gemma3()),
+                            Map.entry("granite", new Granite()),
                             Map.entry("llama", new Llama()),
                             Map.entry("mistral", new Mistral()),
                             Map.entry("mixtral", new Mixtral()),
@@ -61,9 +62,22 @@ abstract class Architecture {
         return Map.of();
     }
 
-    /** Returns whether norms multiply by 1 plus their weight, and embeddings are scaled. */
+    /** Returns whether norms multiply by 1 plus their weight. */
     boolean isGemma() {
         return false;
+    }
+
+    double epsilon(ConfigEntries json) {
+        return json.number("rms_norm_eps", 1e-6);
+    }
+
+    /** Returns the factor of embeddings in a model that computes in {@code type}. */
+    double embeddingScale(ConfigEntries json, ScalarType type) {
+        return 1;
+    }
+
+    double logitScale(ConfigEntries json) {
+        return 1;
     }
 
     /** Returns the head size if {@code config.json} has none; 0 for hidden size / heads. */
@@ -77,6 +91,7 @@ abstract class Architecture {
         int count = json.integer("num_hidden_layers", null);
         ModelConfig.checkLayers(count);
         int headSize = headSize(json);
+        ScalarType dtype = type(json.text("torch_dtype", json.text("dtype", "float32")));
         List<LayerConfig> layers = new ArrayList<>();
         for (int i = 0; i < count; i++) {
             layers.add(layer(json, i));
@@ -93,12 +108,13 @@ abstract class Architecture {
                 json.integer("num_key_value_heads", heads),
                 headSize,
                 length,
-                json.number("rms_norm_eps", 1e-6),
+                epsilon(json),
                 json.flag("tie_word_embeddings", isGemma()),
                 json.integers("eos_token_id"),
-                type(json.text("torch_dtype", json.text("dtype", "float32"))),
+                dtype,
                 layers,
-                isGemma() ? Math.sqrt(hidden) : 1,
+                embeddingScale(json, dtype),
+                logitScale(json),
                 json.number("final_logit_softcapping", 0.0),
                 isGemma(),
                 kvCacheDtype);

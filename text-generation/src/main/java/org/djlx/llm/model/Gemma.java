@@ -4,6 +4,7 @@ package org.djlx.llm.model;
 import static org.djlx.llm.model.ConfigEntries.check;
 
 import org.djlx.llm.model.LayerConfig.Activation;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Gemma 1: Llama with GELU in its approximation by tanh and scaled embeddings. Norms multiply by 1
@@ -27,6 +28,20 @@ class Gemma extends Architecture {
                         ? new LayerConfig.Mlp(inner, Activation.GELU_TANH, false, null)
                         : mlp(json),
                 false);
+    }
+
+    /** Returns a factor that is rounded to the model's type, as in transformers. */
+    @Override
+    double embeddingScale(ConfigEntries json, ScalarType type) {
+        double scale = Math.sqrt(json.integer("hidden_size", null));
+        int bits =
+                switch (type) {
+                    case BFLOAT16 -> 8;
+                    case FLOAT16 -> 11;
+                    default -> 24;
+                };
+        double unit = Math.scalb(1.0, Math.getExponent(scale) + 1 - bits);
+        return Math.rint(scale / unit) * unit;
     }
 
     @Override

@@ -58,6 +58,10 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
         }
 
+        Attention withScale(double factor) {
+            return new Attention(rope, window, factor, cap, inputBias, outputBias, headNorms);
+        }
+
         Attention withHeadNorms() {
             return new Attention(rope, window, scale, cap, inputBias, outputBias, true);
         }

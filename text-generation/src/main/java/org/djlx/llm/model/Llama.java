@@ -2,7 +2,7 @@
 package org.djlx.llm.model;
 
 /** Llama 1 to 3, and models with its configuration; projections may have biases. */
-final class Llama extends Architecture {
+class Llama extends Architecture {
 
     @Override
     LayerConfig layer(ConfigEntries json, int index) {

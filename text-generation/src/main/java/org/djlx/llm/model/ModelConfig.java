@@ -26,6 +26,8 @@ import org.djlx.nativeops.torch.ScalarType;
  * @param tied whether the output matrix is the embedding
  * @param endTokens the end-of-text tokens
  * @param type the type of the weights and of the computation: float32, float16 or bfloat16
+ * @param embeddingScale the factor of embeddings
+ * @param logitScale the factor of logits, before {@code logitCap}
  * @param logitCap limits logits to {@code cap · tanh(logit / cap)}; 0 for no limit
  * @param addsOneToNorms whether norms multiply by 1 plus their weight
  * @param kvCacheDtype how keys and values are stored; not in {@code config.json}
@@ -44,6 +46,7 @@ public record ModelConfig(
         ScalarType type,
         List<LayerConfig> layerConfigs,
         double embeddingScale,
+        double logitScale,
         double logitCap,
         boolean addsOneToNorms,
         KvCacheDtype kvCacheDtype) {
@@ -218,7 +221,17 @@ public record ModelConfig(
     public String toString() {
         // Not hashCode(), which differs between processes for enums.
         List<Object> rest =
-                List.of(kvHeads, headSize, maxLength, epsilon, tied, endTokens, layerConfigs);
+                List.of(
+                        kvHeads,
+                        headSize,
+                        maxLength,
+                        epsilon,
+                        tied,
+                        endTokens,
+                        layerConfigs,
+                        embeddingScale,
+                        logitScale,
+                        logitCap);
         return String.format(
                 "%s of %d layers, hidden size %d, %d heads, %d tokens, type %s, KV cache %s,"
                         + " configuration %08x",

@@ -41,7 +41,6 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     private final Map<Object, Projection> projections = new IdentityHashMap<>();
     private final Map<NDArray, Long> vectors = new IdentityHashMap<>();
     private final NDArray embedding;
-    private final float embeddingScale; // rounded to the model's type
     private final int hidden;
     private final int queryHeads;
     private final int kvHeads;
@@ -95,11 +94,6 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         kvHeads = model.kvHeads();
         threads = JniUtils.getNumThreads();
         embedding = model.weights().embedding();
-        try (NDArray scale = constants.create((float) config.embeddingScale());
-                NDArray rounded = Torch.cast(scale, config.type());
-                NDArray widened = Torch.cast(rounded, FLOAT)) {
-            embeddingScale = widened.getFloat();
-        }
     }
 
     /** Returns a column-parallel projection as kernels take it. */
@@ -229,7 +223,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
             CpuKernels.djlx_cpu_widen(
                     type.code(),
                     hidden,
-                    here ? embeddingScale : 0,
+                    here ? (float) config.embeddingScale() : 0,
                     Torch.dataPointer(embedding) + offset,
                     residual + row++ * hidden * Float.BYTES);
         }

@@ -322,6 +322,7 @@ public final class ModelKernels implements AutoCloseable {
     static boolean computes(ModelConfig config) {
         return config.layerConfigs().stream().allMatch(layer -> hasKernels(config, layer))
                 && config.embeddingScale() == 1
+                && config.logitScale() == 1
                 && config.logitCap() == 0;
     }
 

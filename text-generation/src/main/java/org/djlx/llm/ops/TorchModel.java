@@ -77,7 +77,10 @@ final class TorchModel extends TransformerModel {
 
     /** Returns the logits of all ranks' parts of the vocabulary, in float32. */
     private NDArray complete(NDArray own, NDManager manager) {
-        NDArray logits = BlockMath.cap(gatherColumns(own), model.config().logitCap());
+        NDArray all = gatherColumns(own);
+        double scale = model.config().logitScale();
+        NDArray scaled = scale == 1 ? all : all.mul((float) scale);
+        NDArray logits = BlockMath.cap(scaled, model.config().logitCap());
         logits.attach(manager);
         return logits;
     }

@@ -58,10 +58,12 @@ final class TorchOps extends ArrayOps {
         return sum(found.mul(mask));
     }
 
-    /** Multiplies embeddings by their scale, rounded to their type. */
+    /** Multiplies embeddings by their scale, in float32. */
     private NDArray scaled(NDArray tokens) {
         double scale = model.config().embeddingScale();
-        return scale == 1 ? tokens : tokens.mul(cast(tokens.getManager().create((float) scale)));
+        return scale == 1
+                ? tokens
+                : cast(Torch.cast(tokens, ScalarType.FLOAT32).mul((float) scale));
     }
 
     private NDArray cast(NDArray array) {

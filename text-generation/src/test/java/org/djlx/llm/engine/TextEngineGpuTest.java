@@ -896,6 +896,7 @@ class TextEngineGpuTest {
                 Collections.nCopies(
                         layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate)),
                 1,
+                1,
                 0,
                 false,
                 KvCacheDtype.AUTO);

@@ -58,6 +58,7 @@ class TextEngineMemoryTest {
                         type,
                         Collections.nCopies(4, LayerConfig.llama(LlamaFiles.rope(64), 64, 2048)),
                         1,
+                        1,
                         0,
                         false,
                         KvCacheDtype.AUTO);

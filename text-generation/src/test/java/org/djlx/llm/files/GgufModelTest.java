@@ -48,6 +48,7 @@ class GgufModelTest {
                 "gemma",
                 "gemma2",
                 "gemma3",
+                "granite",
                 "llama-bias",
                 "mistral",
                 "mixtral",

@@ -159,7 +159,7 @@ final class GgufWriter {
                         numbers[i] += 1;
                     }
                 }
-                if (name.equals("llama") && own.matches(".*attn_[qk]\\..*")) {
+                if (List.of("llama", "granite").contains(name) && own.matches(".*attn_[qk]\\..*")) {
                     // As in convert_hf_to_gguf.py: (heads, 2, half, columns), dimensions 1 and 2
                     // swapped.
                     long columns = numbers.length / sizes[0];
@@ -243,11 +243,20 @@ final class GgufWriter {
                         put(name + "." + key, config.get(from).getAsInt());
                     }
                 });
-        for (String cap : List.of("attn_logit_softcapping", "final_logit_softcapping")) {
-            if (config.has(cap) && !config.get(cap).isJsonNull()) {
-                put(name + "." + cap, config.get(cap).getAsFloat());
-            }
-        }
+        Map<String, String> numbers =
+                Map.of(
+                        "attn_logit_softcapping", "attn_logit_softcapping",
+                        "final_logit_softcapping", "final_logit_softcapping",
+                        "attention.scale", "attention_multiplier",
+                        "embedding_scale", "embedding_multiplier",
+                        "residual_scale", "residual_multiplier",
+                        "logit_scale", "logits_scaling");
+        numbers.forEach(
+                (key, from) -> {
+                    if (config.has(from) && !config.get(from).isJsonNull()) {
+                        put(name + "." + key, config.get(from).getAsFloat());
+                    }
+                });
         put(name + ".attention.layer_norm_rms_epsilon", config.get("rms_norm_eps").getAsFloat());
         put(name + ".attention.key_length", head);
         put(name + ".attention.value_length", head);

@@ -47,6 +47,7 @@ class RandomLlamaTest {
                     ScalarType.BFLOAT16,
                     Collections.nCopies(2, LayerConfig.llama(Rope.of(10_000, 4), 4, 24)),
                     1,
+                    1,
                     0,
                     false,
                     KvCacheDtype.AUTO);

@@ -70,6 +70,7 @@ class ArchitectureTest {
         "qwen3, rms_norm_eps, 1e-5",
         "gemma2, query_pre_attn_scalar, 25",
         "gemma2, attn_logit_softcapping, 6",
+        "gemma2, final_logit_softcapping, 6",
         "gemma2, hidden_activation, silu",
         "llama-dynamic, max_position_embeddings, 45",
         "mixtral, num_experts_per_tok, 1",
@@ -116,6 +117,25 @@ class ArchitectureTest {
         assertFalse(
                 new LayerConfig.Attention(rope, 0, 0.25, 5, false, false, false).isPlain(16, 1));
         assertFalse(new LayerConfig.Attention(rope, 0, 0.2, 0, false, false, false).isPlain(16, 1));
+    }
+
+    /** Each multiplier matters. */
+    @ParameterizedTest
+    @CsvSource({
+        "embedding_multiplier",
+        "residual_multiplier",
+        "attention_multiplier",
+        "logits_scaling"
+    })
+    void multipliersChangeTheConfiguration(String name) throws IOException {
+        JsonObject json = ReferenceModels.config("granite");
+        ModelConfig before = read(json);
+        json.addProperty(name, 0.5);
+        assertNotEquals(before.toString(), read(json).toString());
+        json.addProperty(name, 0);
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> read(json)).getMessage();
+        assertTrue(message.contains(name + " must be above 0, not 0.0"), message);
     }
 
     /** Positions beyond max_position_embeddings are allowed if the scaling is for them. */
@@ -168,6 +188,7 @@ class ArchitectureTest {
         "gemma, 2048, 16384, 18, 8, 1, 256, 256000, true, 0, 0, 2506172416",
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
+        "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
         "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552"
     })
     void countsTheParametersOfPublishedModels(

@@ -60,6 +60,7 @@ public final class LlamaFiles {
                 type,
                 Collections.nCopies(2, new LayerConfig(attention, mlp, false)),
                 1,
+                1,
                 0,
                 false,
                 KvCacheDtype.AUTO);
@@ -79,6 +80,7 @@ public final class LlamaFiles {
                 List.of(end),
                 type,
                 Collections.nCopies(2, LayerConfig.llama(rope(6), 6, 48)),
+                1,
                 1,
                 0,
                 false,

@@ -80,6 +80,7 @@ class ModelConfigTest {
                                 LayerConfig.llama(
                                         Rope.llama3(500000, 64, 8, 1, 4, 8192), 128, 14336)),
                         1,
+                        1,
                         0,
                         false,
                         KvCacheDtype.AUTO),

@@ -43,7 +43,11 @@ public final class ReferenceModels {
                     Map.of(
                             "gemma",
                             "'hidden_act': 'gelu_pytorch_tanh', 'head_dim': 24,"
-                                    + " 'tie_word_embeddings': true"));
+                                    + " 'tie_word_embeddings': true",
+                            "granite",
+                            "'attention_bias': true, 'mlp_bias': true,"
+                                    + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
+                                    + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4"));
 
     private ReferenceModels() {}
 
@@ -82,6 +86,7 @@ public final class ReferenceModels {
                 JsonParser.parseString(json).getAsJsonObject().get("model_type").getAsString();
         return switch (type) {
             case "gemma" -> new Gemma1(directory);
+            case "granite" -> new Granite(directory);
             default -> throw new IllegalArgumentException(type);
         };
     }
@@ -133,6 +138,17 @@ public final class ReferenceModels {
             layer.put("mlp.gate_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.up_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.down_proj.weight", new Shape(hidden, inner));
+            if (json.has("attention_bias")) {
+                layer.put("self_attn.q_proj.bias", new Shape(queries));
+                layer.put("self_attn.k_proj.bias", new Shape(keys));
+                layer.put("self_attn.v_proj.bias", new Shape(keys));
+                layer.put("self_attn.o_proj.bias", new Shape(hidden));
+            }
+            if (json.has("mlp_bias")) {
+                layer.put("mlp.gate_proj.bias", new Shape(inner));
+                layer.put("mlp.up_proj.bias", new Shape(inner));
+                layer.put("mlp.down_proj.bias", new Shape(hidden));
+            }
             for (Map.Entry<String, Shape> entry : layer.entrySet()) {
                 shapes.put("model.layers." + i + "." + entry.getKey(), entry.getValue());
             }
@@ -165,6 +181,41 @@ public final class ReferenceModels {
         double activation(double x) {
             double inner = Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x);
             return x / 2 * (1 + Math.tanh(inner));
+        }
+    }
+
+    /** {@code models/granite/modular_granite.py}. */
+    private static final class Granite extends LlamaReference {
+
+        Granite(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double embeddingScale() {
+            return number("embedding_multiplier");
+        }
+
+        @Override
+        double logitScale() {
+            return 1 / number("logits_scaling");
+        }
+
+        @Override
+        double scoreScale() {
+            return number("attention_multiplier");
+        }
+
+        @Override
+        void layer(double[][] x, int layer, String name) {
+            double factor = number("residual_multiplier");
+            double[][] h = normalized(x, name + "input_layernorm.weight");
+            double[][] attended = attention(h, layer, name);
+            Arrays.stream(attended).forEach(token -> scale(token, factor));
+            add(x, attended);
+            double[][] inner = mlps(normalized(x, name + "post_attention_layernorm.weight"), name);
+            Arrays.stream(inner).forEach(token -> scale(token, factor));
+            add(x, inner);
         }
     }
 }

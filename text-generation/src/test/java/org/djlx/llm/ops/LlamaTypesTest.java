@@ -84,6 +84,7 @@ class LlamaTypesTest {
                 type,
                 Collections.nCopies(2, LayerConfig.llama(LlamaFiles.rope(32), 32, 512)),
                 1,
+                1,
                 0,
                 false,
                 KvCacheDtype.AUTO);

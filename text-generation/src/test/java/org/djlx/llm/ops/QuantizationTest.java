@@ -84,6 +84,7 @@ class QuantizationTest {
                         ScalarType.FLOAT32,
                         layers,
                         1,
+                        1,
                         0,
                         false,
                         KvCacheDtype.AUTO);
