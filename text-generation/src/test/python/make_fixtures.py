@@ -107,6 +107,9 @@ MODELS = {
         num_hidden_layers=1, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3,
         norm_topk_prob=False, mlp_only_layers=[], decoder_sparse_step=1, rope_parameters=DEFAULT),
         [40]),
+    "smollm3": ("smollm3", dict(
+        num_hidden_layers=4, tie_word_embeddings=True, no_rope_layers=[1, 0, 1, 1],
+        use_sliding_window=True, sliding_window=16, rope_parameters=DEFAULT, head_dim=None), [40]),
 }
 
 

@@ -29,7 +29,8 @@ record GgufConfig(GgufFile file) {
                             "phi3",
                             "qwen2",
                             "qwen3",
-                            "qwen3moe"));
+                            "qwen3moe",
+                            "smollm3"));
 
     /** Layers of the models of 27 billion parameters, whose scores have another scale. */
     private static final Map<String, Long> LARGE_GEMMAS = Map.of("gemma2", 46L, "gemma3", 62L);

@@ -51,7 +51,7 @@ final class GgufNames {
                     "ffn_up_exps", "block_sparse_moe.experts.%d.w3",
                     "ffn_down_exps", "block_sparse_moe.experts.%d.w2");
 
-    private static final Set<String> INTERLEAVED = Set.of("granite", "llama");
+    private static final Set<String> INTERLEAVED = Set.of("granite", "llama", "smollm3");
 
     /** Tensors that are read as a part of the configuration. */
     private static final Set<String> FACTORS =

@@ -33,7 +33,8 @@ abstract class Architecture {
                             Map.entry("phi3", new Phi3()),
                             Map.entry("qwen2", new Qwen2()),
                             Map.entry("qwen3", new Qwen3()),
-                            Map.entry("qwen3_moe", new Qwen3Moe())));
+                            Map.entry("qwen3_moe", new Qwen3Moe()),
+                            Map.entry("smollm3", new SmolLm3())));
 
     static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
         String type = json.text("model_type", "");

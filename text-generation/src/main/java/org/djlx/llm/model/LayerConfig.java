@@ -58,6 +58,12 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
         }
 
+        /** {@return this attention without rotary embedding} */
+        Attention withoutRotation() {
+            Rope none = Rope.linear(rope.theta(), rope.pairs(), Double.POSITIVE_INFINITY);
+            return new Attention(none, window, scale, cap, inputBias, outputBias, headNorms);
+        }
+
         Attention withScale(double factor) {
             return new Attention(rope, window, factor, cap, inputBias, outputBias, headNorms);
         }

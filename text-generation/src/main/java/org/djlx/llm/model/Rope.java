@@ -37,7 +37,8 @@ public record Rope(
         return linear(theta, headSize / 2, 1);
     }
 
-    private static Rope linear(double theta, int pairs, double factor) {
+    /** {@return an embedding that divides frequencies; infinity leaves heads as they are} */
+    static Rope linear(double theta, int pairs, double factor) {
         return of(theta, 1, Collections.nCopies(pairs, factor));
     }
 

@@ -13,6 +13,7 @@
  * Qwen2          Qwen 2 and 2.5
  * Qwen3          Qwen 3
  * Qwen3Moe       Qwen 3 with experts
+ * SmolLm3        SmolLM 3
  */
 /**
  * What a model is: its configuration and the map of its weights. Computes nothing.

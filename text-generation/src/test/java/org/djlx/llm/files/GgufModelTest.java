@@ -56,7 +56,8 @@ class GgufModelTest {
                 "phi3-longrope",
                 "qwen2",
                 "qwen3",
-                "qwen3-moe"
+                "qwen3-moe",
+                "smollm3-every-fourth"
             })
     void generatesTheTokensOfHuggingFacesFiles(String name) throws Exception {
         Path original = Files.createDirectory(directory.resolve("original"));

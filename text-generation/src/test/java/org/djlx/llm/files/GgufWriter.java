@@ -159,7 +159,8 @@ final class GgufWriter {
                         numbers[i] += 1;
                     }
                 }
-                if (List.of("llama", "granite").contains(name) && own.matches(".*attn_[qk]\\..*")) {
+                if (List.of("llama", "granite", "smollm3").contains(name)
+                        && own.matches(".*attn_[qk]\\..*")) {
                     // As in convert_hf_to_gguf.py: (heads, 2, half, columns), dimensions 1 and 2
                     // swapped.
                     long columns = numbers.length / sizes[0];

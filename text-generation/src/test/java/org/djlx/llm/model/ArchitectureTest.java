@@ -138,6 +138,27 @@ class ArchitectureTest {
         assertTrue(message.contains(name + " must be above 0, not 0.0"), message);
     }
 
+    @Test
+    void layersWithoutRopeAreNotRotated() throws IOException {
+        JsonObject json = ReferenceModels.config("smollm3");
+        assertEquals("[true, false, true, true]", rotated(json));
+        json.remove("no_rope_layers");
+        assertEquals("[true, true, true, false]", rotated(json));
+        json.addProperty("no_rope_layer_interval", 3);
+        assertEquals("[true, true, false, true]", rotated(json));
+        json.add("no_rope_layers", JsonParser.parseString("[1]"));
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> read(json)).getMessage();
+        assertTrue(message.contains("no_rope_layers has no entry for layer 1"), message);
+    }
+
+    private String rotated(JsonObject json) throws IOException {
+        return read(json).layerConfigs().stream()
+                .map(layer -> layer.attention().rope().frequencies(16, 0, 64)[1] != 0)
+                .toList()
+                .toString();
+    }
+
     /** Positions beyond max_position_embeddings are allowed if the scaling is for them. */
     @Test
     void scalingExtendsTheLength() throws IOException {
@@ -189,7 +210,8 @@ class ArchitectureTest {
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
         "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
-        "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552"
+        "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552",
+        "smollm3, 2048, 11008, 36, 16, 4, 128, 128256, true, 0, 0, 3075098624"
     })
     void countsTheParametersOfPublishedModels(
             String type,

@@ -47,7 +47,14 @@ public final class ReferenceModels {
                             "granite",
                             "'attention_bias': true, 'mlp_bias': true,"
                                     + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
-                                    + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4"));
+                                    + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4",
+                            "smollm3",
+                            "'num_hidden_layers': 4, 'no_rope_layers': [1, 0, 1, 1]",
+                            "smollm3-every-fourth",
+                            "'num_hidden_layers': 5, 'tie_word_embeddings': true",
+                            "smollm3-window",
+                            "'use_sliding_window': true, 'sliding_window': 9,"
+                                    + " 'no_rope_layer_interval': 2"));
 
     private ReferenceModels() {}
 
@@ -87,6 +94,7 @@ public final class ReferenceModels {
         return switch (type) {
             case "gemma" -> new Gemma1(directory);
             case "granite" -> new Granite(directory);
+            case "smollm3" -> new SmolLm3(directory);
             default -> throw new IllegalArgumentException(type);
         };
     }
@@ -216,6 +224,33 @@ public final class ReferenceModels {
             double[][] inner = mlps(normalized(x, name + "post_attention_layernorm.weight"), name);
             Arrays.stream(inner).forEach(token -> scale(token, factor));
             add(x, inner);
+        }
+    }
+
+    /** {@code models/smollm3/modular_smollm3.py}. */
+    private static final class SmolLm3 extends LlamaReference {
+
+        SmolLm3(Path directory) throws IOException {
+            super(directory);
+        }
+
+        private boolean hasRope(int layer) {
+            if (json.has("no_rope_layers")) {
+                return json.getAsJsonArray("no_rope_layers").get(layer).getAsInt() == 1;
+            }
+            boolean isGiven = json.has("no_rope_layer_interval");
+            return (layer + 1) % (isGiven ? integer("no_rope_layer_interval") : 4) != 0;
+        }
+
+        @Override
+        double[] turned(double[] heads, int position, int layer) {
+            return hasRope(layer) ? super.turned(heads, position, layer) : heads;
+        }
+
+        @Override
+        int firstAttended(int token, int layer) {
+            boolean slides = json.has("use_sliding_window") && !hasRope(layer);
+            return slides ? Math.max(0, token - integer("sliding_window") + 1) : 0;
         }
     }
 }
