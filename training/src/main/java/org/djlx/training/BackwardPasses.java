@@ -180,7 +180,7 @@ final class BackwardPasses {
     }
 
     private void requireNoGradients() {
-        boolean scaled = step.scaler() != null;
+        boolean scaled = step.scalesLoss();
         int count = ranks.replicas().size();
         boolean needed = count > 1 || trainer.strategy().runsCollectives() || scaled;
         if (needed && JniUtils.isGradMode()) {
@@ -188,7 +188,8 @@ final class BackwardPasses {
                     "forward: gradients are on, but no collector of this trainer is open on this"
                             + " thread, so "
                             + (scaled
-                                    ? "the loss would not be multiplied by the GradScaler's scale"
+                                    ? "the loss would not be multiplied by the scale of the"
+                                            + " GradScaler or the weight of optLossWeight"
                                     : "gradients of " + count + " ranks would be lost")
                             + "; open trainer.newGradientCollector(), not"
                             + " manager.getEngine().newGradientCollector(), or call"
@@ -201,11 +202,11 @@ final class BackwardPasses {
      * scale the loss, or not announce a backward pass with collectives to ranks in join.
      */
     private void requireOwnCollector(Block block) {
-        if (step.scaler() != null) {
+        if (step.scalesLoss()) {
             throw new IllegalStateException(
                     "forward: the open collector is not this trainer's, so it does not multiply the"
-                            + " loss by the scale of this trainer's GradScaler; open"
-                            + " trainer.newGradientCollector()");
+                            + " loss by the scale of this trainer's GradScaler or the weight of"
+                            + " optLossWeight; open trainer.newGradientCollector()");
         }
         if (uneven.areAllowed() && BatchPasses.runsCollectives(trainer.strategy(), block)) {
             throw new IllegalStateException(

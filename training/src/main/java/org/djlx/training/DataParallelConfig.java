@@ -8,6 +8,7 @@ import ai.djl.training.loss.Loss;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
+import java.util.Optional;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.BackendOptions;
@@ -57,6 +58,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private MixedPrecisionPolicy precision =
             property("mixedPrecision", MixedPrecisionPolicy.class, MixedPrecisionPolicy.NONE);
     private GradScaler scaler; // null if it is not set here
+    private LossWeight weight; // null if losses are not weighted
     private ProcessGroup group;
 
     /** Throws an {@link IllegalArgumentException} if a system property has an illegal value. */
@@ -74,6 +76,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                     ranks() != null && ranks() > 1
                             || group != null
                             || join
+                            || weight != null
                             || sharding != ShardingStrategy.NO_SHARD
                             || precision != MixedPrecisionPolicy.NONE;
             if (ignored && !(trainer instanceof DataParallelTrainer)) {
@@ -81,8 +84,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                         String.format(
                                 "newTrainer: the model's engine is %s, which would train on one"
                                     + " rank and ignore ranks %s, sharding %s, mixed precision %s,"
-                                    + " join %s and the process group; create it by"
-                                    + " Model.newInstance(name, \"PyTorch-P2P\")",
+                                    + " join %s, the loss weight and the process group; create it"
+                                    + " by Model.newInstance(name, \"PyTorch-P2P\")",
                                 trainer.getManager().getEngine().getEngineName(),
                                 ranks,
                                 sharding,
@@ -151,6 +154,22 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
         this.reduction = Required.argument("optGradientReduction: reduction", reduction);
+        return this;
+    }
+
+    /**
+     * Weights losses, so that batches of different sizes, in accumulation and in processes, train
+     * as one batch on one device; as {@code num_items_in_batch} of Hugging Face's trainer. The
+     * gradient of a step is that of the mean over the items of all its batches. A loss must be the
+     * mean over the items of its batch; with {@link GradientReduction#SUM}, their sum.
+     *
+     * <p>A batch without items counts nothing, but a mean over none is NaN: use sums there. Each
+     * forward pass has a backward pass of its own. Until {@link DataParallelTrainer#clipGradNorm}
+     * or the step divides them, gradients are those of the sum over all items. The same on all
+     * ranks.
+     */
+    public DataParallelConfig optLossWeight(LossWeight weight) {
+        this.weight = Required.argument("optLossWeight: weight", weight);
         return this;
     }
 
@@ -318,6 +337,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         }
     }
 
+    Optional<LossWeight> lossWeight() {
+        return Optional.ofNullable(weight);
+    }
+
     GradientHook hook() {
         return hook;
     }
@@ -348,9 +371,17 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String common() {
         return String.format(
-                "mixed precision %s, gradient reduction %s, gradient hook %s, buckets of %d bytes,"
-                        + " synchronised batch normalisation %s, join %s, sharding %s",
-                precision, reduction(), hook.name(), bucketBytes(), syncBatchNorm, join, sharding);
+                "mixed precision %s, gradient reduction %s, losses weighted %s, gradient hook %s,"
+                        + " buckets of %d bytes, synchronised batch normalisation %s, join %s,"
+                        + " sharding %s",
+                precision,
+                reduction(),
+                weight != null,
+                hook.name(),
+                bucketBytes(),
+                syncBatchNorm,
+                join,
+                sharding);
     }
 
     MixedPrecisionPolicy mixedPrecision() {

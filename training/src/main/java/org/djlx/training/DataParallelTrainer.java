@@ -45,6 +45,7 @@ public final class DataParallelTrainer extends Trainer {
     private final BackwardPasses backward;
     private final BatchPasses batches;
     private final UnevenBatches uneven;
+    private final ItemCount items;
     private final OptimizerStep step;
     private ParameterStrategy strategy; // null until the block is initialised
     private boolean closed;
@@ -72,7 +73,8 @@ public final class DataParallelTrainer extends Trainer {
         this.settings = settings;
         ranks = TrainerSetup.ranks(settings, config.getDevices());
         uneven = new UnevenBatches(this, settings.join());
-        step = new OptimizerStep(this, config.getOptimizer(), settings.gradScaler());
+        items = ItemCount.of(ranks, settings);
+        step = new OptimizerStep(this, config.getOptimizer(), settings.gradScaler(), items);
         backward = new BackwardPasses(this, ranks, uneven, step);
         batches = new BatchPasses(ranks, backward, uneven, settings);
         ProcessExit.beginUse();
@@ -238,6 +240,7 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
+        items.discard();
         return backward.newCollector();
     }
 
@@ -249,6 +252,9 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
+        if (GradientScope.current().isPresent()) {
+            items.add(data, labels);
+        }
         uneven.announce(UnevenBatches.Call.FORWARD);
         return pass(data, labels);
     }

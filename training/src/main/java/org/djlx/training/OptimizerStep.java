@@ -13,16 +13,16 @@ import org.djlx.training.precision.GradScaler;
 import org.djlx.training.strategy.ParameterStrategy;
 
 /**
- * The step of a trainer: reduces gradients, divides them by the scale of the {@link GradScaler},
- * clips them, and updates the parameters.
+ * The step of a trainer: reduces gradients, divides them by the scale of the loss, clips them, and
+ * updates the parameters.
  */
 final class OptimizerStep {
 
-    /** Whether gradients with the scale of the GradScaler have overflowed, on any rank. */
+    /** Whether gradients with the scale of the loss have overflowed, on any rank. */
     private enum Overflow {
         /** Not known: the gradients still have the scale. */
         UNCHECKED,
-        /** All gradients are finite, and divided by the scale. */
+        /** All gradients are divided by the scale, and finite if there is a GradScaler. */
         NONE,
         /** A gradient is infinite or NaN, so the step is skipped. */
         FOUND
@@ -33,13 +33,16 @@ final class OptimizerStep {
     private final DataParallelTrainer trainer;
     private final Optimizer optimizer;
     private final GradScaler scaler; // null for none
+    private final ItemCount items;
     private Overflow overflow = Overflow.UNCHECKED;
     private boolean stepped;
 
-    OptimizerStep(DataParallelTrainer trainer, Optimizer optimizer, GradScaler scaler) {
+    OptimizerStep(
+            DataParallelTrainer trainer, Optimizer optimizer, GradScaler scaler, ItemCount items) {
         this.trainer = trainer;
         this.optimizer = optimizer;
         this.scaler = scaler;
+        this.items = items;
     }
 
     Optimizer optimizer() {
@@ -55,23 +58,29 @@ final class OptimizerStep {
         return stepped;
     }
 
+    /** Returns whether only backward passes of this trainer's collector scale the loss. */
+    boolean scalesLoss() {
+        return scaler != null || items.areCounted();
+    }
+
     /** Begins anew, because the gradients have been dropped. */
     void reset() {
         overflow = Overflow.UNCHECKED;
+        items.reset();
     }
 
     /**
-     * Returns the factor of the loss in a backward pass: the scale of the GradScaler, or 1. Throws
-     * if the gradients, to which the pass adds, are no longer scaled.
+     * Returns the factor of the loss in a backward pass: the scale of the GradScaler times the
+     * weight of the batch. Throws if the gradients, to which the pass adds, are no longer scaled.
      */
     double lossScale() {
         if (overflow != Overflow.UNCHECKED) {
             throw new IllegalStateException(
                     "backward: clipGradNorm or clipGradValue has divided the gradients by the scale"
-                            + " of the GradScaler, so no more can be added; call step or"
-                            + " zeroGradients first");
+                        + " of the GradScaler or the weight of all losses, so no more can be added;"
+                        + " call step or zeroGradients first");
         }
-        return scaler == null ? 1 : scaler.scale();
+        return (scaler == null ? 1 : scaler.scale()) * items.count();
     }
 
     double clipNorm(double maxNorm) {
@@ -122,12 +131,13 @@ final class OptimizerStep {
     /** Reduces the gradients, and divides them by the scale, once before a step. */
     private ParameterStrategy unscaled() {
         ParameterStrategy strategy = trainer.reduceGradients();
-        if (scaler != null && overflow == Overflow.UNCHECKED) {
+        if (scalesLoss() && overflow == Overflow.UNCHECKED) {
+            double scale = (scaler == null ? 1 : scaler.scale()) * items.total();
             double norm =
                     strategy.onReduced(
                             replica -> {
-                                scale(strategy, replica, 1 / scaler.scale());
-                                return strategy.norm(replica);
+                                scale(strategy, replica, 1 / scale);
+                                return scaler == null ? 0 : strategy.norm(replica);
                             });
             overflow = Double.isFinite(norm) ? Overflow.NONE : Overflow.FOUND;
         }
@@ -141,7 +151,7 @@ final class OptimizerStep {
         if (scaler != null) {
             scaler.update(skipped);
         }
-        overflow = Overflow.UNCHECKED;
+        reset();
         if (skipped) {
             strategy.zeroGradients();
             return;

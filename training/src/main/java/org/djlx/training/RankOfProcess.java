@@ -50,7 +50,7 @@ final class RankOfProcess extends Ranks {
 
     @Override
     public ReduceOp gradientOp() {
-        return settings.reduction().op();
+        return settings.lossWeight().isPresent() ? ReduceOp.SUM : settings.reduction().op();
     }
 
     @Override

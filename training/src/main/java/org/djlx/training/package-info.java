@@ -2,6 +2,7 @@
 /* Package-private:
  * BackwardPasses  which backward passes are open, and when their gradients are reduced
  * BatchPasses     forward passes of batches, and the check of the first one
+ * ItemCount       the weights of a step's losses
  * JobEvaluators   loss and evaluators of an epoch over processes
  * JobListeners    one process's listeners; early stopping of all processes
  * OptimizerStep   unscales, clips and applies reduced gradients
@@ -23,6 +24,7 @@
  *   <li>{@link org.djlx.training.GradientReduction} - sum or mean of the gradients of processes
  *   <li>{@link org.djlx.training.GradientSynchronizer} - all-reduces gradients in programs that
  *       keep the engine PyTorch
+ *   <li>{@link org.djlx.training.LossWeight} - the items that a batch's loss counts
  *   <li>{@link org.djlx.training.P2pTrainerFactory} - makes the engine's trainers
  * </ul>
  *
