@@ -11,6 +11,7 @@ import java.util.Map;
 import org.bytedeco.javacpp.SizeTPointer;
 import org.bytedeco.javacpp.chrono.Milliseconds;
 import org.bytedeco.pytorch.ByteVector;
+import org.bytedeco.pytorch.Store;
 import org.bytedeco.pytorch.StringVector;
 import org.bytedeco.pytorch.TCPStore;
 import org.bytedeco.pytorch.TCPStoreOptions;
@@ -25,7 +26,8 @@ import org.bytedeco.pytorch.TCPStoreOptions;
  * close NAME
  * set|append NAME KEY VALUE,  get|delete NAME KEY,  add NAME KEY N,
  * compareSet NAME KEY EXPECTED DESIRED,  check|wait NAME KEY...,  numKeys NAME,
- * queueLen NAME KEY
+ * queuePush NAME KEY VALUE,  queuePop NAME KEY BLOCK,  queueLen NAME KEY,  listKeys NAME,
+ * clone NAME NEW-NAME
  * </pre>
  *
  * <p>It is run from source, with the peer's jars as class path.
@@ -34,7 +36,7 @@ public final class TorchPeer {
 
     private static final HexFormat HEX = HexFormat.of();
 
-    private final Map<String, TCPStore> stores = new HashMap<>();
+    private final Map<String, Store> stores = new HashMap<>();
 
     private TorchPeer() {}
 
@@ -62,7 +64,7 @@ public final class TorchPeer {
         if (words[0].equals("open")) {
             return open(words);
         }
-        TCPStore store = stores.get(words[1]);
+        Store store = stores.get(words[1]);
         switch (words[0]) {
             case "close" -> stores.remove(words[1]).close();
             case "set" -> store.set(key(words[2]), value(words[3]));
@@ -89,6 +91,19 @@ public final class TorchPeer {
             case "queueLen" -> {
                 return Long.toString(store.queueLen(key(words[2])));
             }
+            case "queuePush" -> store.queuePush(key(words[2]), value(words[3]));
+            case "queuePop" -> {
+                return hex(store.queuePop(key(words[2]), Boolean.parseBoolean(words[3])));
+            }
+            case "listKeys" -> {
+                StringVector keys = store.listKeys();
+                StringBuilder list = new StringBuilder();
+                for (long i = 0; i < keys.size(); i++) {
+                    list.append(HEX.formatHex(keys.get(i).getStringBytes())).append(' ');
+                }
+                return list.toString();
+            }
+            case "clone" -> stores.put(words[2], store.clone());
             default -> throw new IllegalArgumentException("No command " + words[0]);
         }
         return "";

@@ -228,6 +228,8 @@ public final class FileStore extends MapStore {
      * { int8 2 | int32 key length | key in UTF-8 | int32 value length | value }   a value is appended
      * { int8 3 | int32 key length | key in UTF-8 }                                a key is deleted
      * { int8 4 }                                                                  a handle is closed
+     * { int8 5 | int32 name length | name in UTF-8 | int32 value length | value } a value is pushed
+     * { int8 6 | int32 name length | name in UTF-8 }                              a value is popped
      * </pre>
      */
     private static final class Log extends KeyValueMap {
@@ -236,6 +238,8 @@ public final class FileStore extends MapStore {
         private static final int APPEND = 2;
         private static final int DELETE = 3;
         private static final int CLOSE = 4;
+        private static final int PUSH = 5;
+        private static final int POP = 6;
 
         private final ByteBuf record = Unpooled.buffer(); // of changes that are not in the file
         private long position = HEADER.length;
@@ -264,6 +268,20 @@ public final class FileStore extends MapStore {
                 write(DELETE, key);
             }
             return wasSet;
+        }
+
+        @Override
+        public void push(String queue, byte[] value) {
+            super.push(queue, value);
+            write(PUSH, queue);
+            write(value);
+        }
+
+        @Override
+        public byte[] pop(String queue) {
+            byte[] value = super.pop(queue);
+            write(POP, queue);
+            return value;
         }
 
         void close() {
@@ -326,12 +344,21 @@ public final class FileStore extends MapStore {
                         case APPEND -> append(readKey(in), readBytes(in));
                         case DELETE -> delete(readKey(in));
                         case CLOSE -> closes++;
+                        case PUSH -> push(readKey(in), readBytes(in));
+                        case POP -> pop(nonEmpty(readKey(in)));
                         default -> throw new IOException("unknown record kind " + what);
                     }
                 }
             } catch (IndexOutOfBoundsException | NegativeArraySizeException e) {
                 throw new IOException("a record is cut off", e);
             }
+        }
+
+        private String nonEmpty(String queue) throws IOException {
+            if (queueLength(queue) == 0) {
+                throw new IOException("a record pops from an empty queue");
+            }
+            return queue;
         }
 
         private static String readKey(ByteBuf in) {

@@ -54,9 +54,12 @@ abstract class MapStore implements Store {
         }
     }
 
-    /** Waits until all keys are set, and runs a query on that state. */
+    /** Waits until no key is missing, and runs a query on that state. */
     private <T> T await(
-            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
+            String operation,
+            Duration timeout,
+            Function<KeyValueMap, List<String>> missingKeys,
+            Function<KeyValueMap, T> query) {
         Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         lock.lock();
         try {
@@ -69,7 +72,7 @@ abstract class MapStore implements Store {
                         use(
                                 operation,
                                 values -> {
-                                    List<String> unset = values.missing(keys);
+                                    List<String> unset = missingKeys.apply(values);
                                     if (unset.isEmpty()) {
                                         answer.add(query.apply(values));
                                     }
@@ -108,7 +111,7 @@ abstract class MapStore implements Store {
     @Override
     public final byte[] get(String key, Duration timeout) {
         StoreChecks.checkKey(key);
-        return await("get", List.of(key), timeout, values -> values.get(key).clone());
+        return multiGet("get", List.of(key), timeout).get(0);
     }
 
     @Override
@@ -147,7 +150,7 @@ abstract class MapStore implements Store {
     @Override
     public final void waitFor(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
-        await("waitFor", keys, timeout, values -> null);
+        await("waitFor", timeout, values -> values.missing(keys), values -> null);
     }
 
     @Override
@@ -166,11 +169,47 @@ abstract class MapStore implements Store {
     @Override
     public final List<byte[]> multiGet(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
+        return multiGet("multiGet", keys, timeout);
+    }
+
+    private List<byte[]> multiGet(String operation, List<String> keys, Duration timeout) {
         return await(
-                "multiGet",
-                keys,
+                operation,
                 timeout,
+                values -> values.unset(keys),
                 values -> keys.stream().map(key -> values.get(key).clone()).toList());
+    }
+
+    @Override
+    public final void queuePush(String queue, byte[] value) {
+        StoreChecks.checkKey(queue);
+        StoreChecks.checkValue(value);
+        run(
+                "queuePush",
+                values -> {
+                    values.push(queue, value.clone());
+                    return null;
+                });
+    }
+
+    @Override
+    public final byte[] queuePop(String queue, Duration timeout) {
+        StoreChecks.checkKey(queue);
+        try {
+            return await(
+                    "queuePop",
+                    timeout,
+                    values -> values.queueLength(queue) == 0 ? List.of(queue) : List.of(),
+                    values -> values.pop(queue));
+        } catch (StoreTimeoutException e) {
+            throw StoreErrors.emptyQueue(toString(), timeout, queue);
+        }
+    }
+
+    @Override
+    public final long queueLength(String queue) {
+        StoreChecks.checkKey(queue);
+        return run("queueLength", values -> values.queueLength(queue));
     }
 
     @Override
@@ -182,6 +221,11 @@ abstract class MapStore implements Store {
     @Override
     public final long numKeys() {
         return run("numKeys", values -> (long) values.size());
+    }
+
+    @Override
+    public final List<String> listKeys() {
+        return run("listKeys", KeyValueMap::keys);
     }
 
     @Override

@@ -19,6 +19,7 @@ public final class PrefixStore implements Store {
 
     private final String prefix;
     private final Store store;
+    private final Runnable close;
 
     /**
      * Creates a view.
@@ -27,9 +28,21 @@ public final class PrefixStore implements Store {
      * @param store the underlying store; the caller owns and closes it
      */
     public PrefixStore(String prefix, Store store) {
-        StoreChecks.checkKey(prefix);
-        this.prefix = prefix + '/';
-        this.store = Required.argument("PrefixStore: the underlying store", store);
+        this(
+                checked(prefix) + '/',
+                Required.argument("PrefixStore: the underlying store", store),
+                () -> {});
+    }
+
+    private PrefixStore(String prefix, Store store, Runnable close) {
+        this.prefix = prefix;
+        this.store = store;
+        this.close = close;
+    }
+
+    /** Returns a view with the keys of a store, which closing the view leaves open. */
+    static Store view(Store store) {
+        return new PrefixStore("", store, () -> {});
     }
 
     @Override
@@ -92,17 +105,57 @@ public final class PrefixStore implements Store {
     }
 
     @Override
+    public List<String> listKeys() {
+        return store.listKeys().stream()
+                .filter(key -> key.startsWith(prefix))
+                .map(key -> key.substring(prefix.length()))
+                .toList();
+    }
+
+    @Override
+    public void queuePush(String queue, byte[] value) {
+        store.queuePush(prefixed(queue), value);
+    }
+
+    @Override
+    public byte[] queuePop(String queue, Duration timeout) {
+        return stripping(() -> store.queuePop(prefixed(queue), timeout));
+    }
+
+    @Override
+    public long queueLength(String queue) {
+        return store.queueLength(prefixed(queue));
+    }
+
+    @Override
+    public Store newHandle() {
+        Store own = store.newHandle();
+        return new PrefixStore(prefix, own, own::close);
+    }
+
+    @Override
     public Duration timeout() {
         return store.timeout();
     }
 
-    /** A no-op: the creator of the underlying store closes it. */
+    /** A no-op, except for a {@link #newHandle}: the creator of the underlying store closes it. */
     @Override
-    public void close() {}
+    public void close() {
+        close.run();
+    }
+
+    @Override
+    public String toString() {
+        return prefix.isEmpty() ? store.toString() : store + ", keys of " + prefix;
+    }
 
     private String prefixed(String key) {
+        return prefix + checked(key);
+    }
+
+    private static String checked(String key) {
         StoreChecks.checkKey(key);
-        return prefix + key;
+        return key;
     }
 
     private List<String> prefixed(List<String> keys) {

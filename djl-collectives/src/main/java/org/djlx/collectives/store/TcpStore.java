@@ -49,7 +49,8 @@ import org.slf4j.LoggerFactory;
  *       CollectiveException}. The handle stays usable, unless the server is PyTorch's.
  *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
  *       are lost; a server restarted on the same port is another store and needs a new handle.
- *   <li>PyTorch's queue commands and listing of keys are not supported.
+ *   <li>PyTorch's servers have queues from 2.8, with libuv only, and {@link #listKeys} from 2.10.
+ *       An older one closes the connection.
  *   <li>The server accepts 16,384 connections (a handle uses one, and one per waiting thread),
  *       1,048,576 keys, values of 8 MiB and 128 MiB in one call, as PyTorch's does, and a quarter
  *       of the heap for all clients together.
@@ -88,6 +89,13 @@ public final class TcpStore extends TcpStoreClient {
         }
     }
 
+    private TcpStore(TcpStore other) {
+        super(other);
+        host = other.host;
+        port = other.port;
+        server = null;
+    }
+
     /** {@return the builder, with the defaults} */
     public static Builder builder() {
         return new Builder();
@@ -103,6 +111,11 @@ public final class TcpStore extends TcpStoreClient {
      */
     public int port() {
         return port;
+    }
+
+    @Override
+    public TcpStore newHandle() {
+        return new TcpStore(this);
     }
 
     /**

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
@@ -247,6 +248,114 @@ abstract class StoreContractTest {
     }
 
     @Test
+    void listKeysListsTheKeysOfUsers() {
+        assertEquals(List.of(), store.listKeys());
+        store.set("a", bytes("1"));
+        store.add("/\u4e2d", 1);
+        assertEquals(List.of("/\u4e2d", "a"), other.listKeys().stream().sorted().toList());
+        store.delete("a");
+        assertEquals(List.of("/\u4e2d"), store.listKeys());
+    }
+
+    /** PyTorch's plain server has none. */
+    boolean hasQueues() {
+        return true;
+    }
+
+    @Test
+    void queueReturnsItsValuesInOrder() {
+        assumeTrue(hasQueues());
+        assertEquals(0, store.queueLength("q"));
+        store.queuePush("q", bytes("one"));
+        other.queuePush("q", bytes(""));
+        store.queuePush("q2", new byte[5_000_001]);
+        assertEquals(2, other.queueLength("q"));
+        assertEquals("one", text(other.queuePop("q", Duration.ZERO)));
+        assertEquals("", text(store.queuePop("q")));
+        assertEquals(5_000_001, other.queuePop("q2", LONG).length);
+        for (Duration timeout : List.of(Duration.ZERO, SHORT)) {
+            StoreTimeoutException e =
+                    assertThrows(StoreTimeoutException.class, () -> store.queuePop("q", timeout));
+            assertEquals(List.of("q"), e.missingKeys());
+            assertTrue(e.getMessage().contains("queue \""), e.getMessage());
+        }
+        assertEquals(0, other.queueLength("q"));
+    }
+
+    @Test
+    void queueIsNoKeyButEndsWaits() {
+        assumeTrue(hasQueues());
+        store.queuePush("q", bytes("1"));
+        assertEquals(keysOfItsOwn(), store.numKeys());
+        assertEquals(List.of(), store.listKeys());
+        assertFalse(store.delete("q"));
+        assertTrue(other.check(List.of("q")));
+        other.waitFor(List.of("q"), Duration.ZERO);
+        assertEquals("1", text(store.queuePop("q")));
+        assertFalse(other.check(List.of("q")));
+    }
+
+    @Test
+    void pushEndsAPop() throws Exception {
+        assumeTrue(hasQueues());
+        List<Future<byte[]>> pops = new ArrayList<>();
+        for (int i = 0; i < 4; i++) {
+            Store handle = i % 2 == 0 ? store : other;
+            pops.add(blocked(() -> handle.queuePop("q", LONG)));
+        }
+        for (int i = 0; i < 4; i++) {
+            store.queuePush("q", bytes("v" + i));
+        }
+        List<String> got = new ArrayList<>();
+        for (Future<byte[]> pop : pops) {
+            got.add(text(pop.get()));
+        }
+        assertEquals(List.of("v0", "v1", "v2", "v3"), got.stream().sorted().toList());
+    }
+
+    @Test
+    void everyValueOfAQueueIsPoppedOnce() throws Exception {
+        assumeTrue(hasQueues());
+        int values = 100;
+        List<Future<Integer>> sums = new ArrayList<>();
+        for (int t = 0; t < 4; t++) {
+            Store handle = t % 2 == 0 ? store : other;
+            sums.add(
+                    threads.submit(
+                            () -> {
+                                int sum = 0;
+                                String value = text(handle.queuePop("q", LONG));
+                                while (!value.equals("end")) {
+                                    sum += Integer.parseInt(value);
+                                    value = text(handle.queuePop("q", LONG));
+                                }
+                                return sum;
+                            }));
+        }
+        for (int i = 1; i <= values; i++) {
+            (i % 2 == 0 ? store : other).queuePush("q", bytes("" + i));
+        }
+        sums.forEach(s -> store.queuePush("q", bytes("end")));
+        int sum = 0;
+        for (Future<Integer> s : sums) {
+            sum += s.get();
+        }
+        assertEquals(values * (values + 1) / 2, sum);
+        assertEquals(0, store.queueLength("q"));
+    }
+
+    @Test
+    void newHandleSeesTheSameStoreAndIsClosedAlone() {
+        Store handle = store.newHandle();
+        handle.set("k", bytes("1"));
+        assertEquals("1", text(store.get("k")));
+        assertEquals(store.timeout(), handle.timeout());
+        handle.close();
+        handle.close();
+        assertEquals("1", text(store.get("k")));
+    }
+
+    @Test
     void manyKeysAtOnce() {
         List<String> keys = IntStream.range(0, 5000).mapToObj(i -> "key" + i).toList();
         store.multiSet(keys, keys.stream().map(StoreContractTest::bytes).toList());
@@ -444,6 +553,10 @@ abstract class StoreContractTest {
         assertRefused(() -> store.multiGet(List.of(""), SHORT));
         assertRefused(() -> store.multiSet(List.of("a"), List.of()));
         assertRefused(() -> store.delete(""));
+        assertRefused(() -> store.queuePush("", v));
+        assertRefused(() -> store.queuePush("q", null));
+        assertRefused(() -> store.queuePop("q", null));
+        assertRefused(() -> store.queueLength(""));
         assertEquals(keysOfItsOwn(), store.numKeys());
     }
 

@@ -2,9 +2,12 @@
 package org.djlx.collectives.store;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
 import java.util.List;
+import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -92,6 +95,18 @@ abstract class TcpStoreOnTorchTest extends StoreContractTest {
         @Override
         boolean compareSetWakes() {
             return false;
+        }
+
+        @Override
+        boolean hasQueues() {
+            return false;
+        }
+
+        @Test
+        void queueNamesTheServerThatHasNone() {
+            CollectiveException e =
+                    assertThrows(CollectiveException.class, () -> store.queueLength("q"));
+            assertTrue(e.getMessage().contains("libuv"), e.getMessage());
         }
     }
 }

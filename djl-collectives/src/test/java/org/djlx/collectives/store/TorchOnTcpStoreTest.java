@@ -10,12 +10,12 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.List;
 import java.util.Random;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInstance;
 import org.junit.jupiter.api.Timeout;
@@ -132,12 +132,36 @@ class TorchOnTcpStoreTest {
     }
 
     @Test
-    @Tag("slow")
-    void unsupportedCommandEndsOneConnectionOnly() {
-        torch.call("open", "queues", server.port(), "client", 0, 60_000);
-        assertThrows(IllegalStateException.class, () -> torch.call("queueLen", "queues", hex("q")));
-        torch.call("close", "queues");
-        torch.call("set", "t", hex("k"), hex("1"));
-        assertEquals("1", text(server.get("k")));
+    void queues() throws InterruptedException {
+        torch.call("queuePush", "t", hex("q"), hex("one"));
+        server.queuePush("q", bytes(""));
+        assertEquals("2", torch.call("queueLen", "t", hex("q")));
+        assertEquals(hex("one"), torch.call("queuePop", "t", hex("q"), true));
+        assertEquals("-", torch.call("queuePop", "t", hex("q"), false));
+        IllegalStateException empty =
+                assertThrows(
+                        IllegalStateException.class,
+                        () -> torch.call("queuePop", "t", hex("q"), false));
+        assertTrue(empty.getMessage().contains("queue is empty"), empty.getMessage());
+        torch.send("queuePop", "t", hex("q"), true);
+        Thread.sleep(50);
+        server.queuePush("q", bytes("late"));
+        assertEquals(hex("late"), torch.result());
+        server.queuePush("big", new byte[3_000_001]);
+        assertEquals(3_000_001, unhex(torch.call("queuePop", "t", hex("big"), true)).length);
+    }
+
+    @Test
+    void listKeysAndClone() {
+        server.set("\u4e2d", bytes("1"));
+        server.add("n", 1);
+        server.queuePush("q", bytes("1"));
+        List<String> keys = List.of(torch.call("listKeys", "t").split(" "));
+        assertEquals(List.of(hex("n"), hex("\u4e2d")), keys.stream().sorted().toList());
+        torch.call("clone", "t", "copy");
+        torch.call("set", "copy", hex("k"), hex("2"));
+        assertEquals("2", text(server.get("k")));
+        torch.call("close", "copy");
+        assertEquals(hex("2"), torch.call("get", "t", hex("k")));
     }
 }

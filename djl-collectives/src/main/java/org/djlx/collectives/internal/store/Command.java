@@ -23,10 +23,18 @@ package org.djlx.collectives.internal.store;
  * 11 MULTI_SET       list of key and value         none
  * 12 CANCEL_WAIT                                   u8 1
  * 13 PING            u32                           u32, the same
+ * 14 QUEUE_PUSH      queue, value                  none
+ * 15 QUEUE_POP       queue                         i64: values before the call; value, unless 0
+ * 16 QUEUE_LEN       queue                         i64
+ * 17 LIST_KEYS                                     keys
  * </pre>
  *
+ * <p>WAIT and CHECK take a queue with values for a key that is set. A pushed value ends one WAIT,
+ * as PyTorch's client, which then sends QUEUE_POP, fails if another one was faster.
+ *
  * <p>Source: PyTorch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp and
- * TCPStoreLibUvBackend.cpp. Its later commands (queues, listing of keys) are not supported.
+ * TCPStoreLibUvBackend.cpp, and the bytes of its client and servers of 2.10. Queues came with 2.8,
+ * LIST_KEYS with 2.10; its server without libuv has no queues.
  */
 enum Command {
     VALIDATE(Field.U32),
@@ -42,7 +50,11 @@ enum Command {
     MULTI_GET(Field.KEYS),
     MULTI_SET(Field.PAIRS),
     CANCEL_WAIT,
-    PING(Field.U32);
+    PING(Field.U32),
+    QUEUE_PUSH(Field.KEY, Field.VALUE),
+    QUEUE_POP(Field.KEY),
+    QUEUE_LEN(Field.KEY),
+    LIST_KEYS;
 
     static final int MAGIC = 0x3C85F7CE;
 

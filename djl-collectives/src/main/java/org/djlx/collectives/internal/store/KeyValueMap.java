@@ -2,16 +2,18 @@
 package org.djlx.collectives.internal.store;
 
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
+import java.util.Queue;
 
 /**
  * A map with the semantics that all stores share, as c10d defines them. Counters are decimal
- * strings; {@link #compareSet} on an unset key returns the expected value.
+ * strings; {@link #compareSet} on an unset key returns the expected value. Beside the keys there
+ * are queues of values, which have names of their own.
  *
  * <p>Not thread-safe. Arrays are not copied, so a value in the map must not be modified.
  */
@@ -20,6 +22,7 @@ public class KeyValueMap {
     private static final byte[] EMPTY = {};
 
     private final Map<String, byte[]> values = new HashMap<>();
+    private final Map<String, Queue<byte[]>> queues = new HashMap<>(); // none is empty
 
     /** Returns the value of a key; null if the key is unset. */
     public byte[] get(String key) {
@@ -72,18 +75,55 @@ public class KeyValueMap {
         return values.remove(key) != null;
     }
 
-    boolean contains(String key) {
-        return values.containsKey(key);
+    /** Appends a value to a queue. */
+    public void push(String queue, byte[] value) {
+        queues.computeIfAbsent(queue, q -> new ArrayDeque<>()).add(value);
     }
 
-    /** Returns the unset keys among some keys, each once, in the given order. */
+    /** Returns the first value of a queue; null if it is empty. */
+    byte[] peek(String queue) {
+        return queueLength(queue) == 0 ? null : queues.get(queue).peek();
+    }
+
+    /** Removes and returns the first value of a queue that is not empty. */
+    public byte[] pop(String queue) {
+        byte[] value = queues.get(queue).remove();
+        queues.computeIfPresent(queue, (name, rest) -> rest.isEmpty() ? null : rest);
+        return value;
+    }
+
+    public long queueLength(String queue) {
+        Queue<byte[]> values = queues.get(queue);
+        return values == null ? 0 : values.size();
+    }
+
+    /** Returns the names of the queues, in no particular order. */
+    List<String> queues() {
+        return List.copyOf(queues.keySet());
+    }
+
+    /**
+     * Returns whether a wait for a key is over: it is set, or is the name of a queue with values.
+     */
+    boolean isReady(String key) {
+        return values.containsKey(key) || queues.containsKey(key);
+    }
+
+    /**
+     * Returns the keys among some that are not {@link #isReady ready}, each once, in their order.
+     */
     public List<String> missing(Collection<String> keys) {
+        return keys.stream().filter(key -> !isReady(key)).distinct().toList();
+    }
+
+    /** Returns the unset keys among some, each once, in their order. */
+    public List<String> unset(Collection<String> keys) {
         return keys.stream().filter(key -> !values.containsKey(key)).distinct().toList();
     }
 
     /** Returns the set keys, in no particular order. */
-    Set<String> keys() {
-        return Set.copyOf(values.keySet());
+    public List<String> keys() {
+        return List.copyOf(values.keySet());
     }
 
     public int size() {

@@ -8,6 +8,9 @@ import io.netty.handler.codec.ByteToMessageDecoder;
 import io.netty.handler.codec.DecoderException;
 import io.netty.util.concurrent.Future;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.slf4j.Logger;
@@ -35,6 +38,9 @@ final class ServerConnection extends ByteToMessageDecoder {
 
     private static final int ANSWER_BYTES = 128;
 
+    /** Stands for a key in an answer that is not the value of one. */
+    private static final String LIST = "";
+
     private final ServerState state;
     private RequestParser parser;
     private ChannelHandlerContext context; // null until connected
@@ -44,6 +50,7 @@ final class ServerConnection extends ByteToMessageDecoder {
     private Hello.Challenge challenge;
     private boolean refused;
     private Waits.Wait wait;
+    private String woken; // the key of the last wait, which may be a queue to pop; null if none
 
     /** The values in transit that are not copied. */
     private int valuesUnderWay;
@@ -86,6 +93,7 @@ final class ServerConnection extends ByteToMessageDecoder {
         // Drop other received commands: no client reads their answers.
         refused = true;
         stopWaiting();
+        leaveQueue(null);
         parser.close();
         if (context != null) {
             context = null;
@@ -208,6 +216,7 @@ final class ServerConnection extends ByteToMessageDecoder {
             refuse(ctx, "it has not authenticated with the token of " + StoreToken.VARIABLE);
             return;
         }
+        leaveQueue(request);
         switch (request.command()) {
             case VALIDATE -> refuse(ctx, "VALIDATE is allowed as the first command only");
             case SET -> state.set(request.key(), request.value());
@@ -237,6 +246,47 @@ final class ServerConnection extends ByteToMessageDecoder {
                 answerByte(ctx, Command.WAIT_CANCELED);
             }
             case PING -> send(ctx, buffer(ctx, 4).writeIntLE((int) request.number()));
+            case QUEUE_PUSH -> state.push(request.key(), request.value());
+            case QUEUE_POP -> pop(ctx, request.key());
+            case QUEUE_LEN -> answer(ctx, state.queueLength(request.key()));
+            case LIST_KEYS -> listKeys(ctx);
+        }
+    }
+
+    private void pop(ChannelHandlerContext ctx, String queue) {
+        byte[] first = state.peek(queue);
+        answer(ctx, state.queueLength(queue));
+        if (first != null) {
+            answer(ctx, queue, first);
+            state.pop(queue); // Not before: if the answer is refused, the value stays.
+        }
+    }
+
+    private void listKeys(ChannelHandlerContext ctx) {
+        List<String> keys = state.keys();
+        long bytes = keys.stream().mapToLong(key -> Long.BYTES + key.length()).sum();
+        if (bytes > state.limits().maxMessageBytes()) {
+            throw new IllegalArgumentException(
+                    "LIST_KEYS of %s bytes; at most %s are allowed"
+                            .formatted(bytes, state.limits().maxMessageBytes()));
+        }
+        state.memory().take(bytes);
+        state.memory().giveBack(bytes); // The answer takes them again.
+        ByteBuffer list = ByteBuffer.allocate((int) bytes).order(ByteOrder.LITTLE_ENDIAN);
+        for (String key : keys) {
+            list.putLong(key.length()).put(key.getBytes(StandardCharsets.ISO_8859_1));
+        }
+        answer(ctx, keys.size(), LIST, list.array());
+    }
+
+    /** Hands the wake-up for a queue to another client, unless this one pops now. */
+    private void leaveQueue(Request next) {
+        String queue = woken;
+        woken = null;
+        boolean pops =
+                next != null && next.command() == Command.QUEUE_POP && next.key().equals(queue);
+        if (queue != null && !pops) {
+            state.passOn(queue);
         }
     }
 
@@ -289,6 +339,7 @@ final class ServerConnection extends ByteToMessageDecoder {
      * Called while another connection's command, or a later one of this connection, is executed.
      */
     private void waitIsOver(ChannelHandlerContext ctx) {
+        woken = wait.keys().get(0);
         wait = null;
         // Always within the budget: the completed wait has released more.
         answerByte(ctx, Command.STOP_WAITING);
@@ -311,12 +362,17 @@ final class ServerConnection extends ByteToMessageDecoder {
     }
 
     private void answer(ChannelHandlerContext ctx, String key, byte[] value) {
+        answer(ctx, value.length, key, value);
+    }
+
+    /** Sends a length and bytes, which are the value of a key or belong to none. */
+    private void answer(ChannelHandlerContext ctx, long length, String key, byte[] value) {
         if (value.length <= MAX_COPIED_BYTES) {
             int bytes = Long.BYTES + value.length;
-            send(ctx, buffer(ctx, bytes).writeLongLE(value.length).writeBytes(value));
+            send(ctx, buffer(ctx, bytes).writeLongLE(length).writeBytes(value));
             return;
         }
-        answer(ctx, value.length);
+        answer(ctx, length);
         state.sending(key, value);
         valuesUnderWay++;
         ctx.write(new ValueRegion(value))

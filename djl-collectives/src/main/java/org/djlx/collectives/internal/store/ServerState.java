@@ -147,7 +147,7 @@ final class ServerState {
         return ENTRY_BYTES + (long) key.length();
     }
 
-    /** The keys; a change updates the budget and completes waits. */
+    /** The keys and queues; a change updates the budget and completes waits. */
     private final class Budgeted extends KeyValueMap {
 
         @Override
@@ -168,6 +168,20 @@ final class ServerState {
                 discarded(key, value);
             }
             return super.delete(key);
+        }
+
+        @Override
+        public void push(String queue, byte[] value) {
+            memory.take(entryBytes(queue) + value.length);
+            super.push(queue, value);
+            waits.wakeOne(queue);
+        }
+
+        @Override
+        public byte[] pop(String queue) {
+            byte[] value = super.pop(queue);
+            discarded(queue, value);
+            return value;
         }
 
         private void discarded(String key, byte[] value) {
@@ -275,14 +289,43 @@ final class ServerState {
     }
 
     boolean check(List<String> keys) {
-        return keys.stream().allMatch(values::contains);
+        return keys.stream().allMatch(values::isReady);
+    }
+
+    void push(String queue, byte[] value) {
+        values.push(queue, value);
+    }
+
+    /** Returns the first value of a queue; null if it is empty. */
+    byte[] peek(String queue) {
+        return values.peek(queue);
+    }
+
+    /** Removes the first value of a queue that is not empty. */
+    void pop(String queue) {
+        values.pop(queue);
+    }
+
+    long queueLength(String queue) {
+        return values.queueLength(queue);
+    }
+
+    List<String> queues() {
+        return values.queues();
+    }
+
+    /** Ends another wait for a queue whose values the client that was woken for them left there. */
+    void passOn(String queue) {
+        if (values.queueLength(queue) > 0) {
+            waits.wakeOne(queue);
+        }
     }
 
     boolean delete(String key) {
         return values.delete(key);
     }
 
-    Set<String> keys() {
+    List<String> keys() {
         return values.keys();
     }
 
@@ -293,7 +336,7 @@ final class ServerState {
     private void checkRoom(List<String> keys) {
         // Counting new keys takes a pass over the keys, so it is done only when the store is full.
         if (values.size() + (long) keys.size() > limits.maxKeys()
-                && values.size() + (long) values.missing(keys).size() > limits.maxKeys()) {
+                && values.size() + (long) values.unset(keys).size() > limits.maxKeys()) {
             throw new IllegalArgumentException(
                     "the store is full: the limit is " + limits.maxKeys() + " keys");
         }

@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 import org.djlx.nativeops.host.Durations;
 
@@ -24,6 +25,21 @@ public final class StoreErrors {
                                 + " set them are running, or increase the timeout")
                         .formatted(store, operation, Durations.text(timeout), quote(missing));
         return new StoreTimeoutException(message, missing);
+    }
+
+    public static StoreTimeoutException emptyQueue(String store, Duration timeout, String queue) {
+        String message =
+                ("%s: queuePop timed out after %s: the queue %s is empty; check that the ranks that"
+                                + " push to it are running, or increase the timeout")
+                        .formatted(store, Durations.text(timeout), quote(queue));
+        return new StoreTimeoutException(message, List.of(queue));
+    }
+
+    /** Creates the exception of a method of {@link Store} that a store leaves to its default. */
+    public static UnsupportedOperationException unsupported(Store store, String method) {
+        return new UnsupportedOperationException(
+                "%s: %s does not implement %s; implement it, or use TcpStore, FileStore or HashStore"
+                        .formatted(store, store.getClass().getName(), method));
     }
 
     public static CollectiveException closed(String store, String operation) {

@@ -7,6 +7,7 @@ import java.net.ConnectException;
 import java.net.ProtocolException;
 import java.net.SocketException;
 import java.net.SocketTimeoutException;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -67,6 +68,20 @@ public abstract class TcpStoreClient implements Store {
         answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
         waiters = new WaitConnections(server);
         commands = connectCommands(mark);
+    }
+
+    /**
+     * Opens another handle on the server of a handle.
+     *
+     * @throws CollectiveException if that server is gone
+     */
+    protected TcpStoreClient(TcpStoreClient other) {
+        this(other.server, other.timeout, null);
+        if (!Arrays.equals(commands.serverId(), other.commands.serverId())) {
+            waiters.close();
+            commands.close();
+            throw failure("newHandle", List.of(), new EOFException("restarted"), false);
+        }
     }
 
     /** Adds to the number of workers that have joined, and returns it. */
@@ -193,6 +208,57 @@ public abstract class TcpStoreClient implements Store {
     }
 
     @Override
+    public final List<String> listKeys() {
+        return command(
+                "listKeys",
+                List.of(),
+                c -> {
+                    List<String> keys = new ArrayList<>();
+                    long count = c.sendForLong(new RequestWriter().command(Command.LIST_KEYS));
+                    for (long i = 0; i < count; i++) {
+                        String key = new String(c.readValue(), StandardCharsets.UTF_8);
+                        if (key.startsWith(Command.KEY_PREFIX)) {
+                            keys.add(key.substring(Command.KEY_PREFIX.length()));
+                        }
+                    }
+                    return keys;
+                });
+    }
+
+    @Override
+    public final void queuePush(String queue, byte[] value) {
+        StoreChecks.checkKey(queue);
+        StoreChecks.checkValue(value);
+        confirmed(
+                "queuePush",
+                List.of(queue),
+                new RequestWriter().command(Command.QUEUE_PUSH).key(queue).value(value));
+    }
+
+    @Override
+    public final byte[] queuePop(String queue, Duration timeout) {
+        StoreChecks.checkKey(queue);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
+        List<String> queues = List.of(queue);
+        byte[] value = command("queuePop", queues, c -> sendPop(c, queue));
+        while (value == null && !deadline.isOver()) {
+            // On the connection that waited: a server wakes one client for a value.
+            value = blockUntil("queuePop", queues, deadline, c -> sendPop(c, queue));
+        }
+        if (value == null) {
+            throw StoreErrors.emptyQueue(toString(), timeout, queue);
+        }
+        return value;
+    }
+
+    @Override
+    public final long queueLength(String queue) {
+        StoreChecks.checkKey(queue);
+        RequestWriter request = new RequestWriter().command(Command.QUEUE_LEN).key(queue);
+        return command("queueLength", List.of(queue), c -> c.sendForLong(request));
+    }
+
+    @Override
     public final Duration timeout() {
         return timeout;
     }
@@ -267,6 +333,12 @@ public abstract class TcpStoreClient implements Store {
     private static boolean sendCheck(TcpConnection c, List<String> keys) throws IOException {
         c.send(new RequestWriter().command(Command.CHECK).keys(keys));
         return c.readByte() == Command.READY;
+    }
+
+    /** Returns the first value of a queue; null if it is empty. */
+    private static byte[] sendPop(TcpConnection c, String queue) throws IOException {
+        long length = c.sendForLong(new RequestWriter().command(Command.QUEUE_POP).key(queue));
+        return length > 0 ? c.readValue() : null;
     }
 
     private static byte[] sendGet(TcpConnection c, String key) throws IOException {
@@ -352,7 +424,7 @@ public abstract class TcpStoreClient implements Store {
 
     /** Waits on a separate connection until all keys are set. */
     private void block(String operation, List<String> keys, Deadline deadline) {
-        if (!deadline.isOver() && blockUntil(operation, keys, deadline)) {
+        if (!deadline.isOver() && blockUntil(operation, keys, deadline, c -> true) != null) {
             return;
         }
         List<String> missing = missing(operation, keys);
@@ -361,7 +433,12 @@ public abstract class TcpStoreClient implements Store {
         }
     }
 
-    private boolean blockUntil(String operation, List<String> keys, Deadline deadline) {
+    /**
+     * Waits on a separate connection until all keys are set, and then uses that connection. Returns
+     * null if the deadline has passed.
+     */
+    private <T> T blockUntil(
+            String operation, List<String> keys, Deadline deadline, Exchange<T> then) {
         try {
             // If the command connection works, so does the server, and a new connection reaches the
             // same.
@@ -369,9 +446,9 @@ public abstract class TcpStoreClient implements Store {
                     waiters.take(
                             deadline, () -> confirmed(operation, List.of(), new RequestWriter()));
             try {
-                boolean set = sendWait(c, keys, deadline);
+                T answer = sendWait(c, keys, deadline) ? then.with(c) : null;
                 waiters.giveBack(c);
-                return set;
+                return answer;
             } catch (IOException e) {
                 waiters.drop(c);
                 throw e;
@@ -386,7 +463,7 @@ public abstract class TcpStoreClient implements Store {
             if (e instanceof SocketTimeoutException && deadline.isOver()) {
                 // No connection within a short deadline. The command connection, which has more
                 // time, finds out whether the server is alive.
-                return false;
+                return null;
             }
             throw failure(operation, keys, e, false);
         }
@@ -487,6 +564,9 @@ public abstract class TcpStoreClient implements Store {
         String rejected =
                 "the server rejected this call because of a limit (number of keys, length"
                         + " of a value, or memory; see its log)";
+        if (commands.serverId() == null && operation.startsWith("queue")) {
+            rejected += ", or it is PyTorch's and has no queues (before 2.8, or without libuv)";
+        }
         String advice =
                 usable
                         ? ". The server is still running, and this handle stays usable. Either "

@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.store;
 
 import java.util.HashMap;
+import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -45,12 +46,34 @@ final class Waits {
         if (waits == null) {
             return;
         }
-        for (Wait wait : waits) {
-            // Another key may have been deleted meanwhile: then the wait continues.
-            if (--wait.missing == 0 && !register(wait)) {
-                wait.whenSet.run();
-            }
+        waits.forEach(this::arrived);
+    }
+
+    /** Completes one wait after a value was pushed to a queue, as one client can pop it. */
+    void wakeOne(String queue) {
+        Set<Wait> waits = byKey.remove(queue);
+        if (waits == null) {
+            return;
         }
+        boolean woken = false;
+        for (Iterator<Wait> rest = waits.iterator(); rest.hasNext() && !woken; ) {
+            Wait wait = rest.next();
+            rest.remove();
+            woken = arrived(wait);
+        }
+        if (!waits.isEmpty()) {
+            byKey.put(queue, waits);
+        }
+    }
+
+    /** Counts a key of a wait as set; returns whether the wait is complete. */
+    private boolean arrived(Wait wait) {
+        // Another key may have been deleted meanwhile: then the wait continues.
+        if (--wait.missing > 0 || register(wait)) {
+            return false;
+        }
+        wait.whenSet.run();
+        return true;
     }
 
     int numKeys() {

@@ -77,6 +77,57 @@ class ServerConnectionTest {
         assertAnswer("0100000000000000");
     }
 
+    /** The bytes are those of PyTorch 2.10's client and libuv server. */
+    @Test
+    void queuesAndTheListOfKeys() throws IOException {
+        send("0e 0200000000000000 2f71 0200000000000000 0102");
+        send("0e 0200000000000000 2f71 0100000000000000 03");
+        send("10 0200000000000000 2f71");
+        assertAnswer("0200000000000000");
+        send("10 0500000000000000 2f6e6f6e65 07");
+        assertAnswer("0000000000000000 0000000000000000");
+        send("05 0100000000000000 0200000000000000 2f71");
+        assertAnswer("00");
+        send("03 0200000000000000 2f71");
+        assertAnswer("0000000000000000");
+        send("0f 0200000000000000 2f71");
+        assertAnswer("0200000000000000 0200000000000000 0102");
+        send("06 0100000000000000 0200000000000000 2f71 0f 0200000000000000 2f71");
+        assertAnswer("00 0100000000000000 0100000000000000 03");
+        send("0f 0200000000000000 2f71 11");
+        assertAnswer("0000000000000000 0000000000000000");
+        send("01 0200000000000000 2f6b 0100000000000000 07 11");
+        assertAnswer("0100000000000000 0200000000000000 2f6b");
+    }
+
+    @Test
+    void pushEndsOneWaitAndALeftValueEndsTheNext() throws IOException {
+        String wait = "06 0100000000000000 0200000000000000 2f71";
+        send(wait);
+        pingIsEchoed();
+        try (Socket second = new Socket(server.address().getAddress(), server.address().getPort());
+                Socket pusher =
+                        new Socket(server.address().getAddress(), server.address().getPort())) {
+            // Each connection has executed its commands when it answers the ping.
+            exchange(second, "00cef7853c" + wait + "0d78563412", "78563412");
+            String push = "0e 0200000000000000 2f71 0100000000000000 01";
+            exchange(pusher, "00cef7853c" + push + "0d78563412", "78563412");
+            assertAnswer("00"); // The first waits no longer, and leaves without the value.
+            exchange(second, "0d78563412", "78563412");
+            socket.close();
+            exchange(second, "", "00");
+            exchange(second, "0f 0200000000000000 2f71", "0100000000000000 0100000000000000 01");
+        }
+    }
+
+    private static void exchange(Socket socket, String hex, String answer) throws IOException {
+        HexFormat format = HexFormat.of();
+        socket.getOutputStream().write(format.parseHex(hex.replace(" ", "")));
+        String expected = answer.replace(" ", "");
+        byte[] found = socket.getInputStream().readNBytes(expected.length() / 2);
+        assertEquals(expected, format.formatHex(found));
+    }
+
     @Test
     void anUnsetKeyIsEmpty() throws IOException {
         send("03 0100000000000000 78");
@@ -112,7 +163,7 @@ class ServerConnectionTest {
     void invalidBytesEndTheConnection() throws IOException {
         for (String bad :
                 new String[] {
-                    "0e", // QUEUE_PUSH, which is not supported
+                    "12", // no command
                     "00 cef7853c", // twice
                     "01 ffffffffffffffff", // a key of 2^64 - 1 bytes
                     "01 0120000000000000", // a key of 8193 bytes
