@@ -48,11 +48,15 @@ public final class GgufDirectory {
         }
         List<Path> files;
         try (Stream<Path> all = Files.list(path)) {
-            files = all.filter(each -> each.toString().endsWith(SUFFIX)).sorted().toList();
+            files =
+                    all.filter(each -> each.toString().endsWith(SUFFIX))
+                            .filter(each -> !GgufFile.isFurther(each))
+                            .sorted()
+                            .toList();
         }
         GgufFile.check(
                 files.size() <= 1,
-                "%s has %d GGUF files; name one of them: %s",
+                "%s has %d models in GGUF; name a file of one: %s",
                 path,
                 files.size(),
                 files);
@@ -63,7 +67,7 @@ public final class GgufDirectory {
     public static TensorFiles openWeights(Path directory) throws IOException {
         Path file = directory.resolve(LINK);
         return Files.exists(file) && Files.exists(directory.resolve("config.json"))
-                ? GgufWeights.open(file.toRealPath())
+                ? GgufWeights.open(Files.readSymbolicLink(file))
                 : Safetensors.open(directory);
     }
 
@@ -78,9 +82,8 @@ public final class GgufDirectory {
             return written;
         }
         GgufFile file = GgufFile.read(path);
-        String name = path.getFileName().toString();
         Path parent = Files.createTempDirectory("djlx-gguf-");
-        Path directory = parent.resolve(name.substring(0, name.length() - SUFFIX.length()));
+        Path directory = parent.resolve(file.name());
         try {
             Files.createDirectory(directory);
             write(file, directory);
@@ -97,11 +100,6 @@ public final class GgufDirectory {
     /** Writes the files of a model except its weights. */
     static void write(GgufFile file, Path directory) throws IOException {
         try {
-            Object parts = file.metadata().get("split.count");
-            GgufFile.check(
-                    !(parts instanceof Number count) || count.intValue() <= 1,
-                    "it is one of %s files of a model; merge them with llama-gguf-split --merge",
-                    parts);
             JsonObject config = new GgufConfig(file).json();
             GgufTokenizer tokenizer = new GgufTokenizer(file);
             config.add("eos_token_id", new Gson().toJsonTree(tokenizer.ends()));

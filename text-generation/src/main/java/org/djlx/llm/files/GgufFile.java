@@ -12,15 +12,21 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 
 /**
  * The checked header of a file in <a
  * href="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md">GGUF</a> 2 or 3: metadata, and
  * where each tensor is. Values of metadata are Number, Boolean, String or List.
  *
- * @param size of the file in bytes
+ * <p>A model in several files, as llama-gguf-split writes them, is its first file, with the tensors
+ * of all.
  */
-record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> tensors, long size) {
+record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> tensors) {
+
+    /** The name of one of several files. */
+    private static final Pattern PART = Pattern.compile("(.*)-(\\d{5})-of-(\\d{5})\\.gguf");
 
     private static final int MAX_ITEMS = 1 << 24; // of a list; larger ones would fill the heap
     private static final int MAGIC = 0x46554747; // GGUF, little-endian
@@ -34,9 +40,10 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
      * A tensor: rows of {@code columns} numbers; {@code rows} counts those of all dimensions.
      *
      * @param sizes the sizes of dimensions, the last one, of neighbours, first
+     * @param file that has the numbers
      * @param offset in the file
      */
-    record Tensor(String name, GgufType type, long[] sizes, long offset) {
+    record Tensor(String name, GgufType type, long[] sizes, Path file, long offset) {
 
         long columns() {
             return sizes[0];
@@ -55,12 +62,68 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
         }
     }
 
+    /** Returns whether a file is one of several of a model, and not the first. */
+    static boolean isFurther(Path path) {
+        Matcher name = PART.matcher(path.getFileName().toString());
+        return name.matches() && !name.group(2).equals("00001");
+    }
+
+    /** Returns the name of a model: that of its file, or the common part of those of its files. */
+    String name() {
+        String name = path.getFileName().toString();
+        Matcher part = PART.matcher(name);
+        return part.matches() ? part.group(1) : name.replaceFirst("\\.gguf$", "");
+    }
+
     /**
-     * Reads and checks the header.
+     * Reads and checks the header and, of the first of several files, those of the others.
      *
-     * @throws IOException if the file cannot be read or is damaged; the message names it
+     * @throws IOException if a file cannot be read or is damaged; the message names it
      */
     static GgufFile read(Path path) throws IOException {
+        GgufFile first = readOne(path);
+        int count = first.number("split.count", 1);
+        if (count == 1) {
+            return first;
+        }
+        Matcher name = PART.matcher(path.getFileName().toString());
+        if (first.number("split.no", -1) != 0
+                || !name.matches()
+                || !name.group(2).equals("00001")
+                || Integer.parseInt(name.group(3)) != count) {
+            throw new IOException(
+                    "%s is one of %d files of a model: name the first, NAME-00001-of-%05d.gguf"
+                            .formatted(path, count, count));
+        }
+        Map<String, Tensor> all = new LinkedHashMap<>(first.tensors);
+        for (int i = 1; i < count; i++) {
+            String file = "%s-%05d-of-%s.gguf".formatted(name.group(1), i + 1, name.group(3));
+            GgufFile part = readOne(path.resolveSibling(file));
+            for (Tensor tensor : part.tensors.values()) {
+                if (all.put(tensor.name, tensor) != null) {
+                    throw new IOException(part.path + " has " + tensor.name + " for a second time");
+                }
+            }
+            if (part.number("split.no", -1) != i || part.number("split.count", 0) != count) {
+                throw new IOException(
+                        "%s is not the file %d of %d of a model"
+                                .formatted(part.path, i + 1, count));
+            }
+        }
+        int tensors = first.number("split.tensors.count", all.size());
+        if (tensors != all.size()) {
+            throw new IOException(
+                    "%s and its further files have %d tensors instead of %d"
+                            .formatted(path, all.size(), tensors));
+        }
+        return new GgufFile(path, first.metadata, all);
+    }
+
+    private int number(String key, int otherwise) {
+        return metadata.get(key) instanceof Number number ? number.intValue() : otherwise;
+    }
+
+    private static GgufFile readOne(Path path) throws IOException {
         try (FileChannel channel = FileChannel.open(path)) {
             long size = channel.size();
             ByteBuffer bytes =
@@ -113,13 +176,14 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
                         "it is cut off: the tensor %s ends behind its %d bytes",
                         each.name,
                         size);
-                Tensor placed = new Tensor(each.name, each.type, each.sizes, data + each.offset);
+                Tensor placed =
+                        new Tensor(each.name, each.type, each.sizes, path, data + each.offset);
                 check(
                         tensors.put(each.name, placed) == null,
                         "the tensor %s is there twice",
                         each.name);
             }
-            return new GgufFile(path, metadata, tensors, size);
+            return new GgufFile(path, metadata, tensors);
         }
 
         private Tensor tensor(long alignment) {
@@ -156,7 +220,7 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
                     name,
                     offset,
                     alignment);
-            return new Tensor(name, type, sizes, offset);
+            return new Tensor(name, type, sizes, path, offset);
         }
 
         /** Reads a number of items, each of some bytes or more, that still fit in the header. */

@@ -17,13 +17,14 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.MappedFile;
+import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The tensors of a GGUF file under Hugging Face's names, as Hugging Face's files have them: rows of
- * queries and keys of Llamas in their order, and norms of Gemmas without the 1 that is added.
- * Quantized tensors are dequantized when they are read, and have the type F32.
+ * The tensors of a model in GGUF under Hugging Face's names, as Hugging Face's files have them:
+ * rows of queries and keys of Llamas in their order, and norms of Gemmas without the 1 that is
+ * added. Quantized tensors are dequantized when they are read, and have the type F32.
  */
 final class GgufWeights implements TensorFiles {
 
@@ -50,12 +51,11 @@ final class GgufWeights implements TensorFiles {
     }
 
     private final GgufFile file;
-    private final MappedFile mapped;
+    private final Map<Path, MappedFile> mapped = new LinkedHashMap<>();
     private final Map<String, Entry> entries = new LinkedHashMap<>();
 
-    private GgufWeights(GgufFile file) throws IOException {
+    private GgufWeights(GgufFile file) {
         this.file = file;
-        mapped = MappedFile.open(file.path());
         GgufNames names = new GgufNames(file);
         for (GgufFile.Tensor tensor : file.tensors().values()) {
             names.of(tensor)
@@ -70,7 +70,24 @@ final class GgufWeights implements TensorFiles {
     }
 
     static GgufWeights open(Path path) throws IOException {
-        return new GgufWeights(GgufFile.read(path));
+        GgufWeights weights = new GgufWeights(GgufFile.read(path));
+        try {
+            weights.map();
+        } catch (IOException e) {
+            weights.close();
+            throw e;
+        }
+        return weights;
+    }
+
+    private void map() throws IOException {
+        mapped.put(file.path(), MappedFile.open(file.path()));
+        for (Entry entry : entries.values()) {
+            Path path = entry.stored.file();
+            if (!mapped.containsKey(path)) {
+                mapped.put(path, MappedFile.open(path));
+            }
+        }
     }
 
     /** Adds a tensor; if its name has a place for a number, each of its matrices. */
@@ -121,17 +138,17 @@ final class GgufWeights implements TensorFiles {
 
     @Override
     public Path file(String name) {
-        return file.path();
+        return entry(name).stored.file();
     }
 
     @Override
     public void populate() {
-        mapped.populate(0, file.size());
+        mapped.values().forEach(each -> each.populate(0, each.memory().byteSize()));
     }
 
     @Override
     public void close() {
-        mapped.close();
+        mapped.values().forEach(MappedFile::close);
     }
 
     /** Empty if numbers or rows are not stored as they are read. */
@@ -142,6 +159,7 @@ final class GgufWeights implements TensorFiles {
         Shape shape = part(entry, dimension, from, to);
         int itemSize = entry.spec.type().itemSize();
         GgufFile.Tensor stored = entry.stored;
+        NativeMemory memory = mapped.get(stored.file()).memory();
         long columns = stored.columns();
         long start =
                 stored.offset()
@@ -149,18 +167,12 @@ final class GgufWeights implements TensorFiles {
         if (stored.type().isQuantized()
                 || entry.head != 0
                 || entry.added != 0
-                || (mapped.memory().address() + start) % itemSize != 0) {
+                || (memory.address() + start) % itemSize != 0) {
             return Optional.empty();
         }
         long[] strides = shape.dimension() == 1 ? new long[] {1} : new long[] {columns, 1};
         return Optional.of(
-                Torch.view(
-                        manager,
-                        mapped.memory(),
-                        start,
-                        shape.getShape(),
-                        strides,
-                        entry.spec.type()));
+                Torch.view(manager, memory, start, shape.getShape(), strides, entry.spec.type()));
     }
 
     private static long stride(Entry entry, int dimension) {
@@ -250,7 +262,8 @@ final class GgufWeights implements TensorFiles {
         int firstBlock = first / type.blockSize;
         int endBlock = (first + columns + type.blockSize - 1) / type.blockSize;
         byte[] bytes = new byte[(endBlock - firstBlock) * type.blockBytes];
-        mapped.read(stored.offset() + rowStart + (long) firstBlock * type.blockBytes, bytes);
+        mapped.get(stored.file())
+                .read(stored.offset() + rowStart + (long) firstBlock * type.blockBytes, bytes);
         ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
         int skipped = first - firstBlock * type.blockSize;
         int count = (endBlock - firstBlock) * type.blockSize;

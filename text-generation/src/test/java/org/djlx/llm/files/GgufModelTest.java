@@ -15,6 +15,7 @@ import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
 import java.nio.file.attribute.FileTime;
 import java.time.Duration;
@@ -81,6 +82,28 @@ class GgufModelTest {
         return ReferenceModels.names().contains(name);
     }
 
+    @Test
+    void modelInSeveralFilesIsThatInOne() throws Exception {
+        Path original = Files.createDirectory(directory.resolve("original"));
+        Path whole = write("llama-bias", original);
+        Path parts = directory.resolve("parts");
+        ModelFixture.Case of = ModelFixture.read("llama-bias").cases().get(0);
+        Path first = parts.resolve("llama-bias-00001-of-00003.gguf");
+        assertEquals("llama-bias", GgufDirectory.of(first).getFileName().toString());
+        assertEquals(generate(whole, of, 1), generate(first, of, 1));
+        assertEquals(GgufDirectory.of(first), GgufDirectory.of(parts));
+        Path second = parts.resolve("llama-bias-00002-of-00003.gguf");
+        String other = assertThrows(IOException.class, () -> GgufFile.read(second)).getMessage();
+        assertTrue(other.contains("name the first, NAME-00001-of-00003.gguf"), other);
+        Path third = parts.resolve("llama-bias-00003-of-00003.gguf");
+        Files.copy(second, third, StandardCopyOption.REPLACE_EXISTING);
+        String twice = assertThrows(IOException.class, () -> GgufFile.read(first)).getMessage();
+        assertTrue(twice.contains(third + " has "), twice);
+        Files.delete(third);
+        String missing = assertThrows(IOException.class, () -> GgufFile.read(first)).toString();
+        assertTrue(missing.contains(third.toString()), missing);
+    }
+
     /** Writes a model, changed to what GGUF can say, and its GGUF file. */
     private Path write(String name, Path original) throws IOException {
         if (isReference(name)) {
@@ -108,7 +131,9 @@ class GgufModelTest {
             ModelFixture.write("qwen3-moe-unnormalized", original, ScalarType.FLOAT32);
         }
         Files.writeString(file, config.toString());
-        return GgufWriter.of(original, config).write(directory.resolve(name + ".gguf"));
+        GgufWriter writer = GgufWriter.of(original, config);
+        writer.write(Files.createDirectory(directory.resolve("parts")), name, 3);
+        return writer.write(directory.resolve(name + ".gguf"));
     }
 
     private static List<GeneratedPiece> generate(Path path, ModelFixture.Case of, int ranks)

@@ -123,6 +123,27 @@ final class GgufWriter {
         return out.toByteArray();
     }
 
+    /** Writes files, each with some of the tensors, as llama-gguf-split does; returns the first. */
+    Path write(Path directory, String name, int count) throws IOException {
+        List<GgufWriter> parts = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            parts.add(new GgufWriter());
+        }
+        parts.get(0).metadata.writeBytes(metadata.toByteArray());
+        parts.get(0).entries = entries;
+        int next = 0;
+        for (Map.Entry<String, Tensor> tensor : tensors.entrySet()) {
+            parts.get(next++ % count).tensors.put(tensor.getKey(), tensor.getValue());
+        }
+        List<Path> files = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            String file = "%s-%05d-of-%05d.gguf".formatted(name, i + 1, count);
+            GgufWriter part = parts.get(i).put("split.no", i).put("split.count", count);
+            files.add(part.put("split.tensors.count", next).write(directory.resolve(file)));
+        }
+        return files.get(0);
+    }
+
     Path write(Path file) throws IOException {
         return Files.write(file, bytes());
     }
