@@ -87,6 +87,7 @@ MODELS = {
         attention_bias=True, mlp_bias=True, embedding_multiplier=6.0, logits_scaling=3.0,
         residual_multiplier=0.3, attention_multiplier=0.4, tie_word_embeddings=True,
         rope_parameters=DEFAULT, head_dim=None), [40]),
+    "olmo2": ("olmo2", dict(attention_bias=True, rope_parameters=DEFAULT, head_dim=None), [40]),
     "phi3": ("phi3", dict(num_key_value_heads=4, rope_parameters=DEFAULT, head_dim=None), [40]),
     # One prompt beyond the original length, and one that stays within it.
     "phi3-longrope": ("phi3", dict(

@@ -26,6 +26,7 @@ record GgufConfig(GgufFile file) {
                             "gemma3",
                             "granite",
                             "llama",
+                            "olmo2",
                             "phi3",
                             "qwen2",
                             "qwen3",

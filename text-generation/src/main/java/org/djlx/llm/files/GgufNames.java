@@ -38,7 +38,7 @@ final class GgufNames {
                     Map.entry("ffn_up_exps", "mlp.experts.%d.up_proj"),
                     Map.entry("ffn_down_exps", "mlp.experts.%d.down_proj"));
 
-    private static final Map<String, String> GEMMA =
+    private static final Map<String, String> POST_NORMS =
             Map.of(
                     "ffn_norm", "pre_feedforward_layernorm",
                     "post_attention_norm", "post_attention_layernorm",
@@ -65,8 +65,8 @@ final class GgufNames {
         GgufConfig config = new GgufConfig(file);
         architecture = config.architecture();
         headSize = config.headSize();
-        if (architecture.matches("gemma[23]")) {
-            parts.putAll(GEMMA);
+        if (architecture.matches("gemma[23]|olmo2")) {
+            parts.putAll(POST_NORMS);
         } else if (architecture.equals("phi3")) {
             parts.put("ffn_up", "mlp.gate_up_proj");
         } else if (architecture.equals("llama")) {

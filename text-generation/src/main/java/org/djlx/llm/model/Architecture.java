@@ -30,6 +30,7 @@ abstract class Architecture {
                             Map.entry("llama", new Llama()),
                             Map.entry("mistral", new Mistral()),
                             Map.entry("mixtral", new Mixtral()),
+                            Map.entry("olmo2", new Olmo2()),
                             Map.entry("phi3", new Phi3()),
                             Map.entry("qwen2", new Qwen2()),
                             Map.entry("qwen3", new Qwen3()),
@@ -66,6 +67,11 @@ abstract class Architecture {
     /** Returns whether norms multiply by 1 plus their weight. */
     boolean isGemma() {
         return false;
+    }
+
+    /** Returns whether the output matrix is the embedding if {@code config.json} does not say. */
+    boolean isTied() {
+        return isGemma();
     }
 
     double epsilon(ConfigEntries json) {
@@ -110,7 +116,7 @@ abstract class Architecture {
                 headSize,
                 length,
                 epsilon(json),
-                json.flag("tie_word_embeddings", isGemma()),
+                json.flag("tie_word_embeddings", isTied()),
                 json.integers("eos_token_id"),
                 dtype,
                 layers,

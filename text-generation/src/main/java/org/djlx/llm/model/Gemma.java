@@ -26,8 +26,7 @@ class Gemma extends Architecture {
                 LayerConfig.Attention.of(rope(json), headSize(json), bias),
                 approximates
                         ? new LayerConfig.Mlp(inner, Activation.GELU_TANH, false, null)
-                        : mlp(json),
-                false);
+                        : mlp(json));
     }
 
     /** Returns a factor that is rounded to the model's type, as in transformers. */

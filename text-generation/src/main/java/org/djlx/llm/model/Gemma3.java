@@ -17,7 +17,8 @@ final class Gemma3 extends Gemma2 {
         int pattern = json.integer("sliding_window_pattern", 6);
         check(pattern >= 1, "sliding_window_pattern must be 1 or more, not %d", pattern);
         int window = window(json, index, (index + 1) % pattern != 0);
-        return layer(json, window, window == 0 ? fullRope(json) : slidingRope(json), true);
+        Rope rope = window == 0 ? fullRope(json) : slidingRope(json);
+        return layer(json, window, rope, LayerConfig.HeadNorms.EACH_HEAD);
     }
 
     private Rope fullRope(ConfigEntries json) {

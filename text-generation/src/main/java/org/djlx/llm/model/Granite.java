@@ -24,7 +24,7 @@ final class Granite extends Llama {
     LayerConfig layer(ConfigEntries json, int index) {
         LayerConfig llama = super.layer(json, index);
         double scale = positive(json, "attention_multiplier");
-        return new LayerConfig(llama.attention().withScale(scale), llama.mlp(), false);
+        return new LayerConfig(llama.attention().withScale(scale), llama.mlp());
     }
 
     @Override

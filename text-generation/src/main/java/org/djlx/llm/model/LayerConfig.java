@@ -6,20 +6,45 @@ import static org.djlx.llm.model.ConfigEntries.check;
 /**
  * What one layer computes: attention, then an MLP, each added to the residual stream.
  *
- * @param postNorms whether the results of attention and MLP are normalised before they are added
+ * @param norms what is normalised
  */
-public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
+public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
+
+    /** A layer that normalises what attention and MLP read. */
+    LayerConfig(Attention attention, Mlp mlp) {
+        this(attention, mlp, Norms.INPUTS);
+    }
 
     /** {@return a layer as in Llama, without biases} */
     public static LayerConfig llama(Rope rope, int headSize, int intermediateSize) {
         Mlp mlp = new Mlp(intermediateSize, Activation.SILU, false, null);
-        return new LayerConfig(Attention.of(rope, headSize, false), mlp, false);
+        return new LayerConfig(Attention.of(rope, headSize, false), mlp);
     }
 
     /** {@return this layer with experts in place of its MLP} */
     public LayerConfig withExperts(int intermediateSize, Experts experts) {
         Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
-        return new LayerConfig(attention, mixture, postNorms);
+        return new LayerConfig(attention, mixture, norms);
+    }
+
+    /** What a layer normalises by an RMSNorm. */
+    public enum Norms {
+        /** What attention and MLP read. */
+        INPUTS,
+        /** The results of attention and MLP, before they are added to the residual stream. */
+        RESULTS,
+        /** Both. */
+        INPUTS_AND_RESULTS
+    }
+
+    /** What an RMSNorm of queries, and one of keys, spans; before the rotation. */
+    public enum HeadNorms {
+        /** There are no such norms. */
+        NONE,
+        /** Each head; all heads have the same weights. */
+        EACH_HEAD,
+        /** All heads of all ranks. */
+        ALL_HEADS
     }
 
     /** The function that an MLP applies to its gate. */
@@ -31,8 +56,7 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
     }
 
     /**
-     * Attention. {@code headNorms}: an RMSNorm of each head of queries and keys, before the
-     * rotation.
+     * Attention.
      *
      * @param window the number of tokens that a token attends to, itself included; 0 for all
      * @param scale the factor of the scores
@@ -45,11 +69,12 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             double cap,
             boolean inputBias,
             boolean outputBias,
-            boolean headNorms) {
+            HeadNorms headNorms) {
 
         /** {@return attention as in Llama, with or without biases} */
         static Attention of(Rope rope, int headSize, boolean bias) {
-            return new Attention(rope, 0, 1 / Math.sqrt(headSize), 0, bias, bias, false);
+            double scale = 1 / Math.sqrt(headSize);
+            return new Attention(rope, 0, scale, 0, bias, bias, HeadNorms.NONE);
         }
 
         /** {@return this attention with another window, in tokens; 0 for all} */
@@ -68,8 +93,8 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
             return new Attention(rope, window, factor, cap, inputBias, outputBias, headNorms);
         }
 
-        Attention withHeadNorms() {
-            return new Attention(rope, window, scale, cap, inputBias, outputBias, true);
+        Attention withHeadNorms(HeadNorms norms) {
+            return new Attention(rope, window, scale, cap, inputBias, outputBias, norms);
         }
 
         /** {@return whether all tokens of a sequence are attended to, by softmax of the scores} */

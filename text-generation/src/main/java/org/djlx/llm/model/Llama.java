@@ -14,7 +14,6 @@ class Llama extends Architecture {
                         mlp.intermediateSize(),
                         mlp.activation(),
                         json.flag("mlp_bias", false),
-                        null),
-                false);
+                        null));
     }
 }

@@ -6,7 +6,6 @@ class Mistral extends Architecture {
 
     @Override
     LayerConfig layer(ConfigEntries json, int index) {
-        return new LayerConfig(
-                attention(json).withWindow(window(json, index, true)), mlp(json), false);
+        return new LayerConfig(attention(json).withWindow(window(json, index, true)), mlp(json));
     }
 }

@@ -15,9 +15,8 @@ final class Qwen2 extends Architecture {
                         0,
                         true,
                         false,
-                        false),
-                mlp(json),
-                false);
+                        LayerConfig.HeadNorms.NONE),
+                mlp(json));
     }
 
     /** Returns the window of a layer; 0 unless {@code use_sliding_window}. */

@@ -9,10 +9,9 @@ class Qwen3 extends Architecture {
         boolean bias = json.flag("attention_bias", false);
         return new LayerConfig(
                 LayerConfig.Attention.of(rope(json), headSize(json), bias)
-                        .withHeadNorms()
+                        .withHeadNorms(LayerConfig.HeadNorms.EACH_HEAD)
                         .withWindow(Qwen2.window(json, index)),
-                mlp(json),
-                false);
+                mlp(json));
     }
 
     @Override

@@ -22,7 +22,11 @@ final class SmolLm3 extends Llama {
         boolean slides = json.flag("use_sliding_window", false);
         LayerConfig.Attention attention =
                 llama.attention().withWindow(slides ? window(json, index, !rotates) : 0);
-        return new LayerConfig(
-                rotates ? attention : attention.withoutRotation(), llama.mlp(), false);
+        return new LayerConfig(rotates ? attention : attention.withoutRotation(), llama.mlp());
+    }
+
+    @Override
+    boolean isTied() {
+        return true;
     }
 }

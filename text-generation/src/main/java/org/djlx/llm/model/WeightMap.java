@@ -22,7 +22,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *   <li>output and down projections: by inputs (row parallel)
  *   <li>embedding and output matrix: by tokens of the vocabulary, padded with zeros on the last
  *       rank
- *   <li>norm weights, routers, and biases of row-parallel projections: not divided
+ *   <li>norms over all heads: as the heads
+ *   <li>other norm weights, routers, and biases of row-parallel projections: not divided
  *   <li>KV heads, if there are fewer than ranks: several ranks hold the same KV head
  * </ul>
  */
@@ -102,19 +103,31 @@ public final class WeightMap {
             long hidden = config.hiddenSize();
             long queries = (long) config.heads() * config.headSize();
             long keys = (long) config.kvHeads() * config.headSize();
-            norm(TensorPart.ATTENTION_NORM, hidden);
+            boolean normsInputs = of.norms() != LayerConfig.Norms.RESULTS;
+            if (normsInputs) {
+                norm(TensorPart.ATTENTION_NORM, hidden, Division.NONE);
+            }
             add(TensorPart.QUERIES, 0, queries, hidden, attention.inputBias());
             add(TensorPart.KEYS, 0, keys, hidden, attention.inputBias());
             add(TensorPart.VALUES, 0, keys, hidden, attention.inputBias());
-            if (attention.headNorms()) {
-                norm(TensorPart.QUERY_NORM, config.headSize());
-                norm(TensorPart.KEY_NORM, config.headSize());
+            switch (attention.headNorms()) {
+                case NONE -> {}
+                case EACH_HEAD -> {
+                    norm(TensorPart.QUERY_NORM, config.headSize(), Division.NONE);
+                    norm(TensorPart.KEY_NORM, config.headSize(), Division.NONE);
+                }
+                case ALL_HEADS -> {
+                    norm(TensorPart.QUERY_NORM, queries, TensorPart.QUERIES.division);
+                    norm(TensorPart.KEY_NORM, keys, TensorPart.KEYS.division);
+                }
             }
             add(TensorPart.ATTENTION_OUT, 0, hidden, queries, attention.outputBias());
-            norm(TensorPart.MLP_NORM, hidden);
-            if (of.postNorms()) {
-                norm(TensorPart.ATTENTION_POST_NORM, hidden);
-                norm(TensorPart.MLP_POST_NORM, hidden);
+            if (normsInputs) {
+                norm(TensorPart.MLP_NORM, hidden, Division.NONE);
+            }
+            if (of.norms() != LayerConfig.Norms.INPUTS) {
+                norm(TensorPart.ATTENTION_POST_NORM, hidden, Division.NONE);
+                norm(TensorPart.MLP_POST_NORM, hidden, Division.NONE);
             }
             LayerConfig.Mlp mlp = of.mlp();
             long inner = mlp.intermediateSize();
@@ -131,8 +144,8 @@ public final class WeightMap {
             }
         }
 
-        private void norm(TensorPart part, long rows) {
-            add(new Key(part, 0, false), ".weight", rows, 0, Division.NONE, normType(config));
+        private void norm(TensorPart part, long rows, Division division) {
+            add(new Key(part, 0, false), ".weight", rows, 0, division, normType(config));
         }
 
         private void add(TensorPart part, int expert, long rows, long columns, boolean bias) {

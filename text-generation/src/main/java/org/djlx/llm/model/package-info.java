@@ -9,6 +9,7 @@
  * Llama          Llama
  * Mistral        Mistral
  * Mixtral        Mixtral
+ * Olmo2          OLMo 2
  * Phi3           Phi 3
  * Qwen2          Qwen 2 and 2.5
  * Qwen3          Qwen 3

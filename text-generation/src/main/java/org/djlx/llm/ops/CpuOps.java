@@ -241,10 +241,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     /**
      * Adds {@code partial} of all ranks to {@code residual}, normed first unless {@code postNorm}
-     * is null. Then writes the norm of {@code residual} to {@code normed}, unless {@code norm} is
-     * null.
+     * is null. Returns {@code normed} with the norm of {@code residual}, or {@code residual} if
+     * {@code norm} is null.
      */
-    private void addAndNorm(NDArray postNorm, NDArray norm) {
+    private long addAndNorm(NDArray postNorm, NDArray norm) {
         long delta = hasPartial ? partial : 0;
         if (hasPartial) {
             allReduce(partial);
@@ -254,6 +254,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         }
         norm(rows, residual, delta, constant(norm), norm == null ? 0 : normed);
         hasPartial = false;
+        return norm == null ? residual : normed;
     }
 
     /** Adds delta to x, unless delta is 0; then writes the norm of x to out, unless out is 0. */
@@ -263,16 +264,15 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     @Override
     public Long project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
-        addAndNorm(postNorm, norm);
-        columns(linear).multiply(threads, rows, normed, wide);
+        long x = addAndNorm(postNorm, norm);
+        columns(linear).multiply(threads, rows, x, wide);
         return wide;
     }
 
     @Override
     public Long projectGated(
             NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
-        addAndNorm(postNorm, norm);
-        gate(gateUp, mlp, rows, normed);
+        gate(gateUp, mlp, rows, addAndNorm(postNorm, norm));
         return narrow;
     }
 
@@ -287,6 +287,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         LayerConfig.Attention of = config.layer(index).attention();
         ModelWeights.Layer layer = model.weights().layer(index);
         RotaryTables.Tables tables = model.tables().of(index);
+        boolean normsEach = of.headNorms() == LayerConfig.HeadNorms.EACH_HEAD;
+        if (of.headNorms() == LayerConfig.HeadNorms.ALL_HEADS) {
+            normAllHeads(layer, qkv);
+        }
         CpuKernels.djlx_cpu_attention(
                 threads,
                 config.type().code(),
@@ -300,8 +304,8 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
                 (float) of.cap(),
                 model.epsilon(),
                 qkv,
-                constant(layer.queryNorm()),
-                constant(layer.keyNorm()),
+                normsEach ? constant(layer.queryNorm()) : 0,
+                normsEach ? constant(layer.keyNorm()) : 0,
                 Torch.dataPointer(tables.cosines()),
                 Torch.dataPointer(tables.sines()),
                 positions,
@@ -312,15 +316,24 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         return narrow;
     }
 
+    private void normAllHeads(ModelWeights.Layer layer, long qkv) {
+        Shape shape = new Shape(rows, queryHeads + 2L * kvHeads, config.headSize());
+        try (NDManager step = constants.newSubManager()) {
+            NDArray heads = Torch.view(step, memory, qkv - memory.address(), shape, FLOAT);
+            NDArray normed = model.normAllHeads(heads, layer);
+            Torch.copy(Torch.narrow(heads, 1, 0, queryHeads + kvHeads), normed);
+        }
+    }
+
     @Override
     public void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
-        addAndNorm(postNorm, norm);
+        long x = addAndNorm(postNorm, norm);
         Projection router =
                 projections.computeIfAbsent(
                         layer.router(),
                         key -> projection(new ModelWeights.Linear(layer.router(), null)));
-        router.multiply(threads, rows, normed, wide);
+        router.multiply(threads, rows, x, wide);
         float[] routerLogits = new float[rows * (int) router.outputs()];
         copier.read(wide, routerLogits, routerLogits.length);
         float[] zeros = new float[rows * hidden];
@@ -331,7 +344,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
                     for (int i = 0; i < route.tokens().length; i++) {
                         long offset = route.tokens()[i] * hidden * Float.BYTES;
                         float factor = route.weights()[i];
-                        gate(layer.mlps().get(expert).gateUp(), mlp, 1, normed + offset);
+                        gate(layer.mlps().get(expert).gateUp(), mlp, 1, x + offset);
                         Projection down = rows(layer.mlps().get(expert).down());
                         down.multiplyAndAdd(threads, 1, narrow, factor, partial + offset);
                     }

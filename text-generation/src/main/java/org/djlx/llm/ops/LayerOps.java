@@ -19,8 +19,8 @@ interface LayerOps<T> {
 
     /**
      * Adds the partial sums of all ranks, after an RMSNorm by {@code postNorm} unless it is null,
-     * to the residual stream. Then multiplies the RMSNorm of the stream, by {@code norm}, by a
-     * column-parallel projection, bias included.
+     * to the residual stream. Then multiplies the RMSNorm of the stream, by {@code norm}, or the
+     * stream if that is null, by a column-parallel projection, bias included.
      */
     T project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear);
 

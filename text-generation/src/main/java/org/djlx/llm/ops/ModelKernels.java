@@ -329,9 +329,10 @@ public final class ModelKernels implements AutoCloseable {
     private static boolean hasKernels(ModelConfig config, LayerConfig layer) {
         LayerConfig.Attention attention = layer.attention();
         return attention.withWindow(0).isPlain(config.headSize(), config.maxLength())
+                && attention.headNorms() != LayerConfig.HeadNorms.ALL_HEADS
                 && layer.mlp().activation() == LayerConfig.Activation.SILU
                 && layer.mlp().experts() == null
-                && !layer.postNorms();
+                && layer.norms() == LayerConfig.Norms.INPUTS;
     }
 
     CudaDevice device() {

@@ -186,7 +186,7 @@ final class TorchAttention {
         NDArray heads = model.splitHeads(qkv.get(new NDIndex().addSliceDim(0, metadata.tokens)));
         NDArray values = heads(heads, queryHeads + kvHeads, queryHeads + 2L * kvHeads);
         RotaryTables.Tables tables = metadata.tables.get(config.layer(layer).attention().rope());
-        NDArray rotated = rotate(norm(heads, weights), tables);
+        NDArray rotated = rotate(norm(layer, heads, weights), tables);
         NDArray queries = heads(rotated, 0, queryHeads);
         NDArray keys = heads(rotated, queryHeads, queryHeads + kvHeads);
         cache.write(layer, metadata.slots, keys, values);
@@ -262,10 +262,15 @@ final class TorchAttention {
     }
 
     /** Returns queries and keys, after the norms of heads if the layer has them. */
-    private NDArray norm(NDArray heads, ModelWeights.Layer weights) {
-        if (weights.queryNorm() == null) {
-            return heads(heads, 0, queryHeads + kvHeads);
-        }
+    private NDArray norm(int layer, NDArray heads, ModelWeights.Layer weights) {
+        return switch (config.layer(layer).attention().headNorms()) {
+            case NONE -> heads(heads, 0, queryHeads + kvHeads);
+            case EACH_HEAD -> normEach(heads, weights);
+            case ALL_HEADS -> model.normAllHeads(heads, weights);
+        };
+    }
+
+    private NDArray normEach(NDArray heads, ModelWeights.Layer weights) {
         float epsilon = (float) config.epsilon();
         NDArray queries = heads(heads, 0, queryHeads);
         NDArray keys = heads(heads, queryHeads, queryHeads + kvHeads);

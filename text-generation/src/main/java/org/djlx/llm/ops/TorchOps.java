@@ -77,7 +77,7 @@ final class TorchOps extends ArrayOps {
 
     @Override
     Operand norm(NDArray rows, NDArray weight) {
-        return new Operand(rmsNorm(rows, weight));
+        return new Operand(weight == null ? rows : rmsNorm(rows, weight));
     }
 
     private NDArray rmsNorm(NDArray x, NDArray weight) {

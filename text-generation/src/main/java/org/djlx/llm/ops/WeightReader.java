@@ -355,8 +355,9 @@ final class WeightReader implements AutoCloseable {
     }
 
     private NDArray norm(Slice slice, int pairs) {
-        NDArray array = allocator.empty(slice.shape(slice.rows()), slice.type());
-        fill(array, 0, slice, 0, slice.rows(), pairs);
+        long rows = slice.rows(config, ranks);
+        NDArray array = allocator.empty(slice.shape(rows), slice.type());
+        fill(array, 0, slice, slice.firstRow(config, rank, ranks), rows, pairs);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
 

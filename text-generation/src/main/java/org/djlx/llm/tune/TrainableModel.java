@@ -186,7 +186,7 @@ public final class TrainableModel {
                         options -> {
                             options.optInputBias(attention.inputBias());
                             options.optWindow(attention.window());
-                            if (attention.headNorms()) {
+                            if (attention.headNorms() == LayerConfig.HeadNorms.EACH_HEAD) {
                                 options.optHeadNorms((float) config.epsilon());
                             }
                         })

@@ -53,6 +53,7 @@ class GgufModelTest {
                 "llama-bias",
                 "mistral",
                 "mixtral",
+                "olmo2",
                 "phi3",
                 "phi3-longrope",
                 "qwen2",

@@ -217,7 +217,7 @@ final class GgufWriter {
     }
 
     private static String rename(String architecture, String name) {
-        boolean isGemma = architecture.matches("gemma[23]");
+        boolean hasPostNorms = architecture.matches("gemma[23]|olmo2");
         String own =
                 name.replace("model.embed_tokens", "token_embd")
                         .replace("model.norm", "output_norm")
@@ -227,7 +227,7 @@ final class GgufWriter {
                         .replace("post_feedforward_layernorm", "post_ffw_norm")
                         .replace(
                                 "post_attention_layernorm",
-                                isGemma ? "post_attention_norm" : "ffn_norm")
+                                hasPostNorms ? "post_attention_norm" : "ffn_norm")
                         .replace("input_layernorm", "attn_norm")
                         .replaceAll("self_attn\\.([qkv]|qkv)_proj", "attn_$1")
                         .replaceAll("self_attn\\.([qk])_norm", "attn_$1_norm")

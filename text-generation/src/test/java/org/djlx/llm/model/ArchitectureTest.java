@@ -16,6 +16,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
 import java.util.stream.Stream;
+import org.djlx.llm.model.LayerConfig.HeadNorms;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -115,8 +116,9 @@ class ArchitectureTest {
         assertTrue(plain.withWindow(40).isPlain(16, 40));
         assertFalse(plain.withWindow(40).isPlain(16, 41));
         assertFalse(
-                new LayerConfig.Attention(rope, 0, 0.25, 5, false, false, false).isPlain(16, 1));
-        assertFalse(new LayerConfig.Attention(rope, 0, 0.2, 0, false, false, false).isPlain(16, 1));
+                new LayerConfig.Attention(rope, 0, 0.25, 5, false, false, HeadNorms.NONE)
+                        .isPlain(16, 1));
+        assertFalse(plain.withScale(0.2).isPlain(16, 1));
     }
 
     /** Each multiplier matters. */
@@ -210,6 +212,7 @@ class ArchitectureTest {
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
         "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
+        "olmo2, 4096, 11008, 32, 32, 32, 128, 100352, false, 0, 0, 7298617344",
         "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552",
         "smollm3, 2048, 11008, 36, 16, 4, 128, 128256, true, 0, 0, 3075098624"
     })
@@ -237,7 +240,7 @@ class ArchitectureTest {
         json.addProperty("head_dim", headSize);
         json.addProperty("vocab_size", vocabulary);
         json.addProperty("torch_dtype", "bfloat16");
-        if (!type.startsWith("gemma")) { // Their files leave it out.
+        if (!type.matches("gemma.*|smollm3")) { // Their files leave it out.
             json.addProperty("tie_word_embeddings", tied);
         }
         if (experts > 0) {

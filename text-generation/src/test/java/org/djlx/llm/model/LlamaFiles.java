@@ -58,7 +58,7 @@ public final class LlamaFiles {
                 tied,
                 List.of(7),
                 type,
-                Collections.nCopies(2, new LayerConfig(attention, mlp, false)),
+                Collections.nCopies(2, new LayerConfig(attention, mlp)),
                 1,
                 1,
                 0,

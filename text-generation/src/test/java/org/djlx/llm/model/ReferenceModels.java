@@ -48,6 +48,10 @@ public final class ReferenceModels {
                             "'attention_bias': true, 'mlp_bias': true,"
                                     + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
                                     + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4",
+                            "olmo2",
+                            "'num_key_value_heads': 4",
+                            "olmo2-grouped",
+                            "'attention_bias': true",
                             "smollm3",
                             "'num_hidden_layers': 4, 'no_rope_layers': [1, 0, 1, 1]",
                             "smollm3-every-fourth",
@@ -94,6 +98,7 @@ public final class ReferenceModels {
         return switch (type) {
             case "gemma" -> new Gemma1(directory);
             case "granite" -> new Granite(directory);
+            case "olmo2" -> new Olmo2(directory);
             case "smollm3" -> new SmolLm3(directory);
             default -> throw new IllegalArgumentException(type);
         };
@@ -156,6 +161,12 @@ public final class ReferenceModels {
                 layer.put("mlp.gate_proj.bias", new Shape(inner));
                 layer.put("mlp.up_proj.bias", new Shape(inner));
                 layer.put("mlp.down_proj.bias", new Shape(hidden));
+            }
+            if (json.get("model_type").getAsString().equals("olmo2")) {
+                layer.remove("input_layernorm.weight");
+                layer.put("post_feedforward_layernorm.weight", new Shape(hidden));
+                layer.put("self_attn.q_norm.weight", new Shape(queries));
+                layer.put("self_attn.k_norm.weight", new Shape(keys));
             }
             for (Map.Entry<String, Shape> entry : layer.entrySet()) {
                 shapes.put("model.layers." + i + "." + entry.getKey(), entry.getValue());
@@ -251,6 +262,26 @@ public final class ReferenceModels {
         int firstAttended(int token, int layer) {
             boolean slides = json.has("use_sliding_window") && !hasRope(layer);
             return slides ? Math.max(0, token - integer("sliding_window") + 1) : 0;
+        }
+    }
+
+    /** {@code models/olmo2/modular_olmo2.py}. */
+    private static final class Olmo2 extends LlamaReference {
+
+        Olmo2(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double[] heads(String name, double[] x) {
+            return normalized(super.heads(name, x), name + "_norm.weight");
+        }
+
+        @Override
+        void layer(double[][] x, int layer, String name) {
+            double[][] attended = attention(x, layer, name);
+            add(x, normalized(attended, name + "post_attention_layernorm.weight"));
+            add(x, normalized(mlps(x, name), name + "post_feedforward_layernorm.weight"));
         }
     }
 }

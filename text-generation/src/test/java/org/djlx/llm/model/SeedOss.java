@@ -15,14 +15,14 @@ final class SeedOss extends Architecture {
                         0,
                         json.flag("attention_bias", true),
                         json.flag("attention_out_bias", false),
-                        false);
+                        LayerConfig.HeadNorms.NONE);
         LayerConfig.Mlp mlp =
                 new LayerConfig.Mlp(
                         json.integer("intermediate_size", null),
                         activation(json),
                         json.flag("mlp_bias", false),
                         null);
-        return new LayerConfig(attention, mlp, false);
+        return new LayerConfig(attention, mlp);
     }
 
     @Override
