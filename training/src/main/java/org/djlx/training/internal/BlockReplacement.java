@@ -7,7 +7,9 @@ import ai.djl.nn.BlockList;
 import java.lang.reflect.Field;
 import java.lang.reflect.InaccessibleObjectException;
 import java.lang.reflect.Modifier;
+import java.lang.reflect.ParameterizedType;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
@@ -81,18 +83,17 @@ public final class BlockReplacement {
             return known;
         }
         try {
+            done.put(block, block);
+            for (Class<?> type = block.getClass();
+                    block instanceof AbstractBlock && type != Object.class;
+                    type = type.getSuperclass()) {
+                for (Field field : fields(type)) {
+                    convert(field, block);
+                }
+            }
             Block result = rule.replace(block);
             done.put(block, result);
             done.put(result, result);
-            if (result == block && block instanceof AbstractBlock) {
-                for (Class<?> type = block.getClass();
-                        type != Object.class;
-                        type = type.getSuperclass()) {
-                    for (Field field : fields(type)) {
-                        convert(field, block);
-                    }
-                }
-            }
             return result;
         } catch (ReflectiveOperationException
                 | InaccessibleObjectException
@@ -109,30 +110,41 @@ public final class BlockReplacement {
                 return;
             }
             if (!field.getType().isInstance(converted)) {
-                throw refusal(owner, new ClassCastException(field + " cannot hold a replacement"));
+                throw refusal(owner, new ClassCastException(field.toString()));
             }
             field.set(owner, converted);
         } else if (value instanceof BlockList children) {
-            convert(children.values());
+            convert(children.values(), Block.class, owner);
         } else if (value instanceof List<?> list) {
-            convert(list);
+            convert(list, elements(field), owner);
+        } else if (value instanceof Block[] array) {
+            convert(Arrays.asList(array), array.getClass().getComponentType(), owner);
         }
+    }
+
+    private static Class<?> elements(Field list) {
+        return list.getGenericType() instanceof ParameterizedType type
+                        && type.getActualTypeArguments()[0] instanceof Class<?> element
+                ? element
+                : Object.class;
     }
 
     private IllegalArgumentException refusal(Block block, Exception cause) {
         return new IllegalArgumentException(
-                "newTrainer: "
-                        + problem.formatted(block.getClass().getName())
-                        + ", because its fields cannot be written; keep layers in private fields"
-                        + " that are not final",
+                problem.formatted(block.getClass().getName())
+                        + ", because its fields cannot be written, or hold only one class; keep"
+                        + " layers in private fields of the type Block that are not final",
                 cause);
     }
 
     @SuppressWarnings("unchecked") // A block is replaced by one of its class, or a subclass.
-    private void convert(List<?> list) {
+    private void convert(List<?> list, Class<?> type, Block owner) {
         for (int i = 0; i < list.size(); i++) {
             if (list.get(i) instanceof Block child) {
                 Block converted = convert(child);
+                if (!type.isInstance(converted)) {
+                    throw refusal(owner, new ClassCastException("a list of " + type));
+                }
                 if (converted != child) {
                     ((List<Object>) list).set(i, converted);
                 }

@@ -3,6 +3,7 @@ package org.djlx.training.internal;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -21,14 +22,36 @@ public final class RankStore extends ParameterStore {
     private final ProcessGroup group;
     private final ScalarType computeType;
     private final NDManager manager;
+    private final RankStore rest; // of the arrays that are not in this store; null for none
     private final Map<Block, Recomputation> recomputations = new IdentityHashMap<>();
+    private Units units; // null if each array is whole all the time
     private volatile boolean idle;
 
+    /** Computes blocks whose parameters the ranks have divided. */
+    public interface Units {
+        NDList forward(Block unit, RankStore store, NDList data, NDList labels, boolean training);
+    }
+
     RankStore(NDManager manager, ProcessGroup group, ScalarType computeType) {
+        this(manager, group, computeType, null);
+    }
+
+    private RankStore(
+            NDManager manager, ProcessGroup group, ScalarType computeType, RankStore rest) {
         super(manager, false);
         this.manager = manager;
         this.group = group;
         this.computeType = computeType;
+        this.rest = rest;
+    }
+
+    public void setUnits(Units units) {
+        this.units = units;
+    }
+
+    /** {@return what computes divided blocks; null if the ranks divide no parameters} */
+    public Units units() {
+        return units;
     }
 
     NDManager manager() {
@@ -49,11 +72,11 @@ public final class RankStore extends ParameterStore {
      * copies.
      */
     RankStore withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
-        RankStore own = new RankStore(manager, ranks, computeType);
+        RankStore own = new RankStore(manager, ranks, computeType, this);
         own.idle = idle;
-        own.arrays.putAll(arrays);
+        own.units = units;
         for (Parameter parameter : block.getParameters().values()) {
-            if (LocalParameter.isBuffer(parameter)) {
+            if (LocalParameter.isBuffer(parameter) && array(parameter) != null) {
                 NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
                 copy.attach(copies);
                 own.put(parameter, copy);
@@ -83,11 +106,21 @@ public final class RankStore extends ParameterStore {
 
     @Override
     public NDArray getValue(Parameter parameter, Device device, boolean training) {
-        return parameter == null ? null : array(parameter);
+        NDArray array = parameter == null ? null : array(parameter);
+        if (array == null && parameter != null && units != null) {
+            throw new IllegalStateException(
+                    ("forward: the parameter '%s' is not gathered: its block is called past the one"
+                                    + " that FullyShard.apply has put in its place; keep blocks in"
+                                    + " fields, lists or arrays of blocks only")
+                            .formatted(parameter.getName()));
+        }
+        return array;
     }
 
+    /** Returns a parameter's array; null while the parameter is divided. */
     public NDArray array(Parameter parameter) {
-        return arrays.get(parameter.getId());
+        NDArray array = arrays.get(parameter.getId());
+        return array == null && rest != null ? rest.array(parameter) : array;
     }
 
     public void put(Parameter parameter, NDArray array) {

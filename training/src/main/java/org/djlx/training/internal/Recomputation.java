@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import ai.djl.nn.norm.Dropout;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
@@ -63,17 +64,29 @@ public final class Recomputation {
         return RUNNING.get();
     }
 
-    /** Computes the block. Its intermediate arrays are closed. */
-    public NDList compute(NDList inputs, NDList labels, boolean training) {
+    /** Returns whether a pass computes gradients of a block's parameters or of its inputs. */
+    public static boolean isTrained(Block block, NDList inputs) {
+        return inputs.stream().anyMatch(Torch::requiresGradient)
+                || block.getParameters().values().stream().anyMatch(Parameter::requiresGradient);
+    }
+
+    /** Computes a block. Its intermediate arrays are closed. */
+    public static NDList compute(
+            Block block, RankStore store, NDList inputs, NDList labels, boolean training) {
         try (NDManager temporary = store.manager().newSubManager()) {
-            NDList outputs = compute(store, inputs, labels, training, temporary);
+            NDList outputs = compute(block, store, inputs, labels, training, temporary);
             outputs.attach(inputs.head().getManager());
             return outputs;
         }
     }
 
-    private NDList compute(
-            RankStore own, NDList inputs, NDList labels, boolean training, NDManager temporary) {
+    private static NDList compute(
+            Block block,
+            RankStore own,
+            NDList inputs,
+            NDList labels,
+            boolean training,
+            NDManager temporary) {
         NDList aliases = new NDList();
         for (NDArray input : inputs) {
             NDArray alias = Torch.alias(temporary, input);
@@ -130,7 +143,7 @@ public final class Recomputation {
         RankStore own = store.withOwnStatistics(block, temporary, store.isIdle());
         setSeed(seed);
         NDList data = ForwardPass.copy(inputs, temporary);
-        return compute(own, data, ForwardPass.copy(labels, temporary), true, temporary);
+        return compute(block, own, data, ForwardPass.copy(labels, temporary), true, temporary);
     }
 
     private static boolean hasDropout(Block block) {
@@ -162,7 +175,7 @@ public final class Recomputation {
             NDList data, NDList labels, GradientScope scope, Runnable begin, Runnable end) {
         Integer seed = mode == Mode.SEEDED ? draw() : null;
         setSeed(seed);
-        NDList outputs = NoGradient.get(() -> compute(data, labels, true));
+        NDList outputs = NoGradient.get(() -> compute(block, store, data, labels, true));
         List<Integer> recorded = new ArrayList<>();
         for (int i = 0; i < outputs.size(); i++) {
             if (Torch.scalarType(outputs.get(i)).isFloatingPoint()) {

@@ -80,7 +80,7 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
                                         || ghosts && layer.getClass() == GhostBatchNorm.class
                                 ? new SyncBatchNorm((BatchNorm) layer)
                                 : layer,
-                "the batch normalisation in %s cannot be synchronised between ranks");
+                "newTrainer: the batch normalisation in %s cannot be synchronised between ranks");
     }
 
     /**

@@ -26,6 +26,8 @@
  *   <li>{@link org.djlx.training.internal.Replica} - one rank: device and whole parameters
  *   <li>{@link org.djlx.training.internal.SyncBatchNorm} - batch normalisation over the rows of all
  *       ranks
+ *   <li>{@link org.djlx.training.internal.WrapperBlock} - a block that computes another one in its
+ *       own way
  * </ul>
  */
 package org.djlx.training.internal;

@@ -2,10 +2,6 @@
 package org.djlx.training.precision;
 
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
-import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
@@ -13,9 +9,9 @@ import ai.djl.util.PairList;
 import java.util.Optional;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.host.Required;
-import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.RankStore;
 import org.djlx.training.internal.Recomputation;
+import org.djlx.training.internal.WrapperBlock;
 
 /**
  * A block whose forward pass keeps only its inputs and outputs, as PyTorch's {@code
@@ -34,68 +30,37 @@ import org.djlx.training.internal.Recomputation;
  *       org.djlx.training.strategy.ShardingStrategy#FULL_SHARD} needs no wrapper.
  * </ul>
  */
-public final class ActivationCheckpoint extends AbstractBlock {
-
-    private Block block; // not final: trainers replace layers
+public final class ActivationCheckpoint extends WrapperBlock {
 
     private ActivationCheckpoint(Block block) {
-        this.block = addChildBlock("block", block);
+        super(block);
     }
 
-    /** Wraps a block. Its parameters' names get a prefix, as those of any child block. */
+    /** Wraps a block. Names of parameters and files stay those of the block. */
     public static ActivationCheckpoint wrap(Block block) {
         return new ActivationCheckpoint(
                 Required.argument("ActivationCheckpoint: the block", block));
     }
 
     @Override
-    protected NDList forwardInternal(
+    protected NDList compute(
             ParameterStore store,
-            NDList inputs,
+            NDList data,
+            NDList labels,
             boolean training,
             PairList<String, Object> params) {
-        return training
-                ? train(store, inputs, null, params)
-                : block.forward(store, inputs, false, params);
-    }
-
-    @Override
-    protected NDList forwardInternal(
-            ParameterStore store, NDList data, NDList labels, PairList<String, Object> params) {
-        return train(store, data, labels, params);
-    }
-
-    private NDList train(
-            ParameterStore store, NDList data, NDList labels, PairList<String, Object> params) {
         Optional<GradientScope> scope = GradientScope.current();
-        if (store instanceof RankStore own
+        if (training
+                && store instanceof RankStore own
                 && scope.isPresent()
                 && JniUtils.isGradMode()
                 && !Recomputation.isRunning()
-                && isTrained(own, data)) {
-            Recomputation recomputation = own.recomputation(block);
+                && Recomputation.isTrained(block(), data)) {
+            Recomputation recomputation = own.recomputation(block());
             if (recomputation.mode(data, labels) != Recomputation.Mode.KEPT) {
                 return recomputation.forward(data, labels, scope.get(), () -> {}, () -> {});
             }
         }
-        return labels == null
-                ? block.forward(store, data, true, params)
-                : block.forward(store, data, labels, params);
-    }
-
-    private boolean isTrained(RankStore store, NDList data) {
-        return data.stream().anyMatch(Torch::requiresGradient)
-                || block.getParameters().values().stream()
-                        .anyMatch(own -> Torch.requiresGradient(store.array(own)));
-    }
-
-    @Override
-    protected void initializeChildBlocks(NDManager manager, DataType type, Shape... shapes) {
-        block.initialize(manager, type, shapes);
-    }
-
-    @Override
-    public Shape[] getOutputShapes(Shape[] inputShapes) {
-        return block.getOutputShapes(inputShapes);
+        return forward(store, data, labels, training, params);
     }
 }

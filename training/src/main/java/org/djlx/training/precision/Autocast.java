@@ -40,7 +40,7 @@ public final class Autocast {
                 BlockReplacement.apply(
                         block,
                         Autocast::replace,
-                        "the layers in %s cannot be computed in " + policy);
+                        "newTrainer: the layers in %s cannot be computed in " + policy);
         if (!isIn(converted)) {
             throw new IllegalArgumentException(
                     String.format(

@@ -32,6 +32,7 @@ final class FullySharded implements ParameterStrategy {
 
     private final Ranks ranks;
     private final Block block;
+    private final FullyShard root;
     private final OptimizerState state;
     private final List<RankShards> shards = new ArrayList<>(); // of each rank
 
@@ -40,6 +41,7 @@ final class FullySharded implements ParameterStrategy {
         this.block = block;
         state = new OptimizerState(optimizer);
         requireDivisible(block, state);
+        root = FullyShard.ofModel(block);
         List<NDArray> divided =
                 block.getParameters().values().stream()
                         .filter(parameter -> !LocalParameter.isStatistic(parameter))
@@ -47,7 +49,7 @@ final class FullySharded implements ParameterStrategy {
                         .toList();
         ranks.receive(divided);
         for (Replica replica : ranks.replicas()) {
-            shards.add(new RankShards(replica, block, ranks.gradientOp()));
+            shards.add(new RankShards(replica, root, ranks.gradientOp()));
             replica.load(block, LocalParameter::isStatistic, parameter -> false);
         }
         shards.get(0).closeOriginals();
@@ -87,12 +89,12 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public NDList forward(Replica replica, NDList data, NDList labels) {
-        return of(replica).forward(data, labels, true);
+        return of(replica).forward(root, data, labels, true);
     }
 
     @Override
     public NDList evaluate(Replica replica, NDList data) {
-        return of(replica).forward(data, null, false);
+        return of(replica).forward(root, data, null, false);
     }
 
     @Override
@@ -176,6 +178,7 @@ final class FullySharded implements ParameterStrategy {
         ranks.first().writeBack();
         summon(owner);
         shards.forEach(own -> own.removeState(state));
+        root.undoAutomatic();
     }
 
     @Override

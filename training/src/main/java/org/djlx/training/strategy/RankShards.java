@@ -9,19 +9,18 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
-import java.util.Collections;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Queue;
-import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -46,23 +45,29 @@ import org.djlx.training.internal.Replica;
  * and reductions: docs/design/data-parallel-step.md, Fully sharded. The optimizer updates views of
  * the shard, one a parameter, under the id of the parameter.
  */
-final class RankShards {
+final class RankShards implements RankStore.Units {
 
     /**
      * A parameter in a unit, and this rank's part of the parameter.
      *
+     * @param parameters the parameter, and others that have the same array
      * @param offset where the parameter begins in the row of the unit's parameters
      * @param owned the rank's part, a view of the shard; null if the rank has no part
      * @param from where the rank's part begins in the shard
      */
     private record Part(
             String name,
-            Parameter parameter,
+            List<Parameter> parameters,
             String id,
             Shape shape,
             long offset,
             NDArray owned,
-            long from) {}
+            long from) {
+
+        Parameter parameter() {
+            return parameters.get(0);
+        }
+    }
 
     /** A stage's parameters of one element type, in a row, and this rank's shard of the row. */
     private static final class Unit {
@@ -80,18 +85,24 @@ final class RankShards {
         }
     }
 
-    /** A child of a SequentialBlock, or the whole block if it is no SequentialBlock. */
+    /** A block that is gathered as a whole. */
     private final class Stage {
 
         private final Block block;
+        private final Stage outer; // null for the whole model
+        private final int depth; // of outer stages
         private final List<Unit> units = new ArrayList<>();
         private final Recomputation recomputation;
+        private boolean hasInner; // stages
+        private Stage next; // that the last pass computed after this one; at first, in the model
         private NDManager gathered; // of the whole parameters; null while they are divided
         private Work gathering; // running, or null
         private int uses; // calls of acquire() without release()
 
-        Stage(Block block) {
+        Stage(Block block, Stage outer) {
             this.block = block;
+            this.outer = outer;
+            depth = outer == null ? 0 : outer.depth + 1;
             recomputation = new Recomputation(block, store);
         }
 
@@ -112,8 +123,10 @@ final class RankShards {
                 for (Part part : unit.parts) {
                     NDArray array = Torch.narrow(whole, 0, part.offset, part.shape.size());
                     array = array.reshape(part.shape);
-                    array.setRequiresGradient(part.parameter.requiresGradient());
-                    store.put(part.parameter, array);
+                    array.setRequiresGradient(part.parameter().requiresGradient());
+                    for (Parameter parameter : part.parameters) {
+                        store.put(parameter, array);
+                    }
                 }
                 wholes.add(whole);
                 shards.add(unit.shard);
@@ -139,6 +152,10 @@ final class RankShards {
         /** Frees the parameters if this is the last use. */
         void release() {
             uses--;
+            freeUnused();
+        }
+
+        void freeUnused() {
             if (uses == 0) {
                 free();
             }
@@ -149,10 +166,23 @@ final class RankShards {
             uses = 0;
             if (gathered != null) {
                 await();
-                parts().forEach(part -> store.remove(part.parameter));
+                parts().forEach(part -> part.parameters.forEach(store::remove));
                 gathered.close();
                 gathered = null;
             }
+        }
+
+        /** Returns the innermost stage that contains two. */
+        Stage common(Stage other) {
+            Stage one = this;
+            while (one != other) {
+                if (one.depth < other.depth) {
+                    other = other.outer;
+                } else {
+                    one = one.outer;
+                }
+            }
+            return one;
         }
 
         List<Part> parts() {
@@ -170,56 +200,92 @@ final class RankShards {
     private final NDManager manager;
     private final RankStore store;
     private final ReduceOp op;
-    private final List<Stage> stages = new ArrayList<>();
+    private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in the model
+    private Stage last; // that the running forward pass has begun; null at its begin
     private Reduction reduction; // running, or null
     private final Queue<Work> running = new ArrayDeque<>(); // the last operations
     private NDManager ofGradients; // owns the units' gradients and views of them; null if none
 
     /** Copies this rank's shards of an initialised block; its arrays are not needed afterwards. */
-    RankShards(Replica replica, Block root, ReduceOp op) {
+    RankShards(Replica replica, FullyShard root, ReduceOp op) {
         this.replica = replica;
         this.op = op;
         group = replica.group();
         device = replica.device();
         manager = replica.manager();
         store = replica.store();
-        List<Block> blocks = new ArrayList<>();
-        ForwardPass.collect(root, blocks);
-        Map<Parameter, String> names = new IdentityHashMap<>();
-        root.getParameters().forEach(named -> names.put(named.getValue(), named.getKey()));
-        Set<NDArray> seen = Collections.newSetFromMap(new IdentityHashMap<>());
-        for (Block block : blocks) {
-            Stage stage = new Stage(block);
-            Map<ScalarType, List<Parameter>> byType = new LinkedHashMap<>();
-            for (Parameter parameter : block.getParameters().values()) {
-                if (LocalParameter.isStatistic(parameter)) {
-                    continue;
+        Map<NDArray, Stage> owners = new IdentityHashMap<>();
+        collect(root, null, owners);
+        Map<NDArray, Named> byArray = new IdentityHashMap<>();
+        List<Named> parameters = new ArrayList<>();
+        for (Pair<String, Parameter> named : root.getParameters()) {
+            if (!LocalParameter.isStatistic(named.getValue())) {
+                NDArray array = named.getValue().getArray();
+                if (!byArray.containsKey(array)) {
+                    byArray.put(array, new Named(named.getKey(), new ArrayList<>()));
+                    parameters.add(byArray.get(array));
                 }
-                if (!seen.add(parameter.getArray())) {
-                    throw new IllegalArgumentException(
-                            String.format(
-                                    "initialize: FULL_SHARD does not support the parameter '%s',"
-                                            + " which the block uses twice; use SHARD_OPTIMIZER",
-                                    parameter.getName()));
+                List<Parameter> same = byArray.get(array).parameters;
+                if (!same.contains(named.getValue())) { // A block may hold a parameter twice.
+                    same.add(named.getValue());
                 }
-                byType.computeIfAbsent(
-                                Torch.scalarType(parameter.getArray()), t -> new ArrayList<>())
-                        .add(parameter);
             }
-            byType.values().forEach(list -> stage.units.add(unit(list, names)));
-            stages.add(stage);
+        }
+        Map<Stage, Map<ScalarType, List<Named>>> units = new IdentityHashMap<>();
+        for (Named named : parameters) {
+            Stage owner = owners.getOrDefault(named.array(), stages.get(root));
+            units.computeIfAbsent(owner, stage -> new LinkedHashMap<>())
+                    .computeIfAbsent(Torch.scalarType(named.array()), t -> new ArrayList<>())
+                    .add(named);
+        }
+        units.forEach(
+                (stage, byType) -> byType.values().forEach(list -> stage.units.add(unit(list))));
+        Stage before = null;
+        for (Stage stage : stages.values()) {
+            if (before != null && !stage.units.isEmpty()) {
+                before.next = stage;
+            }
+            before = stage.units.isEmpty() ? before : stage;
+        }
+        store.setUnits(this);
+    }
+
+    /** A parameter's first name in the model, and all parameters that have its array. */
+    private record Named(String name, List<Parameter> parameters) {
+
+        NDArray array() {
+            return parameters.get(0).getArray();
         }
     }
 
-    private Unit unit(List<Parameter> parameters, Map<Parameter, String> names) {
-        long total = parameters.stream().mapToLong(p -> p.getArray().size()).sum();
+    /**
+     * Creates the stages of a block and its descendants. The owner of an array is the innermost
+     * stage that contains all blocks with it.
+     */
+    private void collect(Block block, Stage outer, Map<NDArray, Stage> owners) {
+        Stage stage = outer;
+        if (block instanceof FullyShard unit) {
+            stage = stages.computeIfAbsent(unit, own -> new Stage(unit.block(), outer));
+            if (outer != null) {
+                outer.hasInner = true;
+            }
+        }
+        Stage own = stage;
+        for (Parameter parameter : block.getDirectParameters().values()) {
+            owners.merge(parameter.getArray(), own, Stage::common);
+        }
+        block.getChildren().values().forEach(child -> collect(child, own, owners));
+    }
+
+    private Unit unit(List<Named> parameters) {
+        long total = parameters.stream().mapToLong(own -> own.array().size()).sum();
         long size = (total + group.worldSize() - 1) / group.worldSize();
-        DataType dataType = parameters.get(0).getArray().getDataType();
+        DataType dataType = parameters.get(0).array().getDataType();
         Unit unit = new Unit(manager.zeros(new Shape(size), dataType));
         long begin = size * group.rank();
         long offset = 0;
-        for (Parameter parameter : parameters) {
-            NDArray whole = parameter.getArray();
+        for (Named own : parameters) {
+            NDArray whole = own.array();
             long first = Math.max(offset, begin);
             long last = Math.min(offset + whole.size(), begin + size);
             NDArray owned = null;
@@ -227,10 +293,10 @@ final class RankShards {
                 owned = Torch.narrow(unit.shard, 0, first - begin, last - first);
                 copyPart(whole, first - offset, owned);
             }
-            String id = replica.idOf(parameter);
+            String id = replica.idOf(own.parameters.get(0));
             Shape shape = whole.getShape();
-            String name = names.get(parameter);
-            unit.parts.add(new Part(name, parameter, id, shape, offset, owned, first - begin));
+            long from = first - begin;
+            unit.parts.add(new Part(own.name, own.parameters, id, shape, offset, owned, from));
             offset += whole.size();
         }
         return unit;
@@ -248,7 +314,7 @@ final class RankShards {
 
     List<ParameterShard> shards() {
         List<ParameterShard> shards = new ArrayList<>();
-        for (Stage stage : stages) {
+        for (Stage stage : stages.values()) {
             for (Unit unit : stage.units) {
                 for (Part part : unit.parts) {
                     if (part.owned != null) {
@@ -264,7 +330,7 @@ final class RankShards {
     }
 
     void addSpecs(Map<String, TensorSpec> specs) {
-        for (Stage stage : stages) {
+        for (Stage stage : stages.values()) {
             for (Unit unit : stage.units) {
                 ScalarType type = Torch.scalarType(unit.shard);
                 for (Part part : unit.parts) {
@@ -278,65 +344,70 @@ final class RankShards {
         return new Shape(unit.shard.size() * group.worldSize());
     }
 
-    /** Computes all stages; records them in the current gradient scope. */
-    NDList forward(NDList data, NDList labels, boolean training) {
-        GradientScope scope = training ? GradientScope.current().orElse(null) : null;
-        NDList current = data;
-        Stage before = null;
-        for (int i = 0; i < stages.size(); i++) {
-            Stage stage = stages.get(i);
-            stage.acquire();
-            try {
-                stages.subList(i + 1, stages.size()).stream()
-                        .filter(next -> !next.units.isEmpty())
-                        .findFirst()
-                        .ifPresent(Stage::begin);
-                boolean records = scope != null && isTrained(stage, current);
-                boolean twice = records && stage.recomputation.mode(current, labels) != Mode.KEPT;
-                if (!records) {
-                    NDList inputs = current;
-                    current =
-                            NoGradient.get(
-                                    () -> stage.recomputation.compute(inputs, labels, training));
-                } else if (twice) {
-                    current = computeTwice(stage, before, current, labels, scope);
-                } else {
-                    current = computeOnce(stage, current, labels, scope);
-                }
-                if (!stage.units.isEmpty()) {
-                    before = twice ? stage : null;
-                }
-            } finally {
-                stage.release();
-            }
+    /** Computes the whole model; records it in the current gradient scope. */
+    NDList forward(FullyShard root, NDList data, NDList labels, boolean training) {
+        last = null;
+        try {
+            return forward(root, store, data, labels, training);
+        } finally {
+            stages.values().forEach(Stage::freeUnused);
         }
-        return current;
     }
 
-    private static boolean isTrained(Stage stage, NDList inputs) {
-        return stage.parts().stream().anyMatch(part -> part.parameter.requiresGradient())
-                || inputs.stream().anyMatch(Torch::requiresGradient);
+    /** Computes a stage; records it in the current gradient scope. */
+    @Override
+    public NDList forward(Block unit, RankStore own, NDList data, NDList labels, boolean training) {
+        Stage stage = stages.get(unit);
+        Block block = ((FullyShard) unit).block();
+        stage.acquire();
+        try {
+            Stage before = last;
+            boolean again = Recomputation.isRunning();
+            if (own == store && !again) { // Other stores are of passes that only some ranks run.
+                visit(stage);
+            }
+            GradientScope scope = training ? GradientScope.current().orElse(null) : null;
+            if (scope == null || !JniUtils.isGradMode() || !Recomputation.isTrained(block, data)) {
+                return NoGradient.get(
+                        () -> Recomputation.compute(block, own, data, labels, training));
+            }
+            if (again || stage.hasInner || stage.recomputation.mode(data, labels) == Mode.KEPT) {
+                return computeOnce(stage, own, data, labels, scope);
+            }
+            Runnable begin =
+                    () -> {
+                        stage.acquire();
+                        if (before != null) {
+                            before.begin();
+                        }
+                    };
+            return stage.recomputation.forward(data, labels, scope, begin, () -> reduce(stage));
+        } finally {
+            stage.release();
+        }
     }
 
-    /** Computes a stage without a graph; the backward pass computes it again with one. */
-    private NDList computeTwice(
-            Stage stage, Stage before, NDList data, NDList labels, GradientScope scope) {
-        Runnable begin =
-                () -> {
-                    stage.acquire();
-                    if (before != null) {
-                        before.begin();
-                    }
-                };
-        return stage.recomputation.forward(data, labels, scope, begin, () -> reduce(stage));
+    /** Starts to gather the stage that the last pass computed after this one. */
+    private void visit(Stage stage) {
+        if (stage.units.isEmpty()) {
+            return;
+        }
+        if (last != null) {
+            last.next = stage;
+        }
+        last = stage;
+        if (stage.next != null) {
+            stage.next.begin();
+        }
     }
 
-    /** Computes a stage that cannot be computed again: keeps its graph and its parameters. */
-    private NDList computeOnce(Stage stage, NDList data, NDList labels, GradientScope scope) {
+    /** Computes a stage whose graph and parameters are kept until the backward pass. */
+    private NDList computeOnce(
+            Stage stage, RankStore own, NDList data, NDList labels, GradientScope scope) {
         stage.acquire(); // until the backward pass has reached its inputs
         List<NDArray> recorded = data.stream().filter(Torch::requiresGradient).toList();
         NDList inputs = ForwardPass.cut(scope, data, recorded, () -> reduce(stage));
-        return ForwardPass.forward(stage.block, store, inputs, labels);
+        return ForwardPass.forward(stage.block, own, inputs, labels);
     }
 
     /** Starts to reduce the gradients of a stage, and releases its parameters. */
@@ -374,7 +445,7 @@ final class RankShards {
     }
 
     private void fill(NDManager rows, NDArray row, Part part) {
-        NDArray array = store.array(part.parameter);
+        NDArray array = store.array(part.parameter());
         try (NDArray gradient = Recomputation.gradient(array, rows)) {
             if (gradient != null) {
                 NDArray place = Torch.narrow(row, 0, part.offset, part.shape.size());
@@ -415,14 +486,14 @@ final class RankShards {
     private PairList<Part, NDArray> reduced() {
         finishReduction();
         PairList<Part, NDArray> gradients = new PairList<>();
-        for (Stage stage : stages) {
+        for (Stage stage : stages.values()) {
             for (Unit unit : stage.units) {
                 if (unit.gradient == null) {
                     unit.gradient = unit.shard.zerosLike();
                     unit.gradient.attach(gradients());
                 }
                 for (Part part : unit.parts) {
-                    if (part.owned != null && part.parameter.requiresGradient()) {
+                    if (part.owned != null && part.parameter().requiresGradient()) {
                         gradients.add(part, unit.gradient(part));
                     }
                 }
@@ -454,37 +525,39 @@ final class RankShards {
         if (ofGradients != null) {
             ofGradients.close();
             ofGradients = null;
-            stages.forEach(stage -> stage.units.forEach(unit -> unit.gradient = null));
+            stages.values().forEach(stage -> stage.units.forEach(unit -> unit.gradient = null));
         }
     }
 
     /** Frees all parameters that passes without a backward pass have left gathered. */
     void reset() {
-        stages.forEach(Stage::free);
+        stages.values().forEach(Stage::free);
     }
 
     /** Gathers all parameters, until as many calls of {@link #releaseAll}. */
     void acquireAll() {
-        stages.forEach(Stage::acquire);
+        stages.values().forEach(Stage::acquire);
     }
 
     void releaseAll() {
-        stages.forEach(Stage::release);
+        stages.values().forEach(Stage::release);
     }
 
     /** Closes the block's own arrays. Using them throws until {@link #restore}. */
     void closeOriginals() {
-        parts().forEach(part -> part.parameter.getArray().close());
+        parts().forEach(part -> part.parameter().getArray().close());
     }
 
     /** Gives the block whole arrays again, from gathered parameters. */
     void restore(NDManager owner) {
         for (Part part : parts()) {
-            NDArray copy = NoGradient.get(() -> store.array(part.parameter).duplicate());
+            NDArray copy = NoGradient.get(() -> store.array(part.parameter()).duplicate());
             copy.attach(owner);
-            part.parameter.close(); // Otherwise DJL refuses another array.
-            part.parameter.setShape(null);
-            part.parameter.setArray(copy);
+            for (Parameter parameter : part.parameters) {
+                parameter.close(); // Otherwise DJL refuses another array.
+                parameter.setShape(null);
+                parameter.setArray(copy);
+            }
         }
     }
 
@@ -494,6 +567,6 @@ final class RankShards {
     }
 
     private List<Part> parts() {
-        return stages.stream().flatMap(stage -> stage.parts().stream()).toList();
+        return stages.values().stream().flatMap(stage -> stage.parts().stream()).toList();
     }
 }

@@ -15,8 +15,9 @@ public enum ShardingStrategy {
 
     /**
      * Parameters, gradients and the optimizer's state, as ZeRO stage 3 and PyTorch's FSDP. Each
-     * child of a {@code SequentialBlock}, nested ones included, is gathered before its forward and
-     * its backward pass; another block is gathered whole.
+     * {@link FullyShard} block is gathered before its forward and its backward pass. If the model
+     * has none, these are the children of a {@code SequentialBlock}, nested ones included, or the
+     * model.
      */
     FULL_SHARD
 }

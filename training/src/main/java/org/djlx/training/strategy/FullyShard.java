@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.training.strategy;
+
+import ai.djl.ndarray.NDList;
+import ai.djl.nn.Block;
+import ai.djl.training.ParameterStore;
+import ai.djl.util.PairList;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Set;
+import java.util.function.Predicate;
+import org.djlx.nativeops.host.Required;
+import org.djlx.training.internal.BlockReplacement;
+import org.djlx.training.internal.ForwardPass;
+import org.djlx.training.internal.RankStore;
+import org.djlx.training.internal.WrapperBlock;
+
+/**
+ * A block that ranks with {@link ShardingStrategy#FULL_SHARD} gather as a whole, as PyTorch's
+ * {@code fully_shard}. Without that strategy, the block is computed as it is.
+ *
+ * <pre>{@code
+ * Block sharded = FullyShard.apply(block, each -> each instanceof TransformerLayer);
+ * model.setBlock(sharded);
+ * }</pre>
+ *
+ * <ul>
+ *   <li>A parameter belongs to the innermost such block that contains all blocks with it. So a
+ *       parameter that two layers share belongs to the model, as a parameter outside of all layers.
+ *   <li>A block without others inside is divided again after its forward pass; the backward pass
+ *       gathers it and computes it again. A block that contains others is gathered from its forward
+ *       pass to the end of its backward pass.
+ *   <li>Names of parameters and files stay those of the block.
+ *   <li>Blocks are gathered in the order of the last pass, which must be the same on all ranks.
+ * </ul>
+ */
+public final class FullyShard extends WrapperBlock {
+
+    private final boolean automatic; // whether a trainer has made it
+
+    private FullyShard(Block block, boolean automatic) {
+        super(block);
+        this.automatic = automatic;
+    }
+
+    /**
+     * Wraps a block, and all blocks within it that a predicate names. Replaces the latter in the
+     * fields, lists and arrays of their parents.
+     *
+     * @return the block to train
+     * @throws IllegalArgumentException if a field, list or array cannot hold the replacement
+     */
+    public static FullyShard apply(Block block, Predicate<Block> units) {
+        return apply(
+                Required.argument("FullyShard.apply: the block", block),
+                Required.argument("FullyShard.apply: the predicate", units),
+                false);
+    }
+
+    private static FullyShard apply(Block block, Predicate<Block> units, boolean automatic) {
+        Set<Block> wrapped = wrapped(block);
+        return (FullyShard)
+                BlockReplacement.apply(
+                        block,
+                        each ->
+                                each instanceof FullyShard
+                                                || wrapped.contains(each)
+                                                || each != block && !units.test(each)
+                                        ? each
+                                        : new FullyShard(each, automatic),
+                        "FullyShard.apply: blocks in %s cannot be replaced");
+    }
+
+    /** Returns the blocks that are wrapped within a block. */
+    private static Set<Block> wrapped(Block block) {
+        Set<Block> wrapped = Collections.newSetFromMap(new IdentityHashMap<>());
+        collectWrapped(block, wrapped);
+        return wrapped;
+    }
+
+    private static void collectWrapped(Block block, Set<Block> wrapped) {
+        if (block instanceof FullyShard own) {
+            wrapped.add(own.block());
+        }
+        block.getChildren().values().forEach(child -> collectWrapped(child, wrapped));
+    }
+
+    /** Wraps a model; the children of a SequentialBlock, too, if it contains no such block. */
+    static FullyShard ofModel(Block model) {
+        if (!wrapped(model).isEmpty()) {
+            return apply(model, block -> false, true);
+        }
+        List<Block> children = new ArrayList<>();
+        ForwardPass.collect(model, children);
+        return apply(
+                model, block -> children.contains(block) && !block.getParameters().isEmpty(), true);
+    }
+
+    /** Gives the model the blocks again that {@link #ofModel} has wrapped. */
+    void undoAutomatic() {
+        BlockReplacement.apply(
+                block(),
+                each -> each instanceof FullyShard own && own.automatic ? own.block() : each,
+                "close: blocks in %s cannot be restored");
+    }
+
+    @Override
+    protected NDList compute(
+            ParameterStore store,
+            NDList data,
+            NDList labels,
+            boolean training,
+            PairList<String, Object> params) {
+        return store instanceof RankStore own && own.units() != null
+                ? own.units().forward(this, own, data, labels, training)
+                : forward(store, data, labels, training, params);
+    }
+}
