@@ -10,9 +10,11 @@ import java.nio.file.attribute.FileTime;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorFiles;
+import org.djlx.llm.model.PackedFormat;
 
 /**
  * Model directories of GGUF files: the configuration and the tokenizer, written in Hugging Face's
@@ -63,12 +65,27 @@ public final class GgufDirectory {
         return files.isEmpty() ? path : write(files.get(0));
     }
 
-    /** Opens the weights of a model directory: its safetensors files, or its GGUF file. */
+    /**
+     * Opens the weights of a model directory: its safetensors files, whose weights may be packed as
+     * AWQ or GPTQ, or its GGUF file.
+     */
     public static TensorFiles openWeights(Path directory) throws IOException {
         Path file = directory.resolve(LINK);
-        return Files.exists(file) && Files.exists(directory.resolve("config.json"))
-                ? GgufWeights.open(Files.readSymbolicLink(file))
-                : Safetensors.open(directory);
+        Path config = directory.resolve("config.json");
+        if (!Files.exists(config)) {
+            return Safetensors.open(directory);
+        }
+        if (Files.exists(file)) {
+            return GgufWeights.open(Files.readSymbolicLink(file));
+        }
+        Optional<PackedFormat> packed = PackedFormat.read(directory);
+        Safetensors files = Safetensors.open(directory);
+        try {
+            return packed.isPresent() ? new PackedWeights(files, packed.get()) : files;
+        } catch (RuntimeException e) {
+            files.close();
+            throw e;
+        }
     }
 
     private record FileState(Path file, long bytes, FileTime changed) {}

@@ -10,6 +10,7 @@
  * HubCache       a model in huggingface_hub's cache
  * HubClient      requests to a hub
  * HubException   an answer of a hub that cannot be used
+ * PackedWeights  the tensors of AWQ and GPTQ files
  */
 /**
  * Where models come from: a hub, GGUF files, and directories in Hugging Face's layout, written for

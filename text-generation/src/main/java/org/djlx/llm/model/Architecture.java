@@ -46,9 +46,7 @@ abstract class Architecture {
                         + " text, take its text model",
                 type,
                 ALL.keySet());
-        check(
-                !json.has("quantization_config"),
-                "quantization_config is not supported: use a model without quantization");
+        PackedFormat.read(json); // Refuses those that are not supported.
         return architecture.config(type, json, kvCacheDtype);
     }
 

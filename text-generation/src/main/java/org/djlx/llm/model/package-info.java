@@ -23,6 +23,7 @@
  *   <li>{@link KvCacheDtype} - how keys and values are stored
  *   <li>{@link LayerConfig} - what one layer computes
  *   <li>{@link ModelConfig} - the configuration, from {@code config.json}
+ *   <li>{@link PackedFormat} - how a model's files pack weights of 4 bits
  *   <li>{@link Quantization} - how the weights of projections are stored
  *   <li>{@link Rope} - rotary embedding and its scaling
  *   <li>{@link SamplingDefaults} - from {@code generation_config.json}

@@ -25,6 +25,7 @@ import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.PackedFormat;
 import org.djlx.llm.model.Rope;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.host.FileWrites;
@@ -503,6 +504,10 @@ public final class TrainableModel {
             check(lora == null || adapter == null, "call either optLora or optAdapter, not both");
             ModelConfig read = config == null ? ModelConfig.read(directory) : config;
             requireTrainable(read);
+            check(
+                    directory == null || PackedFormat.read(directory).isEmpty(),
+                    "weights of 4 bits (AWQ, GPTQ) cannot be trained; take the model without"
+                            + " quantization_config");
             Lora adapters = adapter == null ? lora : PeftFiles.readConfig(adapter, MODULES);
             return new TrainableModel(this, read, adapters);
         }

@@ -180,6 +180,10 @@ class ArchitectureTest {
         "gemma3, layer_types, '[\"chunked_attention\", \"\", \"\"]', 'chunked_attention'",
         "gemma3, layer_types, '[\"full_attention\"]', layer_types has no entry for layer 1",
         "qwen3, quantization_config, {}, quantization_config",
+        "qwen3, quantization_config, '{\"quant_method\": \"awq\", \"bits\": 8}', awq (version"
+                + " gemm)",
+        "qwen3, quantization_config, '{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\":"
+                + " 0}', group_size",
         "qwen3-moe, use_sliding_window, true, use_sliding_window",
         "qwen3-moe, decoder_sparse_step, 0, decoder_sparse_step",
         "mixtral, num_experts_per_tok, 5, 'not 5 of 4'",

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.model;
+
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Optional;
+
+/**
+ * How a model's files pack weights of 4 bits, eight in a 32-bit integer. A weight is {@code scale *
+ * (number - zero)}, with a scale and a zero for each group of inputs of an output.
+ *
+ * @param groupSize inputs of a group; 0 if all are one group
+ */
+public record PackedFormat(Layout layout, int groupSize) {
+
+    /** Which numbers stand in an integer. */
+    public enum Layout {
+        /** AutoAWQ's GEMM: eight outputs, interleaved. */
+        AWQ,
+        /** AutoGPTQ's: eight inputs, and zeros less 1. */
+        GPTQ,
+        /** GPTQModel's {@code gptq_v2}: eight inputs. */
+        GPTQ_V2
+    }
+
+    /**
+     * Reads {@code quantization_config} of a directory's {@code config.json}.
+     *
+     * @return empty if weights are not packed
+     * @throws IllegalArgumentException if the format is not supported
+     */
+    public static Optional<PackedFormat> read(Path directory) throws IOException {
+        String json = Files.readString(directory.resolve("config.json"));
+        return read(new ConfigEntries(JsonParser.parseString(json).getAsJsonObject()));
+    }
+
+    static Optional<PackedFormat> read(ConfigEntries json) {
+        return json.has("quantization_config")
+                ? Optional.of(of(json.entries("quantization_config")))
+                : Optional.empty();
+    }
+
+    private static PackedFormat of(ConfigEntries json) {
+        String method = json.text("quant_method", "");
+        String variant =
+                switch (method) {
+                    case "awq" -> json.text("version", "gemm");
+                    case "gptq" -> json.text("checkpoint_format", "gptq");
+                    default -> "";
+                };
+        Layout layout =
+                switch (method + "/" + variant) {
+                    case "awq/gemm" -> Layout.AWQ;
+                    case "gptq/gptq" -> Layout.GPTQ;
+                    case "gptq/gptq_v2" -> Layout.GPTQ_V2;
+                    default -> null;
+                };
+        ConfigEntries.check(
+                layout != null && json.integer("bits", 0) == 4,
+                "quantization_config must be awq (version gemm) or gptq of 4 bits, not %s; use such"
+                        + " a model, or one without quantization",
+                json.json());
+        int groupSize = json.integer("group_size", 128);
+        ConfigEntries.check(
+                groupSize == -1 || groupSize > 0,
+                "group_size must be positive, or -1 for one group, not %d",
+                groupSize);
+        return new PackedFormat(layout, Math.max(0, groupSize));
+    }
+}
