@@ -23,7 +23,6 @@ import java.util.concurrent.TimeoutException;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.launch.cli.Gpus;
-import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.RandomLlama;
 import org.djlx.llm.model.ModelConfig;
@@ -324,9 +323,6 @@ final class DecodeBenchCommand extends ReportCommand {
                         .formatted(longest, generator.maxLength()));
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         List<StepRow> rows = new ArrayList<>();
-        TextTable table =
-                new TextTable(
-                        "batch,steps,median us,90 % us,tokens/s,sampled us,limit us".split(","));
         put("steps", rows);
         for (int batch : batches) {
             Double limit = limit(generator.config(), ranks, batch);
@@ -344,17 +340,9 @@ final class DecodeBenchCommand extends ReportCommand {
                             sampled.medianMicros(),
                             limit,
                             new LinkedHashMap<>()));
-            table.add(
-                    batch,
-                    greedy.steps(),
-                    text(greedy.medianMicros()),
-                    text(greedy.p90Micros()),
-                    text(greedy.tokensPerSecond()),
-                    text(sampled.medianMicros()),
-                    text(limit));
             store();
         }
-        print("%n%s", table);
+        print("%n%s", Columns.printed("steps", rows));
         return rows;
     }
 
@@ -386,32 +374,19 @@ final class DecodeBenchCommand extends ReportCommand {
                         Duration.ZERO);
         TextApi api = new TextApi("bench", generator, ChatTemplate.of(directory));
         List<DecodeBench.Row> rows = new ArrayList<>();
-        TextTable table =
-                new TextTable(
-                        ("clients,requests,errors,tokens/s,engine us/token,server us/token,"
-                                        + "first text ms,answer ms")
-                                .split(","));
         try (GenerationServer server = new GenerationServer(api, generator, options)) {
             DecodeBench bench = new DecodeBench(server.port(), answerTokens);
             for (int count : clients) {
                 bench.run(count, 1); // Uncounted: the JVM compiles.
-                DecodeBench.Row row = bench.run(count, requests);
-                rows.add(row);
-                table.add(
-                        row.clients(),
-                        row.requests(),
-                        row.errors().size(),
-                        text(row.tokensPerSecond()),
-                        number("%.3f", row.engineMicros()),
-                        number("%.2f", row.serverMicros()),
-                        text(row.firstTextMillis()),
-                        text(row.answerMillis()));
+                rows.add(bench.run(count, requests));
             }
         }
         put("servedTokens", answerTokens);
         put("served", rows);
         store();
-        print("%nanswers of %d tokens, by the HTTP server%n%s", answerTokens, table);
+        print(
+                "%nanswers of %d tokens, by the HTTP server%n%s",
+                answerTokens, Columns.printed("served", rows));
         rows.stream()
                 .flatMap(row -> row.errors().stream())
                 .distinct()
@@ -443,9 +418,5 @@ final class DecodeBenchCommand extends ReportCommand {
                 longPrompt,
                 result.matmulMicros(),
                 result.notes());
-    }
-
-    private static String text(Double value) {
-        return number("%.1f", value);
     }
 }

@@ -8,7 +8,6 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.util.List;
 import java.util.Map;
-import java.util.stream.Collectors;
 
 /**
  * The results of an operation at one size. {@code operation} is its name in the API, and its path
@@ -73,22 +72,6 @@ record GpuBenchRow(
     /** Returns whether the error is allowed; NaN is not. */
     boolean correct() {
         return error <= allowedError;
-    }
-
-    /**
-     * Returns the host's time of our operator's call in bare launches of the same run; null if
-     * there were none.
-     */
-    Double launches() {
-        CallTimes ours = columns.get(OURS);
-        CallTimes launch = columns.get(BARE_LAUNCH);
-        return ours == null || launch == null ? null : ours.hostMicros() / launch.hostMicros();
-    }
-
-    String size() {
-        return mnk == null
-                ? bytes + " B"
-                : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
     /**

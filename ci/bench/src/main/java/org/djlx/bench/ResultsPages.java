@@ -18,7 +18,6 @@ import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import org.djlx.bench.DecodeBenchCommand.StepRow;
 import org.djlx.collectives.launch.cli.TextTable;
 
 /**
@@ -40,10 +39,10 @@ final class ResultsPages {
                     Pattern.DOTALL);
     private static final String HIGHLIGHTS = "highlights";
 
-    /** The file of the README's chart, and the rows that it shows. */
+    /** The file of the README's chart, and the sizes that it shows. */
     private static final String README_CHART = "gpu-bench-4.json";
 
-    private static final Set<String> README_ROWS =
+    private static final Set<String> README_SIZES =
             Set.of(
                     "512, 8192, 8192",
                     "2048, 8192, 8192",
@@ -56,6 +55,7 @@ final class ResultsPages {
     private static final Map<String, String> OUTPUTS = new ConcurrentHashMap<>(); // by command
 
     private final Path root;
+    private final Map<String, JsonObject> reports = new TreeMap<>();
     private final Map<String, ResultsSection> sections = new TreeMap<>();
     private final Set<String> used = new TreeSet<>();
 
@@ -75,15 +75,14 @@ final class ResultsPages {
         Map<Path, String> files = new LinkedHashMap<>();
         Path results = root.resolve("ci/results");
         for (Path file : list(results, ".json")) {
-            String name = file.getFileName().toString();
-            sections.put(name, new ResultsSection(name, report(file)));
+            reports.put(file.getFileName().toString(), report(file));
         }
         List<Path> pages = new ArrayList<>(list(root.resolve("docs"), ".md"));
         pages.add(root.resolve("README.md"));
         for (Path page : pages) {
             files.put(root.relativize(page), fill(page));
         }
-        Set<String> missing = new TreeSet<>(sections.keySet());
+        Set<String> missing = new TreeSet<>(reports.keySet());
         missing.removeAll(used);
         if (!missing.isEmpty()) {
             throw new IllegalArgumentException(
@@ -94,11 +93,11 @@ final class ResultsPages {
         }
         Path images = Path.of("docs/images");
         for (ResultsSection section : sections.values()) {
-            section.chart(row -> true)
+            section.chart()
                     .ifPresent(chart -> files.put(images.resolve(section.chartName()), chart));
         }
         section(README_CHART)
-                .chart(row -> README_ROWS.contains(ResultsSection.size(row)))
+                .chart(README_SIZES::contains)
                 .ifPresent(chart -> files.put(images.resolve("speed-up.svg"), chart));
         return files;
     }
@@ -118,11 +117,11 @@ final class ResultsPages {
     }
 
     private ResultsSection section(String name) {
-        ResultsSection section = sections.get(name);
-        if (section == null) {
+        JsonObject report = reports.get(name);
+        if (report == null) {
             throw new IllegalArgumentException("ci/results/" + name + " does not exist");
         }
-        return section;
+        return sections.computeIfAbsent(name, key -> new ResultsSection(key, report));
     }
 
     private String fill(Path page) throws IOException {
@@ -180,46 +179,34 @@ final class ResultsPages {
                         "this project",
                         "PyTorch 2.11",
                         "NCCL, or DJL alone");
-        operator(table, "gpu-bench-4.json", "all-gather + matmul", "8192, 8192, 8192");
-        operator(table, "gpu-bench-8.json", "matmul + reduce-scatter", "8192, 28672, 8192");
-        operator(table, "gpu-bench.json", "all-reduce", "64 KiB");
-        Map<String, Double> steps = section("train.json").steps().get(64);
+        operator(table, "gpu-bench-4.json", "all-gather + matmul  8192, 8192, 8192");
+        operator(table, "gpu-bench-8.json", "matmul + reduce-scatter  8192, 28672, 8192");
+        operator(table, "gpu-bench.json", "all-reduce  64 KiB");
+        JsonObject step = section("train.json").named("step, 64 rows a rank");
         table.add(
                 "data-parallel step, 537 M parameters, 64 rows a rank, float32",
                 "2 × NVIDIA H200",
-                millis(steps.get("P2P")),
-                millis(steps.get("TORCH_DDP")) + " (DDP)",
-                millis(steps.get("DJL")) + " (DJL)");
-        ResultsSection decode = section("decode.json");
-        StepRow step = decode.read("steps", StepRow[].class)[0];
+                Columns.fill("{%.1f P2P} ms", step),
+                Columns.fill("{%.1f TORCH_DDP} ms (DDP)", step),
+                Columns.fill("{%.1f DJL} ms (DJL)", step));
+        JsonObject decode = section("decode.json").report();
+        JsonObject one = decode.getAsJsonArray("steps").get(0).getAsJsonObject();
         table.add(
                 "decode step of a Llama of 8B's sizes, 1 sequence",
-                decode.cards(),
-                ResultsSection.micros(step.medianMicros()) + " µs",
-                ResultsSection.micros(step.torchMicros().get("nccl")) + " µs",
+                decode.get("cards").getAsString(),
+                Columns.fill("{micros medianMicros} µs", one),
+                Columns.fill("{micros torchMicros.nccl} µs", one),
                 "");
         return table.markdown();
     }
 
-    private void operator(TextTable table, String file, String operation, String size) {
-        ResultsSection section = section(file);
-        GpuBenchRow row =
-                section.rows().stream()
-                        .filter(
-                                each ->
-                                        ResultsSection.operation(each).equals(operation)
-                                                && ResultsSection.size(each).equals(size))
-                        .findFirst()
-                        .orElseThrow();
+    private void operator(TextTable table, String file, String label) {
+        JsonObject row = section(file).named(label);
         table.add(
-                operation + ", " + size,
-                section.cards(),
-                ResultsSection.micros(ResultsSection.ours(row)) + " µs",
-                ResultsSection.micros(ResultsSection.torch(row)) + " µs",
-                ResultsSection.micros(ResultsSection.baseline(row)) + " µs (NCCL)");
-    }
-
-    private static String millis(double value) {
-        return ResultsSection.format("%.1f ms", value);
+                label.replace("  ", ", "),
+                section(file).report().get("cards").getAsString(),
+                Columns.fill("{micros replay.ours} µs", row),
+                Columns.fill("{micros replay.torch} µs", row),
+                Columns.fill("{micros replay.nccl} µs (NCCL)", row));
     }
 }

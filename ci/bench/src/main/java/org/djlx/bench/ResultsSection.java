@@ -1,465 +1,279 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import com.google.gson.Gson;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
-import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Optional;
-import java.util.Set;
 import java.util.TreeMap;
 import java.util.function.Predicate;
+import java.util.regex.Pattern;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
-import org.djlx.bench.DecodeBenchCommand.FirstToken;
-import org.djlx.bench.DecodeBenchCommand.Loading;
-import org.djlx.bench.DecodeBenchCommand.StepRow;
-import org.djlx.collectives.launch.cli.TextTable;
 
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
- * chart where PyTorch was measured, and a table.
+ * chart where PyTorch was measured, and tables. The resource {@code tables.json} has the texts and
+ * columns by the benchmark's name; a text with a missing value is left out.
  */
 final class ResultsSection {
 
-    /** The sizes that a chart shows: few enough to fit one screen. */
-    private static final Set<Integer> CHART_ROWS = Set.of(512, 2048, 8192, 16384);
+    /** The sizes of operators that a chart shows: few enough to fit one screen. */
+    private static final Pattern CHARTED =
+            Pattern.compile("(512|2048|8192|16384), .*|1 KiB|64 KiB|1 MiB|16 MiB|64 MiB");
 
-    private static final Set<Long> CHART_BYTES =
-            Set.of(1L << 10, 1L << 16, 1L << 20, 1L << 24, 1L << 26);
-
-    /** For each library, its key in a report's versions and its name on a page. */
-    private static final List<String> LIBRARIES =
-            List.of(
-                    "driver driver",
-                    "cuda CUDA",
-                    "nccl NCCL",
-                    "libtorch libtorch",
-                    "gloo Gloo of",
-                    "openmpi Open MPI");
-
-    private static final String OPERATORS = "all_reduce and fused operators";
-    private static final String TRAINING = "a data-parallel training step";
-    private static final String HOST_ALL_REDUCE = "float32 all_reduce";
-    private static final Gson GSON = new Gson();
+    private static final Map<String, String> OPERATIONS =
+            Map.of(
+                    "allGatherMatmul", "all-gather + matmul",
+                    "matmulReduceScatter", "matmul + reduce-scatter",
+                    "allReduceRmsNorm", "all-reduce + RMSNorm",
+                    "allGather", "all-gather",
+                    "reduceScatter", "reduce-scatter",
+                    "allReduce", "all-reduce");
 
     private final String name;
     private final JsonObject report;
-    private final String benchmark;
+    private final JsonObject texts;
 
-    ResultsSection(String name, JsonObject report) {
+    /** Takes a report as a benchmark wrote it, or an earlier version of it. */
+    ResultsSection(String name, JsonObject original) {
         this.name = name;
-        this.report = report;
-        benchmark = report.get("benchmark").getAsString();
+        report = original.deepCopy();
+        String benchmark = report.get("benchmark").getAsString();
+        texts =
+                Columns.TEXTS.keySet().stream()
+                        .filter(benchmark::startsWith)
+                        .map(Columns.TEXTS::getAsJsonObject)
+                        .findFirst()
+                        .orElseThrow(
+                                () ->
+                                        new IllegalArgumentException(
+                                                name
+                                                        + ": no table is known for the benchmark: "
+                                                        + benchmark));
+        complete();
     }
 
-    /** Returns the lines to put between a page's markers. */
-    String markdown() {
-        String table;
-        if (benchmark.startsWith(OPERATORS)) {
-            table = operators();
-        } else if (benchmark.startsWith("text generation")) {
-            table = generation();
-        } else if (benchmark.startsWith(TRAINING)) {
-            table = training();
-        } else if (benchmark.startsWith("a transformer block")) {
-            table = block();
-        } else if (benchmark.startsWith(HOST_ALL_REDUCE)) {
-            table = hostAllReduce();
-        } else if (benchmark.equals("tests")) {
-            table = tests();
+    /** Adds what pages derive from the figures. */
+    private void complete() {
+        report.addProperty("file", name);
+        report.addProperty("cards", cards());
+        report.addProperty("one", report.has("gpus") ? "one GPU" : "one rank");
+        report.addProperty("day", text("date").substring(0, 10));
+        // 7 digits; "-dirty" stays.
+        report.addProperty("commit", text("commit").replaceFirst("^(\\w{7})\\w*", "$1"));
+        if (report.has("torch") && Character.isDigit(text("torch").charAt(0))) {
+            report.getAsJsonObject("versions")
+                    .addProperty("torch", text("torch").replaceFirst("\\+.*", ""));
         } else {
-            throw new IllegalArgumentException(
-                    name + ": no table is known for the benchmark: " + benchmark);
+            report.remove("torch"); // the cause why there was none
         }
-        String chart =
-                chart(row -> true).isEmpty()
-                        ? ""
-                        : "![Speed-up on %s](images/%s)\n\n".formatted(cards(), chartName());
-        return machine() + "\n\n" + chart + table;
+        if (report.get("jvmOptions") instanceof JsonArray options && !options.isEmpty()) {
+            report.addProperty(
+                    "options",
+                    options.asList().stream()
+                            .map(JsonElement::getAsString)
+                            .collect(Collectors.joining("` `", "`", "`")));
+        }
+        if (report.has("rows")) {
+            list(report, "rows").forEach(ResultsSection::completeRow);
+            report.add("cases", report.get("rows"));
+        } else if (report.has("medians")) {
+            report.add("cases", medians());
+        } else if (report.has("config")) {
+            completeGeneration(report.getAsJsonObject("config"));
+        } else if (report.has("steps")) {
+            report.add("cases", steps());
+        }
     }
 
-    String chartName() {
-        return name.replace(".json", ".svg");
+    private void completeGeneration(JsonObject config) {
+        if (config.get("layerConfigs") instanceof JsonArray layers) {
+            config.addProperty("layers", layers.size()); // Older files have the number.
+        }
+        if (report.has("quantization") && text("quantization").equals("NONE")) {
+            report.remove("quantization");
+        }
+        if (!Columns.value("text kvCacheDtype", config).equals(Optional.of("FP8"))) {
+            config.remove("kvCacheDtype");
+        }
+        JsonObject first = report.getAsJsonObject("firstToken");
+        first.addProperty("milliseconds", first.get("medianMicros").getAsDouble() / 1000);
     }
 
-    /**
-     * Draws the chart of the rows that are accepted; empty if the file has nothing to compare with.
-     */
-    Optional<String> chart(Predicate<GpuBenchRow> accepted) {
-        List<SpeedUpChart.Bar> bars = new ArrayList<>();
-        if (benchmark.startsWith(HOST_ALL_REDUCE)) {
-            medians()
-                    .forEach(
-                            (size, row) ->
-                                    bars.add(
-                                            bar(
-                                                    "all-reduce  " + bytes(size),
-                                                    row.get("openmpi"),
-                                                    row.get("processes"),
-                                                    row.get("gloo"))));
-            String subtitle =
-                    String.format("%s, float32, two processes; ci/results/%s", cards(), name);
-            return Optional.of(
-                    SpeedUpChart.draw("Speed-up over Open MPI (1.0×)", subtitle, "Gloo", bars));
+    /** Adds names, PyTorch's best time and the limit to a row of operators. */
+    static void completeRow(JsonObject row) {
+        String[] words = row.get("operation").getAsString().split(" ", 2);
+        String operation = OPERATIONS.get(words[0]) + (words.length == 1 ? "" : ", " + words[1]);
+        row.addProperty("operation", operation);
+        String size =
+                row.has("mnk")
+                        ? row.get("mnk").toString().replaceAll("[\\[\\]]", "").replace(",", ", ")
+                        : bytes(row.get("bytes").getAsLong());
+        row.addProperty("size", size);
+        row.addProperty("label", operation + "  " + size);
+        JsonObject replay = row.getAsJsonObject("replay");
+        best(row, "replay.%s").ifPresent(best -> replay.add(GpuBenchRow.TORCH, best));
+        best(row, "columns.%s.gpuMicros").ifPresent(best -> row.add("eagerTorch", best));
+        if (replay.has(GpuBenchRow.MATMUL) && replay.has(GpuBenchRow.COMMUNICATION)) {
+            double matmul = replay.get(GpuBenchRow.MATMUL).getAsDouble();
+            double communication = replay.get(GpuBenchRow.COMMUNICATION).getAsDouble();
+            row.addProperty("limit", Math.max(matmul, communication));
         }
-        if (benchmark.startsWith(TRAINING)) {
-            steps().forEach(
-                            (rows, step) -> {
-                                if (step.keySet().containsAll(List.of("DJL", "P2P", "TORCH_DDP"))) {
-                                    bars.add(
-                                            bar(
-                                                    "step, " + rows + " rows a rank",
-                                                    step.get("DJL"),
-                                                    step.get("P2P"),
-                                                    step.get("TORCH_DDP")));
-                                }
-                            });
-            if (bars.isEmpty()) {
-                return Optional.empty();
-            }
-            String title = "Speed-up over DJL's engine PyTorch (1.0×)";
-            String subtitle =
-                    String.format(
-                            "%s, float32, SGD; PyTorch %s; ci/results/%s",
-                            cards(), version("torch"), name);
-            return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
-        }
-        for (GpuBenchRow row : chartRows(accepted)) {
-            String text = operation(row) + "  " + size(row);
-            bars.add(bar(text, baseline(row), ours(row), torch(row)));
-        }
-        if (bars.isEmpty()) {
-            return Optional.empty();
-        }
-        String title = "Speed-up over NCCL + matmul (1.0×)";
-        String subtitle =
-                String.format(
-                        "%s, bfloat16, CUDA graph replay; NCCL %s, PyTorch %s; ci/results/%s",
-                        cards(), version("nccl"), version("torch"), name);
-        return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch symmetric memory", bars));
+        boolean right = row.get("error").getAsDouble() <= row.get("allowedError").getAsDouble();
+        row.addProperty("verdict", right ? "" : "WRONG");
     }
 
-    private static SpeedUpChart.Bar bar(String name, double baseline, double ours, double other) {
-        return new SpeedUpChart.Bar(name, baseline / ours, baseline / other);
+    /** Returns the best time of PyTorch's operators. */
+    private static Optional<JsonElement> best(JsonObject row, String path) {
+        return Stream.of(GpuBenchRow.TORCH, GpuBenchRow.TORCH_ONE_SHOT, GpuBenchRow.TORCH_TWO_SHOT)
+                .map(name -> Columns.at(row, path.formatted(name)))
+                .filter(Objects::nonNull)
+                .min(Comparator.comparing(JsonElement::getAsDouble));
     }
 
-    private List<GpuBenchRow> chartRows(Predicate<GpuBenchRow> accepted) {
-        if (!benchmark.startsWith(OPERATORS)) {
-            return List.of();
-        }
-        Map<String, GpuBenchRow> rows = new LinkedHashMap<>();
-        for (GpuBenchRow row : rows()) {
-            boolean shown =
-                    row.bytes() != null
-                            ? CHART_BYTES.contains(row.bytes())
-                            : CHART_ROWS.contains(row.mnk().get(0));
-            if (shown && torch(row) != null && baseline(row) != null && accepted.test(row)) {
-                rows.put(operation(row) + size(row), row);
+    /** Returns the times of an all-reduce on the CPU: an object a size, with each program. */
+    private JsonArray medians() {
+        Map<Long, JsonObject> cases = new TreeMap<>();
+        JsonObject medians = report.getAsJsonObject("medians");
+        for (String program : medians.keySet()) {
+            for (JsonObject row : list(medians, program)) {
+                long bytes = row.get("size").getAsLong();
+                JsonObject found = cases.computeIfAbsent(bytes, size -> new JsonObject());
+                found.addProperty("size", bytes(bytes));
+                found.addProperty("label", "all-reduce  " + bytes(bytes));
+                found.add(program, row.get("micros"));
             }
         }
-        return List.copyOf(rows.values());
+        return array(cases);
     }
 
-    /** Reads a value of the report as the type that a benchmark wrote. */
-    <T> T read(String key, Class<T> type) {
-        return GSON.fromJson(report.get(key), type);
+    /** Returns the times of a training step: an object a number of rows, with each contender. */
+    private JsonArray steps() {
+        Map<Long, JsonObject> cases = new TreeMap<>();
+        for (JsonObject step : list(report, "steps")) {
+            long rows = step.get("rows").getAsLong();
+            JsonObject found = cases.computeIfAbsent(rows, size -> new JsonObject());
+            found.addProperty("size", rows + " rows a rank");
+            found.addProperty("label", "step, " + rows + " rows a rank");
+            found.add(step.get("who").getAsString(), step.get("milliseconds"));
+        }
+        return array(cases);
+    }
+
+    private static JsonArray array(Map<Long, JsonObject> objects) {
+        JsonArray array = new JsonArray();
+        objects.values().forEach(array::add);
+        return array;
+    }
+
+    private static List<JsonObject> list(JsonObject from, String key) {
+        return from.getAsJsonArray(key).asList().stream()
+                .map(JsonElement::getAsJsonObject)
+                .toList();
     }
 
     private String text(String key) {
         return report.get(key).getAsString();
     }
 
-    private double number(String key) {
-        return report.get(key).getAsDouble();
+    /** Returns the lines to put between a page's markers. */
+    String markdown() {
+        String chart = chart().isEmpty() ? "" : "![Speed-up on {text cards}](images/%s)\n\n";
+        return parts(Columns.TEXTS.getAsJsonArray("header"))
+                + Columns.fill(chart.formatted(chartName()), report)
+                + parts(texts.getAsJsonArray("parts"));
     }
 
-    List<GpuBenchRow> rows() {
-        return List.of(read("rows", GpuBenchRow[].class));
+    private String parts(JsonArray parts) {
+        return parts.asList().stream()
+                .map(
+                        part ->
+                                part instanceof JsonObject table
+                                        ? table(table)
+                                        : Columns.fill(part.getAsString(), report))
+                .collect(Collectors.joining());
+    }
+
+    private String table(JsonObject table) {
+        Columns columns = Columns.of(table.getAsJsonObject("columns"));
+        List<JsonObject> rows = list(report, table.get("rows").getAsString());
+        return table.has("title")
+                ? columns.transposed(table.get("title").getAsString(), rows, report).markdown()
+                : columns.table(rows, "").markdownOfFilledColumns();
+    }
+
+    String chartName() {
+        return name.replace(".json", ".svg");
+    }
+
+    /** Draws the chart of the page; empty if the file has nothing to compare with. */
+    Optional<String> chart() {
+        return chart(report.has("rows") ? CHARTED.asMatchPredicate() : size -> true);
+    }
+
+    /** Draws the chart of the sizes that are accepted; empty if none has all times. */
+    Optional<String> chart(Predicate<String> accepted) {
+        Map<String, SpeedUpChart.Bar> bars = new LinkedHashMap<>();
+        JsonObject chart = texts.getAsJsonObject("chart");
+        if (chart == null) {
+            return Optional.empty();
+        }
+        for (JsonObject row : list(report, "cases")) {
+            double[] times =
+                    chart.getAsJsonArray("times").asList().stream()
+                            .map(path -> Columns.at(row, path.getAsString()))
+                            .filter(Objects::nonNull)
+                            .mapToDouble(JsonElement::getAsDouble)
+                            .toArray();
+            if (times.length == 3 && accepted.test(row.get("size").getAsString())) {
+                String label = row.get("label").getAsString();
+                bars.put(
+                        label,
+                        new SpeedUpChart.Bar(label, times[0] / times[1], times[0] / times[2]));
+            }
+        }
+        return bars.isEmpty()
+                ? Optional.empty()
+                : Optional.of(
+                        SpeedUpChart.draw(
+                                "Speed-up over " + chart.get("baseline").getAsString() + " (1.0×)",
+                                Columns.fill(
+                                        "{text cards}, %s; ci/results/{text file}"
+                                                .formatted(chart.get("run").getAsString()),
+                                        report),
+                                chart.get("other").getAsString(),
+                                List.copyOf(bars.values())));
+    }
+
+    /** Returns the report, with what pages derive from it. */
+    JsonObject report() {
+        return report;
+    }
+
+    /** Returns the case of a label. */
+    JsonObject named(String label) {
+        return list(report, "cases").stream()
+                .filter(row -> row.get("label").getAsString().equals(label))
+                .findFirst()
+                .orElseThrow();
     }
 
     /** Returns the machine as in "4 × NVIDIA H200". */
-    String cards() {
+    private String cards() {
         JsonElement gpus = report.get("gpus");
         if (gpus == null) {
-            return String.format("%s, %s cores", text("machine"), report.get("cores"));
+            return text("machine") + ", " + text("cores") + " cores";
         }
-        if (!gpus.isJsonArray()) {
-            return gpus.getAsInt() + " GPUs";
-        }
-        JsonArray names = gpus.getAsJsonArray();
-        return names.size() + " × " + names.get(0).getAsString();
-    }
-
-    private String version(String library) {
-        return library.equals("torch")
-                ? text("torch").replaceFirst("\\+.*", "")
-                : report.getAsJsonObject("versions").get(library).getAsString();
-    }
-
-    private String machine() {
-        List<String> parts = new ArrayList<>();
-        parts.add("**" + cards() + "**");
-        if (report.has("ranks")) {
-            parts.add("ranks: " + text("ranks"));
-        }
-        parts.add(text("date").substring(0, 10));
-        // 7 digits; "-dirty" stays.
-        parts.add("commit " + text("commit").replaceFirst("^(\\w{7})\\w*", "$1"));
-        for (String library : LIBRARIES) {
-            String[] words = library.split(" ", 2);
-            if (report.getAsJsonObject("versions").has(words[0])) {
-                parts.add(words[1] + " " + version(words[0]));
-            }
-        }
-        // A run without PyTorch has the cause there.
-        if (report.has("torch") && Character.isDigit(text("torch").charAt(0))) {
-            parts.add("PyTorch " + text("torch"));
-        }
-        String[] options = read("jvmOptions", String[].class);
-        if (options != null && options.length > 0) {
-            parts.add("`" + String.join("` `", options) + "`");
-        }
-        return String.join(" · ", parts) + String.format(" · [%s](../ci/results/%s)", name, name);
-    }
-
-    private String operators() {
-        TextTable table =
-                new TextTable(
-                        ("operation|M, N, K or bytes|ours|NCCL|PyTorch|over NCCL|over PyTorch|limit"
-                                        + "|called: ours|called: NCCL|host|bare launch|host, in"
-                                        + " bare launches|longest of calls 2 to 20")
-                                .split("\\|"));
-        for (GpuBenchRow row : rows()) {
-            Double matmul = row.replay().get(GpuBenchRow.MATMUL);
-            Double communication = row.replay().get(GpuBenchRow.COMMUNICATION);
-            boolean isMatmul = row.bytes() == null && row.mnk().size() == 3;
-            Double limit =
-                    isMatmul && matmul != null && communication != null
-                            ? Double.valueOf(Math.max(matmul, communication))
-                            : null;
-            CallTimes called = row.columns().get(GpuBenchRow.OURS);
-            CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
-            CallTimes launch = row.columns().get(GpuBenchRow.BARE_LAUNCH);
-            table.add(
-                    operation(row),
-                    size(row),
-                    micros(ours(row)),
-                    micros(baseline(row)),
-                    micros(torch(row)),
-                    ratio(baseline(row), ours(row)),
-                    ratio(torch(row), ours(row)),
-                    micros(limit),
-                    micros(called == null ? null : called.gpuMicros()),
-                    micros(nccl == null ? null : nccl.gpuMicros()),
-                    micros(called == null ? null : called.hostMicros()),
-                    micros(launch == null ? null : launch.hostMicros()),
-                    format("%.1f", row.launches()),
-                    micros(called == null ? null : called.nextCallsMaxMicros()));
-        }
-        String group =
-                report.has("groupSeconds")
-                        ? format(
-                                "Creating the group took %.1f s on the slowest rank.\n\n",
-                                number("groupSeconds"))
-                        : "";
-        return group + table.markdownOfFilledColumns();
-    }
-
-    private String generation() {
-        JsonObject config = report.getAsJsonObject("config");
-        TextTable steps =
-                new TextTable(
-                        "sequences",
-                        "step, µs",
-                        "p90, µs",
-                        "sampled, µs",
-                        "tokens/s",
-                        "reading the memory, µs",
-                        "PyTorch, CUDA graph, µs",
-                        "torch.compile, CUDA graph, µs");
-        for (StepRow step : read("steps", StepRow[].class)) {
-            Map<String, Double> torch = step.torchMicros();
-            steps.add(
-                    step.batch(),
-                    whole(step.medianMicros()),
-                    whole(step.p90Micros()),
-                    whole(step.drawnMedianMicros()),
-                    whole(step.tokensPerSecond()),
-                    whole(step.limitMicros()),
-                    whole(torch == null ? null : torch.getOrDefault("nccl", torch.get("alone"))),
-                    whole(torch == null ? null : torch.get("compiled")));
-        }
-        TextTable clients = new TextTable("clients", "requests", "errors", "tokens/s");
-        for (DecodeBench.Row served : read("served", DecodeBench.Row[].class)) {
-            clients.add(
-                    served.clients(),
-                    served.requests(),
-                    served.errors().size(),
-                    whole(served.tokensPerSecond()));
-        }
-        FirstToken first = read("firstToken", FirstToken.class);
-        Loading loading = read("loading", Loading.class);
-        String quantization =
-                report.has("quantization") ? text("quantization").toLowerCase(Locale.ROOT) : "none";
-        boolean fp8Cache =
-                config.has("kvCacheDtype")
-                        && config.get("kvCacheDtype").getAsString().equals("FP8");
-        return String.format(
-                Locale.ROOT,
-                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s%s%s.%n%n%s%n%s%nFirst"
-                        + " token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain reading"
-                        + " of the files: %.1f s.%n",
-                // Older files have the number.
-                config.has("layers")
-                        ? config.get("layers")
-                        : config.getAsJsonArray("layerConfigs").size(),
-                config.get("hiddenSize"),
-                config.get("vocabularySize"),
-                config.get("type").getAsString().toLowerCase(Locale.ROOT),
-                quantization.equals("none") ? "" : ", weights in " + quantization,
-                fp8Cache ? ", keys and values in fp8" : "",
-                steps.markdownOfFilledColumns(),
-                clients.markdown(),
-                first.promptTokens(),
-                first.medianMicros() / 1000,
-                loading.seconds(),
-                loading.readSeconds());
-    }
-
-    private String training() {
-        Map<String, String> names = new LinkedHashMap<>();
-        String one = report.has("gpus") ? "one GPU" : "one rank";
-        names.put("P2P", "this project, engine PyTorch-P2P");
-        names.put("TORCH_DDP", "PyTorch DDP");
-        names.put("TORCH_DDP_TUNED", "PyTorch DDP, gradients as bucket views, fused SGD");
-        names.put("DJL", "DJL's engine PyTorch");
-        names.put("P2P_SHARDED", "this project, fully sharded");
-        names.put("TORCH_FSDP2", "PyTorch FSDP2");
-        names.put("P2P_ALONE", one + ", engine PyTorch-P2P");
-        names.put("P2P_RECOMPUTED", one + ", engine PyTorch-P2P, layers computed again");
-        names.put("TORCH_ALONE", one + ", PyTorch");
-        names.put("DJL_ALONE", one + ", DJL's engine PyTorch");
-        Map<Integer, Map<String, Double>> steps = steps();
-        List<String> titles = new ArrayList<>(List.of("ms a step"));
-        steps.keySet().forEach(rows -> titles.add(rows + " rows a rank"));
-        String width = text("width");
-        String hidden = text("hidden");
-        TextTable table = new TextTable(titles.toArray(String[]::new));
-        names.forEach(
-                (who, words) -> {
-                    List<String> cells = new ArrayList<>(List.of(words));
-                    steps.values().forEach(row -> cells.add(millis(row.get(who))));
-                    if (steps.values().stream().anyMatch(row -> row.containsKey(who))) {
-                        table.add(cells.toArray());
-                    }
-                });
-        return String.format(
-                "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n%s",
-                text("layers"), width, hidden, hidden, width, table.markdown());
-    }
-
-    /** Returns the milliseconds of a training step by rows a rank and contender. */
-    Map<Integer, Map<String, Double>> steps() {
-        Map<Integer, Map<String, Double>> steps = new TreeMap<>();
-        for (TrainBenchCommand.Step step : read("steps", TrainBenchCommand.Step[].class)) {
-            steps.computeIfAbsent(step.rows(), rows -> new LinkedHashMap<>())
-                    .put(step.who(), step.milliseconds());
-        }
-        return steps;
-    }
-
-    private String block() {
-        double both = number(BlockBench.BOTH);
-        double block = number(BlockBench.BLOCK);
-        return new TextTable("forward and backward", "ms")
-                .add("the block", format("%.2f", block))
-                .add("its matmuls and its attention", format("%.2f", both))
-                .add("its matmuls", format("%.2f", number(BlockBench.MATMULS)))
-                .add("block / matmuls and attention", format("%.2f", block / both))
-                .markdown();
-    }
-
-    /** Returns the microseconds of all-reduces on the CPU by bytes and program. */
-    private Map<Long, Map<String, Double>> medians() {
-        Map<Long, Map<String, Double>> sizes = new TreeMap<>();
-        report.getAsJsonObject("medians")
-                .asMap()
-                .forEach(
-                        (program, rows) -> {
-                            for (BenchRow row : GSON.fromJson(rows, BenchRow[].class)) {
-                                sizes.computeIfAbsent(row.size(), size -> new LinkedHashMap<>())
-                                        .put(program, row.micros());
-                            }
-                        });
-        return sizes;
-    }
-
-    private String hostAllReduce() {
-        Map<String, String> names =
-                Map.of("mpi", "backend mpi", "openmpi", "Open MPI", "gloo", "Gloo");
-        List<String> programs =
-                Stream.of("threads", "processes", "mpi", "openmpi", "gloo")
-                        .filter(report.getAsJsonObject("medians")::has)
-                        .toList();
-        List<String> titles = new ArrayList<>(List.of("bytes"));
-        programs.forEach(program -> titles.add(names.getOrDefault(program, program)));
-        titles.add("over Gloo");
-        TextTable table = new TextTable(titles.toArray(String[]::new));
-        medians()
-                .forEach(
-                        (size, row) -> {
-                            List<String> cells = new ArrayList<>(List.of(bytes(size)));
-                            programs.forEach(program -> cells.add(micros(row.get(program))));
-                            cells.add(ratio(row.get("gloo"), row.get("processes")));
-                            table.add(cells.toArray());
-                        });
-        return table.markdown();
-    }
-
-    private String tests() {
-        return new TextTable("found", "passed", "skipped", "failed")
-                .add(text("found"), text("succeeded"), text("skipped"), text("failed"))
-                .markdown();
-    }
-
-    /** Returns this project's replayed time; null if it was not measured. */
-    static Double ours(GpuBenchRow row) {
-        return row.replay().get(GpuBenchRow.OURS);
-    }
-
-    /** Returns NCCL's time without windows; for a fused operator, with the matmul. */
-    static Double baseline(GpuBenchRow row) {
-        return row.replay().get(GpuBenchRow.NCCL);
-    }
-
-    /** Returns the time of PyTorch's fused operator or of its faster all-reduce. */
-    static Double torch(GpuBenchRow row) {
-        return GpuBenchResults.best(row.replay()::get);
-    }
-
-    /** Returns the name of an operation on the pages. */
-    static String operation(GpuBenchRow row) {
-        String[] words = row.operation().split(" ", 2);
-        String name =
-                switch (words[0]) {
-                    case "allGatherMatmul" -> "all-gather + matmul";
-                    case "matmulReduceScatter" -> "matmul + reduce-scatter";
-                    case "allReduceRmsNorm" -> "all-reduce + RMSNorm";
-                    case "allGather" -> "all-gather";
-                    case "reduceScatter" -> "reduce-scatter";
-                    default -> "all-reduce";
-                };
-        return words.length == 1 ? name : name + ", " + words[1];
-    }
-
-    /** Returns M, N, K or the bytes. */
-    static String size(GpuBenchRow row) {
-        return row.bytes() == null ? row.size() : bytes(row.bytes());
+        // Older files have the number of GPUs.
+        return gpus instanceof JsonArray names
+                ? names.size() + " × " + names.get(0).getAsString()
+                : text("gpus") + " GPUs";
     }
 
     private static String bytes(long bytes) {
@@ -467,28 +281,5 @@ final class ResultsSection {
             return bytes / (1 << 20) + " MiB";
         }
         return bytes >= 1 << 10 ? bytes / (1 << 10) + " KiB" : bytes + " B";
-    }
-
-    static String micros(Double value) {
-        return value == null
-                ? ""
-                : format(value < 9.95 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
-    }
-
-    private static String millis(Double value) {
-        return format(value == null || value > 4.95 ? "%.1f" : "%.2f", value);
-    }
-
-    private static String ratio(Double other, Double ours) {
-        return other == null || ours == null ? "" : format("%.2f×", other / ours);
-    }
-
-    private static String whole(Double value) {
-        return format("%,.0f", value);
-    }
-
-    /** Formats a number; empty for null. */
-    static String format(String format, Double value) {
-        return value == null ? "" : String.format(Locale.ROOT, format, value);
     }
 }

@@ -3,11 +3,10 @@ package org.djlx.bench;
 
 import java.util.List;
 import java.util.Locale;
-import java.util.stream.DoubleStream;
 
 /**
- * An SVG bar chart of speed-ups, on white. Each case has a bar for this project and, if measured, a
- * bar for another program. A line at 1 marks the baseline.
+ * An SVG bar chart of speed-ups, on white. Each case has a bar for this project and one for another
+ * program. A line at 1 marks the baseline.
  */
 final class SpeedUpChart {
 
@@ -19,32 +18,17 @@ final class SpeedUpChart {
     private static final int BAR = 12;
     private static final String OURS = "#1f6feb";
     private static final String OTHER = "#9aa4b2";
+    private static final String GREY = "#57606a";
     private static final String INK = "#1f2328";
 
-    /**
-     * One case, by operation and size: speed-ups over the baseline; {@code other} is null if it was
-     * not measured.
-     */
-    record Bar(String name, double ours, Double other) {}
+    /** One case, by operation and size: speed-ups over the baseline. */
+    record Bar(String name, double ours, double other) {}
 
     private final StringBuilder svg = new StringBuilder();
-    private final List<Bar> bars;
     private final double most;
 
-    private SpeedUpChart(List<Bar> bars) {
-        this.bars = bars;
-        this.most =
-                Math.ceil(
-                                2
-                                        * bars.stream()
-                                                .flatMapToDouble(SpeedUpChart::values)
-                                                .max()
-                                                .orElseThrow())
-                        / 2;
-    }
-
-    private static DoubleStream values(Bar bar) {
-        return bar.other == null ? DoubleStream.of(bar.ours) : DoubleStream.of(bar.ours, bar.other);
+    private SpeedUpChart(double most) {
+        this.most = most;
     }
 
     /**
@@ -52,53 +36,47 @@ final class SpeedUpChart {
      * the timing method. Bars are from top to bottom, at least one.
      */
     static String draw(String title, String subtitle, String other, List<Bar> bars) {
-        return new SpeedUpChart(bars).draw(title, subtitle, other);
+        double largest =
+                bars.stream().mapToDouble(b -> Math.max(b.ours, b.other)).max().orElseThrow();
+        return new SpeedUpChart(Math.ceil(2 * largest) / 2).svg(title, subtitle, other, bars);
     }
 
-    private String draw(String title, String subtitle, String other) {
+    private String svg(String title, String subtitle, String other, List<Bar> bars) {
         int bottom = TOP + bars.size() * ROW;
-        int height = bottom + 34;
         line(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0"
-                        + " %d %d\" font-family=\"Helvetica, Arial, sans-serif\">",
-                WIDTH, height, WIDTH, height);
-        line("<title>%s</title>", escape(title + ", " + subtitle));
-        line("<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>", WIDTH, height);
+                """
+                <svg xmlns="http://www.w3.org/2000/svg" width="%1$d" height="%2$d" \
+                viewBox="0 0 %1$d %2$d" font-family="Helvetica, Arial, sans-serif">
+                <title>%3$s</title>
+                <rect width="%1$d" height="%2$d" fill="#ffffff"/>\
+                """,
+                WIDTH, bottom + 34, escape(title + ", " + subtitle));
         text(16, 28, 18, "start", INK, "bold", title);
-        text(16, 48, 13, "start", "#57606a", "normal", subtitle);
+        text(16, 48, 13, "start", GREY, "normal", subtitle);
         line("<rect x=\"16\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OURS);
         text(34, 71, 13, "start", INK, "normal", "DJL Collectives");
-        if (bars.stream().anyMatch(bar -> bar.other != null)) {
-            line("<rect x=\"160\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OTHER);
-            text(178, 71, 13, "start", INK, "normal", other);
-        }
+        line("<rect x=\"160\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OTHER);
+        text(178, 71, 13, "start", INK, "normal", other);
         for (double tick = 0; tick <= most; tick += most > 4 ? 1 : 0.5) {
-            boolean baseline = tick == 1;
             line(
-                    "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"%s\""
-                            + " stroke-width=\"%s\"/>",
+                    "<line x1=\"%1$.1f\" y1=\"%2$d\" x2=\"%1$.1f\" y2=\"%3$d\" %4$s/>",
                     x(tick),
                     TOP,
-                    x(tick),
                     bottom,
-                    baseline ? INK : "#e1e4e8",
-                    baseline ? "1.5" : "1");
+                    tick == 1
+                            ? "stroke=\"" + INK + "\" stroke-width=\"1.5\""
+                            : "stroke=\"#e1e4e8\" stroke-width=\"1\"");
             text(x(tick), bottom + 18, 12, "middle", INK, "normal", number("%.1f×", tick));
         }
-        for (int i = 0; i < bars.size(); i++) {
-            bar(bars.get(i), TOP + i * ROW);
+        int y = TOP;
+        for (Bar bar : bars) {
+            text(LEFT - 10, y + ROW / 2 + 4, 13, "end", INK, "normal", bar.name);
+            rectangle(y + ROW / 2 - BAR, bar.ours, OURS, "bold");
+            rectangle(y + ROW / 2, bar.other, OTHER, "normal");
+            y += ROW;
         }
         line("</svg>");
         return svg.toString();
-    }
-
-    private void bar(Bar bar, int y) {
-        int first = bar.other == null ? y + (ROW - BAR) / 2 : y + (ROW - 2 * BAR) / 2;
-        text(LEFT - 10, y + ROW / 2 + 4, 13, "end", INK, "normal", bar.name);
-        rectangle(first, bar.ours, OURS, "bold");
-        if (bar.other != null) {
-            rectangle(first + BAR, bar.other, OTHER, "normal");
-        }
     }
 
     private void rectangle(int y, double value, String colour, String weight) {

@@ -21,9 +21,10 @@
  * GpuBenchCase - an operation at one size, its contenders and expected result
  * GpuBenchJob - the ranks of bench-gpu
  * GpuBenchRow - the results of an operation at one size
- * GpuBenchResults - the rows of all cases, with PyTorch's times, and their table
+ * GpuBenchResults - the rows of all cases, with PyTorch's times
  * ResultsPages - writes the figures of README.md and docs
  * ResultsSection - one file of ci/results as Markdown
+ * Columns - tables of JSON, and texts with its values, by tables.json
  * SpeedUpChart - a bar chart as SVG
  * SideBySide - measures contenders in turns, on the CPU and on GPUs
  * BenchRank - one rank of such a measurement

@@ -3,7 +3,6 @@ package org.djlx.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -329,7 +328,7 @@ class GpuBenchTest {
         assertFalse(good.slowest(bad).correct());
         assertFalse(bad.slowest(good).correct());
         assertFalse(row(0.02, times).correct());
-        assertTrue(GpuBenchResults.table(List.of(good, bad)).toString().contains("WRONG"));
+        assertTrue(Columns.printed("bench-gpu", List.of(good, bad)).toString().contains("WRONG"));
     }
 
     @Test
@@ -344,15 +343,22 @@ class GpuBenchTest {
     @Test
     void hostTimesAreAlsoInBareLaunches() {
         CallTimes ours = times(1, 9, 3, 4, 5, 6);
-        assertNull(row(0, ours).launches());
         CallTimes launch = times(1, 4, 3, 4, 5, 6);
-        GpuBenchRow row = row(0, ours);
         GpuBenchRow both =
-                row.plus(
-                        new Gson()
-                                .toJsonTree(Map.of("columns", Map.of("bareLaunch", launch)))
-                                .getAsJsonObject());
-        assertEquals(2.25, both.launches());
+                row(0, ours)
+                        .plus(
+                                new Gson()
+                                        .toJsonTree(Map.of("columns", Map.of("bareLaunch", launch)))
+                                        .getAsJsonObject());
+        assertEquals("2.3", cell("launches", both));
+        assertEquals("-", cell("launches", row(0, ours)));
+    }
+
+    /** Returns a cell of the printed table of one row. */
+    private static String cell(String title, GpuBenchRow row) {
+        String[] lines = Columns.printed("bench-gpu", List.of(row)).markdown().split("\n");
+        int column = List.of(lines[0].split(" \\| ")).indexOf(title);
+        return lines[2].split(" \\| ")[column];
     }
 
     @Test
