@@ -44,7 +44,6 @@ import ai.djl.training.tracker.Tracker;
 import ai.djl.util.PairList;
 import com.fasterxml.jackson.annotation.JsonProperty;
 import dev.langchain4j.agent.tool.Tool;
-import dev.langchain4j.model.chat.ChatModel;
 import dev.langchain4j.service.AiServices;
 import dev.langchain4j.service.UserMessage;
 import java.io.ByteArrayOutputStream;
@@ -76,15 +75,17 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
 import org.djlx.fusedops.VariableAllToAll;
+import org.djlx.llm.ChatAnswer;
+import org.djlx.llm.ChatModel;
+import org.djlx.llm.ChatRequest;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.langchain4j.TextChatModel;
-import org.djlx.llm.server.TextApi;
-import org.djlx.llm.text.ChatTemplate;
-import org.djlx.llm.text.ToolFormat;
+import org.djlx.llm.text.ChatTemplate.Message;
+import org.djlx.llm.text.ToolCall;
 import org.djlx.llm.tune.ChatDataset;
 import org.djlx.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.ScalarType;
@@ -142,7 +143,9 @@ class ExamplesTest {
                                 find(Path.of("docs/fused-operators.md"), MARKDOWN, 6),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
                                 find(source("TextChatModel"), JAVADOC, 1),
-                                find(Path.of("docs/text-generation.md"), MARKDOWN, 3))
+                                find(source("ChatModel"), JAVADOC, 1),
+                                find(source("ChatRequest"), JAVADOC, 1),
+                                find(Path.of("docs/text-generation.md"), MARKDOWN, 5))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
@@ -673,11 +676,15 @@ class ExamplesTest {
         BAD
     }
 
-    record Review(@JsonProperty(required = true) Mood mood) {}
+    record Review(Mood mood, int stars) {}
+
+    record Turn(boolean on) {}
+
+    record Opinion(@JsonProperty(required = true) Mood mood) {}
 
     interface Assistant {
         @UserMessage("What does the reader think? {{it}}")
-        Review read(String text);
+        Opinion read(String text);
 
         String chat(String message);
     }
@@ -691,16 +698,49 @@ class ExamplesTest {
 
     /** With a model of random weights, which writes JSON because it has to. */
     @Test
-    void langChain4jHasAModel(@TempDir Path directory) throws Exception {
-        assertEquals(
-                0,
-                Main.commandLine()
-                        .execute("serve-model", "--text", "../README.md", directory.toString()));
-        try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
-            ToolFormat tools = ToolFormat.named("hermes");
-            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory), tools, null);
-            TextChatModel model = new TextChatModel(api, generator);
+    void chats(@TempDir Path home) throws Exception {
+        writeSnapshot(home);
+        try (ChatModel model = ChatModel.of("Qwen/Qwen3-0.6B")) {
+            System.out.println(model.chat("Hello"));
+            model.chat(ChatRequest.of("Tell a story"), part -> System.out.print(part.content()));
+            Review review =
+                    model.chat(ChatRequest.of("Review: I would read it again."), Review.class);
+        }
+        try (ChatModel model = ChatModel.of("Qwen/Qwen3-0.6B")) {
+            ChatRequest.Builder chat =
+                    ChatRequest.builder()
+                            .addSystem("You look after a lamp.")
+                            .addUser("It is too dark to read.")
+                            .addTool("turn", "Switches the lamp", Turn.class)
+                            .optGeneration(
+                                    generation -> generation.optTemperature(0).optMaxTokens(500));
+            ChatAnswer answer = model.chat(chat.build());
+            chat.addMessage(answer.message());
+            for (ToolCall call : answer.calls()) {
+                boolean on = call.arguments(Turn.class).on();
+                chat.addMessage(Message.tool(call.id(), on ? "The lamp shines." : "It is dark."));
+            }
+            assertTrue(answer.generatedTokens() > 0);
 
+            ChatRequest request =
+                    ChatRequest.builder()
+                            .addSystem("Answer in one sentence.")
+                            .addUser("Why is the sky blue?")
+                            .optGeneration(
+                                    generation -> generation.optTemperature(0).optMaxTokens(100))
+                            .build();
+            assertTrue(model.chat(request).generatedTokens() <= 100);
+        } finally {
+            System.clearProperty("HF_HOME");
+            System.clearProperty("HF_HUB_OFFLINE");
+        }
+    }
+
+    /** With a model of random weights, which writes JSON because it has to. */
+    @Test
+    void langChain4jHasAModel(@TempDir Path home) throws Exception {
+        writeSnapshot(home);
+        try (TextChatModel model = TextChatModel.of("Qwen/Qwen3-0.6B")) {
             Assistant reader = AiServices.create(Assistant.class, model);
             System.out.println(reader.read("I would read this book again.").mood());
 
@@ -712,12 +752,31 @@ class ExamplesTest {
             assertNotNull(reader.read("It bored me.").mood());
         }
         // The example of the class.
-        try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
-            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory));
-            ChatModel model = new TextChatModel(api, generator);
-            String answer = model.chat("Hello");
-            assertNotNull(answer);
+        try {
+            try (TextChatModel model = TextChatModel.of("Qwen/Qwen3-0.6B")) {
+                String answer = model.chat("Hello");
+            }
+        } finally {
+            System.clearProperty("HF_HOME");
+            System.clearProperty("HF_HUB_OFFLINE");
         }
+    }
+
+    /** Writes a tiny model where a download leaves one, and makes this the cache of the hub. */
+    private static void writeSnapshot(Path home) throws IOException {
+        String commit = "0123456789abcdef0123456789abcdef01234567";
+        Path cached = home.resolve("hub/models--Qwen--Qwen3-0.6B");
+        Files.createDirectories(cached.resolve("refs"));
+        Files.writeString(cached.resolve("refs/main"), commit);
+        Path snapshot = cached.resolve("snapshots").resolve(commit);
+        String[] command = {"serve-model", "--text", "../README.md", snapshot.toString()};
+        assertEquals(0, Main.commandLine().execute(command));
+        Files.writeString(
+                snapshot.resolve("chat_template.jinja"),
+                "{% for tool in tools or [] %}{{ tool.function.name }}<tool_call>{% endfor %}"
+                        + "{% for message in messages %}{{ message.content }}\n{% endfor %}");
+        System.setProperty("HF_HOME", home.toString());
+        System.setProperty("HF_HUB_OFFLINE", "1");
     }
 
     @Test
@@ -752,15 +811,7 @@ class ExamplesTest {
     /** The model's files lie in the cache of a hub, as a download leaves them there. */
     @Test
     void textOfAModelByItsName(@TempDir Path home) throws Exception {
-        String commit = "0123456789abcdef0123456789abcdef01234567";
-        Path cached = home.resolve("hub/models--Qwen--Qwen3-0.6B");
-        Files.createDirectories(cached.resolve("refs"));
-        Files.writeString(cached.resolve("refs/main"), commit);
-        String snapshot = cached.resolve("snapshots").resolve(commit).toString();
-        assertEquals(
-                0, Main.commandLine().execute("serve-model", "--text", "../README.md", snapshot));
-        System.setProperty("HF_HOME", home.toString());
-        System.setProperty("HF_HUB_OFFLINE", "1");
+        writeSnapshot(home);
         try (TextGenerator generator = TextGenerator.of("Qwen/Qwen3-0.6B")) {
             Generation generation =
                     generator.submit(

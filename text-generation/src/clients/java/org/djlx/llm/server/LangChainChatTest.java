@@ -63,16 +63,15 @@ class LangChainChatTest extends AbstractChatModelIT {
     }
 
     static TextChatModel model(ChatRequestParameters defaults) {
-        TextApi api =
-                new TextApi(
+        org.djlx.llm.ChatModel chat =
+                new org.djlx.llm.ChatModel(
                         "tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
-        api.addName("another");
-        return new TextChatModel(api, GENERATOR, defaults, List.of());
+        return new TextChatModel(chat, defaults, List.of());
     }
 
     @Override
     protected List<ChatModel> models() {
-        return List.of(model(ChatRequestParameters.builder().build()));
+        return List.of(model(ChatRequestParameters.builder().modelName("another").build()));
     }
 
     @Override
@@ -87,7 +86,7 @@ class LangChainChatTest extends AbstractChatModelIT {
 
     @Override
     protected String customModelName() {
-        return "another";
+        return "tiny";
     }
 
     @Override

@@ -26,7 +26,8 @@ class LangChainStreamTest extends AbstractStreamingChatModelIT {
 
     private static final FakeGenerator GENERATOR =
             new FakeGenerator(10_000, LangChainChatTest::answer);
-    private static final ChatRequestParameters NONE = ChatRequestParameters.builder().build();
+    private static final ChatRequestParameters ANOTHER =
+            ChatRequestParameters.builder().modelName("another").build();
 
     @AfterAll
     static void close() {
@@ -35,21 +36,20 @@ class LangChainStreamTest extends AbstractStreamingChatModelIT {
 
     private static StreamingChatModel model(
             ChatRequestParameters defaults, List<ChatModelListener> listeners) {
-        TextApi api =
-                new TextApi(
+        org.djlx.llm.ChatModel chat =
+                new org.djlx.llm.ChatModel(
                         "tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
-        api.addName("another");
-        return new TextChatModel(api, GENERATOR, defaults, listeners).streaming();
+        return new TextChatModel(chat, defaults, listeners).streaming();
     }
 
     @Override
     protected List<StreamingChatModel> models() {
-        return List.of(model(NONE, List.of()));
+        return List.of(model(ANOTHER, List.of()));
     }
 
     @Override
     public StreamingChatModel createModelWith(ChatModelListener listener) {
-        return model(NONE, List.of(listener));
+        return model(ANOTHER, List.of(listener));
     }
 
     @Override
@@ -109,7 +109,7 @@ class LangChainStreamTest extends AbstractStreamingChatModelIT {
 
     @Override
     protected String customModelName() {
-        return "another";
+        return "tiny";
     }
 
     @Override

@@ -76,6 +76,7 @@ public final class TextEngine implements TextGenerator {
     /** The default maximum number of tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
 
+    private final Path directory;
     private final ModelConfig config;
     private final SamplingDefaults samplingDefaults;
     private final TokenizerReader reader; // closes the tokenizer
@@ -86,7 +87,7 @@ public final class TextEngine implements TextGenerator {
     private final EngineCore engine;
 
     private TextEngine(Builder builder) throws IOException {
-        Path directory = GgufDirectory.of(builder.source.directory());
+        directory = GgufDirectory.of(builder.source.directory());
         config = ModelConfig.read(directory, builder.type, builder.kvCacheDtype);
         samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
@@ -155,6 +156,11 @@ public final class TextEngine implements TextGenerator {
     @Override
     public Optional<TextTokenizer> tokenizer() {
         return Optional.ofNullable(tokenizer);
+    }
+
+    /** {@return the model's directory; of a GGUF file, that of what its metadata says} */
+    public Path directory() {
+        return directory;
     }
 
     public ModelConfig config() {

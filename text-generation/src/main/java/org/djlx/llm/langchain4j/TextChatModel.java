@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.langchain4j;
 
-import com.google.gson.FieldNamingPolicy;
 import com.google.gson.Gson;
-import com.google.gson.GsonBuilder;
+import com.google.gson.JsonObject;
 import dev.langchain4j.agent.tool.ToolExecutionRequest;
 import dev.langchain4j.agent.tool.ToolSpecification;
 import dev.langchain4j.data.message.AiMessage;
@@ -14,6 +13,8 @@ import dev.langchain4j.data.message.TextContent;
 import dev.langchain4j.data.message.ToolExecutionResultMessage;
 import dev.langchain4j.data.message.UserMessage;
 import dev.langchain4j.exception.HttpException;
+import dev.langchain4j.exception.LangChain4jException;
+import dev.langchain4j.exception.ModelNotFoundException;
 import dev.langchain4j.exception.UnsupportedFeatureException;
 import dev.langchain4j.internal.ExceptionMapper;
 import dev.langchain4j.internal.InternalStreamingChatResponseHandlerUtils;
@@ -27,37 +28,41 @@ import dev.langchain4j.model.chat.request.ChatRequest;
 import dev.langchain4j.model.chat.request.ChatRequestParameters;
 import dev.langchain4j.model.chat.request.ResponseFormat;
 import dev.langchain4j.model.chat.request.ResponseFormatType;
+import dev.langchain4j.model.chat.request.ToolChoice;
 import dev.langchain4j.model.chat.request.json.JsonSchema;
+import dev.langchain4j.model.chat.request.json.JsonSchemaElement;
 import dev.langchain4j.model.chat.response.ChatResponse;
 import dev.langchain4j.model.chat.response.PartialToolCall;
 import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
 import dev.langchain4j.model.chat.response.StreamingHandle;
 import dev.langchain4j.model.output.FinishReason;
 import dev.langchain4j.model.output.TokenUsage;
-import java.nio.charset.StandardCharsets;
-import java.util.HashMap;
+import java.io.IOException;
 import java.util.List;
 import java.util.Locale;
-import java.util.Map;
-import java.util.Optional;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.Semaphore;
-import org.djlx.llm.TextGenerator;
-import org.djlx.llm.server.ApiException;
-import org.djlx.llm.server.TextAnswer;
-import org.djlx.llm.server.TextApi;
+import java.util.function.Consumer;
+import org.djlx.llm.ChatAnswer;
+import org.djlx.llm.ChatGeneration;
+import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.sampling.Grammar;
+import org.djlx.llm.text.AnswerStream.Part;
+import org.djlx.llm.text.ChatTemplate.Message;
+import org.djlx.llm.text.ChatTools;
+import org.djlx.llm.text.ToolCall;
 
 /**
- * A {@link TextGenerator} as LangChain4j's {@link ChatModel}, and with {@link #streaming} as its
- * {@link StreamingChatModel}. Chats have texts, reasoning, tools and tool results; {@code
+ * A {@link org.djlx.llm.ChatModel} as LangChain4j's {@link ChatModel}, and with {@link #streaming}
+ * as its {@link StreamingChatModel}. Chats have texts, reasoning, tools and tool results; {@code
  * AiServices} gets structured output by a JSON schema.
  *
  * <pre>{@code
- * TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory));
- * ChatModel model = new TextChatModel(api, generator);
- * String answer = model.chat("Hello");
+ * try (TextChatModel model = TextChatModel.of("Qwen/Qwen3-0.6B")) {
+ *     String answer = model.chat("Hello");
+ * }
  * }</pre>
  *
  * <ul>
@@ -66,20 +71,12 @@ import org.djlx.llm.server.TextApi;
  *   <li>Streaming callbacks of a request run on one thread of its own; one that blocks delays only
  *       this request.
  *   <li>Interrupting a thread in {@code chat} cancels its request.
- *   <li>Thread-safe. The caller closes the generator.
+ *   <li>Thread-safe. {@link #close} closes the model and its generator.
  * </ul>
  */
-public final class TextChatModel implements ChatModel {
+public final class TextChatModel implements ChatModel, AutoCloseable {
 
-    private static final Gson GSON = // leaves out nulls
-            new GsonBuilder()
-                    .setFieldNamingPolicy(FieldNamingPolicy.LOWER_CASE_WITH_UNDERSCORES)
-                    .create();
-    private static final Map<String, FinishReason> REASONS =
-            Map.of(
-                    "stop", FinishReason.STOP,
-                    "length", FinishReason.LENGTH,
-                    "tool_calls", FinishReason.TOOL_EXECUTION);
+    private static final Gson GSON = new Gson();
 
     /** For answers that are not streamed. */
     private static final StreamingChatResponseHandler NOTHING =
@@ -91,36 +88,44 @@ public final class TextChatModel implements ChatModel {
                 public void onError(Throwable error) {}
             };
 
-    private final TextApi api;
-    private final TextGenerator generator;
+    private final org.djlx.llm.ChatModel model;
     private final ChatRequestParameters defaults;
     private final List<ChatModelListener> listeners;
 
-    /**
-     * Creates a model whose requests have the model's own defaults. The caller closes the
-     * generator.
-     */
-    public TextChatModel(TextApi api, TextGenerator generator) {
-        this(api, generator, ChatRequestParameters.builder().build(), List.of());
+    /** Creates a model whose requests have the model's own defaults. */
+    public TextChatModel(org.djlx.llm.ChatModel model) {
+        this(model, ChatRequestParameters.builder().build(), List.of());
     }
 
     /**
-     * Creates a model. The caller closes the generator. {@code defaults} are for requests that
-     * leave parameters out; the listeners are told of requests, responses and errors.
+     * Creates a model. {@code defaults} are for requests that leave parameters out; their model
+     * name is one by which requests may ask for this model. The listeners are told of requests,
+     * responses and errors.
      */
     public TextChatModel(
-            TextApi api,
-            TextGenerator generator,
+            org.djlx.llm.ChatModel model,
             ChatRequestParameters defaults,
             List<ChatModelListener> listeners) {
-        if (api == null || generator == null || defaults == null || listeners == null) {
-            throw new IllegalArgumentException(
-                    "the api, the generator, the defaults or the listeners are null");
+        if (model == null || defaults == null || listeners == null) {
+            throw new IllegalArgumentException("the model, the defaults or the listeners are null");
         }
-        this.api = api;
-        this.generator = generator;
+        this.model = model;
         this.defaults = defaults;
         this.listeners = List.copyOf(listeners);
+    }
+
+    /**
+     * Loads a model, as {@link org.djlx.llm.ChatModel#of(String)}.
+     *
+     * @param model a directory, or a name on a Hugging Face hub, such as Qwen/Qwen3-0.6B
+     */
+    public static TextChatModel of(String model) throws IOException {
+        return new TextChatModel(org.djlx.llm.ChatModel.of(model));
+    }
+
+    @Override
+    public void close() {
+        model.close();
     }
 
     @Override
@@ -141,7 +146,7 @@ public final class TextChatModel implements ChatModel {
     @Override
     public ChatResponse doChat(ChatRequest request) {
         try {
-            return new Response(submit(json(request)), NOTHING).await();
+            return submit(converted(request), request.modelName(), NOTHING).await();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CancellationException("interrupted while waiting for an answer");
@@ -155,8 +160,11 @@ public final class TextChatModel implements ChatModel {
         return new StreamingChatModel() {
             @Override
             public void doChat(ChatRequest request, StreamingChatResponseHandler handler) {
-                String json = json(request);
-                Thread thread = new Thread(() -> stream(json, handler), "chat-model-stream");
+                org.djlx.llm.ChatRequest converted = converted(request);
+                Thread thread =
+                        new Thread(
+                                () -> stream(converted, request.modelName(), handler),
+                                "chat-model-stream");
                 thread.setDaemon(true);
                 thread.start();
             }
@@ -178,10 +186,11 @@ public final class TextChatModel implements ChatModel {
         };
     }
 
-    private void stream(String request, StreamingChatResponseHandler handler) {
+    private void stream(
+            org.djlx.llm.ChatRequest request, String name, StreamingChatResponseHandler handler) {
         Response response = null;
         try {
-            response = new Response(submit(request), handler);
+            response = submit(request, name, handler);
             ChatResponse complete = response.await();
             InternalStreamingChatResponseHandlerUtils.onCompleteResponse(handler, complete);
         } catch (InterruptedException e) {
@@ -194,19 +203,13 @@ public final class TextChatModel implements ChatModel {
         }
     }
 
-    private TextAnswer submit(String json) {
-        return api.chat(json.getBytes(StandardCharsets.UTF_8)).submit(generator);
-    }
-
     private static RuntimeException mapped(RuntimeException e) {
         int status = 500;
-        if (e instanceof ApiException refusal) {
-            status = refusal.status();
-        } else if (e instanceof IllegalArgumentException) {
+        if (e instanceof IllegalArgumentException) {
             status = 400;
         } else if (e instanceof RejectedExecutionException) {
             status = 429;
-        } else if (e instanceof UnsupportedFeatureException) {
+        } else if (e instanceof LangChain4jException) {
             return e;
         }
         // A cause would hide the status from the mapper.
@@ -216,58 +219,75 @@ public final class TextChatModel implements ChatModel {
         return mapped;
     }
 
-    private static String json(ChatRequest request) {
-        Map<String, Object> json = new HashMap<>(Map.of("stream", true));
-        json.put("stream_options", Map.of("include_usage", true));
-        json.put("messages", request.messages().stream().map(TextChatModel::message).toList());
-        json.put("model", request.modelName());
-        json.put("temperature", request.temperature());
-        json.put("top_p", request.topP());
-        json.put("top_k", request.topK());
-        json.put("frequency_penalty", request.frequencyPenalty());
-        json.put("presence_penalty", request.presencePenalty());
-        json.put("max_completion_tokens", request.maxOutputTokens());
-        json.put("stop", request.stopSequences());
-        json.put("tools", request.toolSpecifications().stream().map(TextChatModel::tool).toList());
-        if (request.toolChoice() != null) {
-            json.put("tool_choice", request.toolChoice().name().toLowerCase(Locale.ROOT));
+    private Response submit(
+            org.djlx.llm.ChatRequest request, String name, StreamingChatResponseHandler handler) {
+        String asked = name == null ? model.name() : name;
+        if (!asked.equals(model.name()) && !asked.equals(defaults.modelName())) {
+            throw new ModelNotFoundException(
+                    "unknown model '" + asked + "'; this is '" + model.name() + "'");
         }
+        return new Response(model.submit(request), asked, handler);
+    }
+
+    private static org.djlx.llm.ChatRequest converted(ChatRequest request) {
+        org.djlx.llm.ChatRequest.Builder builder =
+                org.djlx.llm.ChatRequest.builder()
+                        .optGeneration(generation -> setOptions(request, generation))
+                        .optForcesCall(request.toolChoice() == ToolChoice.REQUIRED);
+        request.messages().forEach(message -> builder.addMessage(message(message)));
+        if (request.toolChoice() != ToolChoice.NONE) {
+            request.toolSpecifications().forEach(tool -> builder.addTool(tool(tool)));
+        }
+        return builder.build();
+    }
+
+    private static void setOptions(ChatRequest request, GenerationRequest.Builder generation) {
+        set(request.temperature(), generation::optTemperature);
+        set(request.topP(), generation::optTopP);
+        set(request.topK(), generation::optTopK);
+        set(request.frequencyPenalty(), generation::optFrequencyPenalty);
+        set(request.presencePenalty(), generation::optPresencePenalty);
+        set(request.maxOutputTokens(), generation::optMaxTokens);
+        generation.optStopStrings(request.stopSequences());
         ResponseFormat format = request.responseFormat();
         if (format != null && format.type() == ResponseFormatType.JSON) {
             JsonSchema schema = format.jsonSchema();
-            if (schema == null) {
-                json.put("response_format", Map.of("type", "json_object"));
-            } else {
-                json.put("guided_json", JsonSchemaElementUtils.toMap(schema.rootElement()));
-            }
+            generation.optGrammar(
+                    schema == null
+                            ? Grammar.jsonObject()
+                            : Grammar.jsonSchema(schema(schema.rootElement())));
         }
-        return GSON.toJson(json);
     }
 
-    private static Map<String, Object> message(ChatMessage message) {
-        Map<String, Object> json = new HashMap<>();
-        if (message instanceof SystemMessage system) {
-            json.put("role", "system");
-            json.put("content", system.text());
-        } else if (message instanceof UserMessage user) {
-            json.put("role", "user");
-            json.put("content", text(user.contents()));
-        } else if (message instanceof AiMessage answer) {
-            json.put("role", "assistant");
-            json.put("content", answer.text());
-            json.put("reasoning_content", answer.thinking());
-            json.put(
-                    "tool_calls",
-                    answer.toolExecutionRequests().stream().map(TextChatModel::call).toList());
-        } else if (message instanceof ToolExecutionResultMessage result) {
-            json.put("role", "tool");
-            json.put("tool_call_id", result.id());
-            json.put("content", text(result.contents()));
-        } else {
-            throw new UnsupportedFeatureException(
-                    "messages of type " + message.type() + " are not supported");
+    private static <T> void set(T value, Consumer<T> option) {
+        if (value != null) {
+            option.accept(value);
         }
-        return json;
+    }
+
+    private static JsonObject schema(JsonSchemaElement element) {
+        return GSON.toJsonTree(JsonSchemaElementUtils.toMap(element)).getAsJsonObject();
+    }
+
+    private static Message message(ChatMessage message) {
+        if (message instanceof SystemMessage system) {
+            return Message.system(system.text());
+        }
+        if (message instanceof UserMessage user) {
+            return Message.user(text(user.contents()));
+        }
+        if (message instanceof AiMessage answer) {
+            List<ToolCall> calls =
+                    answer.toolExecutionRequests().stream()
+                            .map(call -> new ToolCall(call.id(), call.name(), call.arguments()))
+                            .toList();
+            return Message.assistant(answer.text(), answer.thinking(), calls);
+        }
+        if (message instanceof ToolExecutionResultMessage result) {
+            return Message.tool(result.id(), text(result.contents()));
+        }
+        throw new UnsupportedFeatureException(
+                "messages of type " + message.type() + " are not supported");
     }
 
     private static String text(List<Content> contents) {
@@ -283,60 +303,34 @@ public final class TextChatModel implements ChatModel {
         return text.toString();
     }
 
-    private static Map<String, Object> call(ToolExecutionRequest call) {
-        Map<String, Object> json = new HashMap<>();
-        json.put("id", call.id());
-        json.put("type", "function");
-        json.put("function", Map.of("name", call.name(), "arguments", call.arguments()));
-        return json;
+    private static ChatTools.Tool tool(ToolSpecification tool) {
+        return new ChatTools.Tool(
+                tool.name(),
+                tool.description(),
+                tool.parameters() == null ? null : schema(tool.parameters()),
+                Boolean.TRUE.equals(tool.strict()));
     }
-
-    private static Map<String, Object> tool(ToolSpecification tool) {
-        Map<String, Object> function = new HashMap<>();
-        function.put("name", tool.name());
-        function.put("description", tool.description());
-        function.put("strict", tool.strict());
-        if (tool.parameters() != null) {
-            function.put("parameters", JsonSchemaElementUtils.toMap(tool.parameters()));
-        }
-        return Map.of("type", "function", "function", function);
-    }
-
-    /** A server-sent event of a chat completion. */
-    private record Event(String id, String model, List<Choice> choices, Usage usage) {}
-
-    private record Choice(Delta delta, String finishReason) {}
-
-    private record Delta(String content, String reasoningContent, List<Call> toolCalls) {}
-
-    private record Call(int index, String id, Function function) {}
-
-    private record Function(String name, String arguments) {}
-
-    private record Usage(int promptTokens, int completionTokens) {}
 
     /** Reads an answer as it is generated. */
     private static final class Response implements StreamingHandle {
 
-        private final TextAnswer answer;
+        private final ChatGeneration generation;
+        private final String modelName;
         private final StreamingChatResponseHandler handler;
-        private final Semaphore progress = new Semaphore(0);
-        private final StringBuilder text = new StringBuilder();
-        private final StringBuilder thinking = new StringBuilder();
         private final ToolCallBuilder calls = new ToolCallBuilder(-1);
-        private final ChatResponse.Builder response = ChatResponse.builder();
         private volatile boolean cancelled;
 
-        Response(TextAnswer answer, StreamingChatResponseHandler handler) {
-            this.answer = answer;
+        Response(
+                ChatGeneration generation, String modelName, StreamingChatResponseHandler handler) {
+            this.generation = generation;
+            this.modelName = modelName;
             this.handler = handler;
-            answer.onProgress(progress::release);
         }
 
         @Override
         public void cancel() {
             cancelled = true;
-            answer.cancel();
+            generation.cancel();
         }
 
         @Override
@@ -346,81 +340,70 @@ public final class TextChatModel implements ChatModel {
 
         ChatResponse await() throws InterruptedException {
             try {
-                while (!answer.isComplete()) {
-                    progress.acquire();
-                    progress.drainPermits();
-                    for (Optional<String> next = answer.poll();
-                            next.isPresent();
-                            next = answer.poll()) {
-                        next.get().lines().filter(line -> !line.isEmpty()).forEach(this::read);
-                    }
+                List<Part> parts;
+                while ((parts = generation.next()) != null) {
+                    parts.forEach(this::read);
                 }
             } finally {
-                answer.cancel(); // Does nothing after a complete answer.
+                generation.cancel(); // Does nothing after a complete answer.
             }
+            ChatAnswer answer = generation.answer();
             endCall();
             List<ToolExecutionRequest> requests = calls.allRequests();
-            AiMessage.Builder message = AiMessage.builder().toolExecutionRequests(requests);
-            if (!text.isEmpty() || requests.isEmpty()) {
-                message.text(text.toString());
-            }
-            message.thinking(thinking.isEmpty() ? null : thinking.toString());
-            return response.aiMessage(message.build()).build();
+            AiMessage message =
+                    AiMessage.builder()
+                            .toolExecutionRequests(requests)
+                            .text(
+                                    answer.content().isEmpty() && !requests.isEmpty()
+                                            ? null
+                                            : answer.content())
+                            .thinking(answer.reasoning().isEmpty() ? null : answer.reasoning())
+                            .build();
+            FinishReason called =
+                    requests.isEmpty() ? FinishReason.STOP : FinishReason.TOOL_EXECUTION;
+            boolean isCut = answer.finishReason() == org.djlx.llm.FinishReason.LENGTH;
+            return ChatResponse.builder()
+                    .id("chatcmpl-" + UUID.randomUUID())
+                    .modelName(modelName)
+                    .aiMessage(message)
+                    .tokenUsage(new TokenUsage(answer.promptTokens(), answer.generatedTokens()))
+                    .finishReason(isCut ? FinishReason.LENGTH : called)
+                    .build();
         }
 
-        private void read(String line) {
-            String data = line.substring("data: ".length());
+        private void read(Part part) {
             if (cancelled) {
                 throw new CancellationException("the answer was cancelled");
             }
-            if (data.equals("[DONE]")) {
-                return;
+            if (!part.reasoning().isEmpty()) {
+                InternalStreamingChatResponseHandlerUtils.onPartialThinking(
+                        handler, part.reasoning(), this);
             }
-            Event event = GSON.fromJson(data, Event.class);
-            response.id(event.id).modelName(event.model);
-            if (event.usage != null) {
-                Usage usage = event.usage;
-                response.tokenUsage(new TokenUsage(usage.promptTokens, usage.completionTokens));
+            if (!part.content().isEmpty()) {
+                InternalStreamingChatResponseHandlerUtils.onPartialResponse(
+                        handler, part.content(), this);
             }
-            for (Choice choice : event.choices) {
-                if (choice.finishReason != null) {
-                    response.finishReason(REASONS.get(choice.finishReason));
-                }
-                String thought = choice.delta.reasoningContent;
-                if (thought != null) {
-                    thinking.append(thought);
-                    InternalStreamingChatResponseHandlerUtils.onPartialThinking(
-                            handler, thought, this);
-                }
-                String content = choice.delta.content;
-                if (content != null && !content.isEmpty()) {
-                    text.append(content);
-                    InternalStreamingChatResponseHandlerUtils.onPartialResponse(
-                            handler, content, this);
-                }
-                if (choice.delta.toolCalls != null) {
-                    choice.delta.toolCalls.forEach(this::call);
-                }
+            if (part.call() >= 0) {
+                call(part);
             }
         }
 
-        private void call(Call call) {
-            if (call.index != calls.index()) {
+        private void call(Part part) {
+            if (part.call() != calls.index()) {
                 endCall();
-                calls.updateIndex(call.index);
+                calls.updateIndex(part.call());
             }
-            calls.updateId(call.id);
-            calls.updateName(call.function.name);
-            String arguments = call.function.arguments;
-            if (!arguments.isEmpty()) {
-                calls.appendArguments(arguments);
+            calls.updateId(part.id());
+            calls.updateName(part.name());
+            if (!part.arguments().isEmpty()) {
+                calls.appendArguments(part.arguments());
                 InternalStreamingChatResponseHandlerUtils.onPartialToolCall(
                         handler,
                         PartialToolCall.builder()
-                                .index(call.index)
+                                .index(part.call())
                                 .id(calls.id())
                                 .name(calls.name())
-                                .partialArguments(arguments)
+                                .partialArguments(part.arguments())
                                 .build(),
                         this);
             }

@@ -20,6 +20,7 @@ import java.util.stream.Stream;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
+import org.djlx.llm.text.AnswerParts;
 import org.djlx.llm.text.AnswerStream.Part;
 
 /** Formats answers in OpenAI's schema. A streamed answer is server-sent events. */
@@ -33,7 +34,7 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<String> echoes;
     private final int choicesPerPrompt;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final List<AnswerParts> parts; // of each choice; null if the answer is only content
+    private final List<AnswerParts> parts; // of each choice
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
     private final Map<String, String[]> frames = new HashMap<>(); // events around a text
@@ -44,9 +45,9 @@ final class OpenAiAnswer implements AnswerFormat {
 
     /**
      * {@code echoes} is the text before the generated text of each choice. {@code logProbabilities}
-     * is null for an answer without them, {@code parts} for one that is only content. A streamed
-     * answer ends with the token counts if {@code includesUsage}. {@code onlyEchoes}: what is
-     * generated is left out, because no token was asked for.
+     * is null for an answer without them. A streamed answer ends with the token counts if {@code
+     * includesUsage}. {@code onlyEchoes}: what is generated is left out, because no token was asked
+     * for.
      */
     OpenAiAnswer(
             boolean chat,
@@ -64,7 +65,7 @@ final class OpenAiAnswer implements AnswerFormat {
         this.echoes = echoes;
         this.choicesPerPrompt = choicesPerPrompt;
         this.logProbabilities = logProbabilities;
-        this.parts = parts == null ? null : echoes.stream().map(echo -> parts.get()).toList();
+        this.parts = echoes.stream().map(echo -> parts.get()).toList();
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
         this.model = model;
@@ -95,9 +96,8 @@ final class OpenAiAnswer implements AnswerFormat {
         if (onlyEchoes) {
             return begin;
         }
-        return parts == null
-                ? begin + textEvent(choice, piece.text(), List.of(piece))
-                : begin + events(choice, parts.get(choice).add(piece), List.of(piece));
+        List<Part> added = parts.get(choice).add(piece.token(), piece.text());
+        return begin + events(choice, added, List.of(piece));
     }
 
     private static String join(List<Part> parts, Function<Part, String> text) {
@@ -174,7 +174,7 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String end(int choice, Generation generation) {
         JsonObject content = chat ? new JsonObject() : text("");
-        String rest = parts == null ? "" : events(choice, parts.get(choice).end(), List.of());
+        String rest = events(choice, parts.get(choice).end(), List.of());
         return begin(choice, generation)
                 + rest
                 + event(chunk(choice, content, null, reason(choice, generation)));
@@ -249,9 +249,7 @@ final class OpenAiAnswer implements AnswerFormat {
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = object("role", "assistant", "content", text);
-                if (parts != null) {
-                    addParts(message, parts.get(i).all(pieces.get(i)));
-                }
+                addParts(message, all(parts.get(i), pieces.get(i)));
                 choice.add("message", message);
             } else {
                 choice.addProperty("text", text);
@@ -266,6 +264,13 @@ final class OpenAiAnswer implements AnswerFormat {
 
     static String text(List<GeneratedPiece> pieces) {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
+    }
+
+    private static List<Part> all(AnswerParts parts, List<GeneratedPiece> pieces) {
+        List<Part> all = new ArrayList<>();
+        pieces.forEach(piece -> all.addAll(parts.add(piece.token(), piece.text())));
+        all.addAll(parts.end());
+        return all;
     }
 
     /** Sets the parts of a message. Its content is null if there is nothing but calls. */
@@ -295,7 +300,7 @@ final class OpenAiAnswer implements AnswerFormat {
         if (onlyEchoes || generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
             return "length";
         }
-        return parts != null && parts.get(choice).calls() > 0 ? "tool_calls" : "stop";
+        return parts.get(choice).calls() > 0 ? "tool_calls" : "stop";
     }
 
     /** Returns the token counts. A prompt counts once, whatever its number of choices. */
@@ -318,8 +323,7 @@ final class OpenAiAnswer implements AnswerFormat {
                         prompts + generated,
                         "prompt_tokens_details",
                         object("cached_tokens", cached));
-        int reasoning =
-                parts == null ? 0 : parts.stream().mapToInt(AnswerParts::reasoningTokens).sum();
+        int reasoning = parts.stream().mapToInt(AnswerParts::reasoningTokens).sum();
         if (reasoning > 0) {
             usage.add("completion_tokens_details", object("reasoning_tokens", reasoning));
         }

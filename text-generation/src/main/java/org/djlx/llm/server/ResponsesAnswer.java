@@ -13,6 +13,7 @@ import java.util.UUID;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
+import org.djlx.llm.text.AnswerParts;
 import org.djlx.llm.text.AnswerStream.Part;
 
 /**
@@ -25,7 +26,7 @@ final class ResponsesAnswer implements AnswerFormat {
     private final boolean streamed;
     private final JsonObject settings;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final AnswerParts parts; // null if the answer is only a message
+    private final AnswerParts parts;
     private final String model;
     private final String id = newId("resp_");
     private final long created = Instant.now().getEpochSecond();
@@ -38,8 +39,7 @@ final class ResponsesAnswer implements AnswerFormat {
 
     /**
      * {@code settings} are the options of the request that a response repeats; {@code
-     * logProbabilities} is null for an answer without them, {@code parts} for one that is only a
-     * message.
+     * logProbabilities} is null for an answer without them.
      */
     ResponsesAnswer(
             boolean streamed,
@@ -72,7 +72,7 @@ final class ResponsesAnswer implements AnswerFormat {
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
         unlisted.add(piece);
-        return parts == null ? text(piece.text()) : events(parts.add(piece));
+        return events(parts.add(piece.token(), piece.text()));
     }
 
     private String events(List<Part> parts) {
@@ -213,7 +213,7 @@ final class ResponsesAnswer implements AnswerFormat {
 
     @Override
     public String end(int choice, Generation generation) {
-        String rest = parts == null ? "" : events(parts.end());
+        String rest = events(parts.end());
         if (item == null && output.isEmpty()) {
             rest += begin(message());
         }
@@ -255,9 +255,7 @@ final class ResponsesAnswer implements AnswerFormat {
         JsonObject usage = object("input_tokens", prompt);
         usage.add("input_tokens_details", object("cached_tokens", generation.cachedTokens()));
         usage.addProperty("output_tokens", generated);
-        usage.add(
-                "output_tokens_details",
-                object("reasoning_tokens", parts == null ? 0 : parts.reasoningTokens()));
+        usage.add("output_tokens_details", object("reasoning_tokens", parts.reasoningTokens()));
         usage.addProperty("total_tokens", prompt + generated);
         json.add("usage", usage);
         return json;

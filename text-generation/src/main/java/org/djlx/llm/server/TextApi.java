@@ -2,9 +2,7 @@
 package org.djlx.llm.server;
 
 import com.google.gson.JsonObject;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
@@ -13,15 +11,18 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Supplier;
-import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.sampling.Grammar;
+import org.djlx.llm.text.AnswerParts;
+import org.djlx.llm.text.ChatFormat;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ChatTools;
 import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.TextTokenizer;
+import org.djlx.llm.text.ToolCall;
 import org.djlx.llm.text.ToolFormat;
 
 /**
@@ -38,11 +39,8 @@ public final class TextApi {
     /** OpenAI's code of errors about prompts that are too long. */
     private static final String CONTEXT_LENGTH = "context_length_exceeded";
 
-    private static final int END = 32; // tokens at the end of a prompt that may hold a marker
     private static final List<String> EFFORTS =
             List.of("none", "minimal", "low", "medium", "high", "xhigh", "max");
-    private static final List<String> REASONING = // of a message, in the templates of models
-            List.of("reasoning_content", "thinking");
     private static final List<String> TEXTS = // types of the parts of a content
             List.of("text", "input_text", "output_text", "reasoning_text", "summary_text");
     private static final List<String> THINKING = List.of("enable_thinking", "thinking");
@@ -75,11 +73,8 @@ public final class TextApi {
     private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
     private final TextGenerator generator;
     private final TextTokenizer tokenizer;
-    private final ChatTemplate template;
+    private final ChatFormat format;
     private final LogProbabilities logProbabilities;
-    private final ToolFormat toolFormat; // null if the model has none
-    private final ReasoningFormat reasoning; // null if the model has none
-    private final Map<Integer, String> markers = new HashMap<>(); // of these formats, if special
 
     /**
      * Creates an API; {@code model} is the name for clients. The caller closes the generator.
@@ -106,7 +101,6 @@ public final class TextApi {
         this.model = model;
         names.add(model);
         this.generator = generator;
-        this.template = template;
         tokenizer =
                 generator
                         .tokenizer()
@@ -115,23 +109,7 @@ public final class TextApi {
                                         new IllegalArgumentException(
                                                 "the model " + model + " has no tokenizer"));
         logProbabilities = new LogProbabilities(tokenizer);
-        this.toolFormat = toolFormat == null ? ToolFormat.of(template).orElse(null) : toolFormat;
-        this.reasoning = reasoning == null ? ReasoningFormat.of(template).orElse(null) : reasoning;
-        if (this.toolFormat != null) {
-            addMarker(this.toolFormat.marker());
-        }
-        if (this.reasoning != null) {
-            this.reasoning.markers().forEach(this::addMarker);
-        }
-    }
-
-    /** Keeps the text of a marker that is a special token, which detokenizing leaves out. */
-    private void addMarker(String text) {
-        boolean isSpecial = tokenizer.specialTokens().contains(text);
-        int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
-        if (tokens.length == 1) {
-            markers.put(tokens[0], text);
-        }
+        format = new ChatFormat(tokenizer, template, toolFormat, reasoning);
     }
 
     public String model() {
@@ -188,7 +166,7 @@ public final class TextApi {
         json.neutral("echo", "false");
         json.neutral("continue_final_message", "false");
         json.neutral("add_special_tokens", "false");
-        Tools tools = tools(json);
+        ChatTools tools = tools(json);
         Grammar grammar = OpenAiOptions.grammar(json);
         Supplier<AnswerParts> parts =
                 readPrompt(
@@ -217,50 +195,29 @@ public final class TextApi {
 
     /**
      * Encodes messages, and sets the prompt, the grammar and the maximum number of new tokens.
-     * Returns the parts of an answer; null if it is only content.
+     * Returns the parts of an answer.
      */
     private Supplier<AnswerParts> readPrompt(
             JsonOptions json,
             String of,
             List<ChatTemplate.Message> messages,
-            Tools tools,
-            Grammar answer,
+            ChatTools tools,
+            Grammar content,
             String maxTokensName,
             GenerationRequest.Builder builder) {
-        Grammar grammar = tools == null ? answer : tools.grammar(json, answer);
+        Grammar answer = OpenAiOptions.grammar(json, "tools", () -> format.grammar(tools, content));
         long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
         int[] prompt = encode(json, of, messages, tools, maxTokensName);
         builder.setPromptTokens(prompt);
         long left = Math.max(1, generator.maxLength() - prompt.length);
         builder.optMaxTokens((int) (maxTokens == 0 ? left : maxTokens));
-        boolean included = json.flag("include_reasoning", true);
-        if (reasoning == null) {
-            builder.optGrammar(grammar);
-            return tools == null ? null : () -> new AnswerParts(markers, true, tools.newStream());
-        }
-        boolean isCall = tools != null && tools.isForced() && !toolFormat.promptSuffix().isEmpty();
-        ReasoningFormat.Start start =
-                isCall ? ReasoningFormat.Start.ANSWER : reasoning.start(end(prompt));
         try {
-            builder.optGrammar(grammar == null ? null : reasoning.grammar(start, grammar));
+            builder.optGrammar(format.grammar(prompt, tools, answer));
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(null, e.getMessage());
         }
-        return () ->
-                new AnswerParts(
-                        markers,
-                        included,
-                        reasoning.newStream(start, tools == null ? null : tools.newStream()));
-    }
-
-    /** Returns the end of a prompt as text, with the markers that detokenizing leaves out. */
-    private String end(int[] prompt) {
-        StringBuilder text = new StringBuilder();
-        for (int i = Math.max(0, prompt.length - END); i < prompt.length; i++) {
-            String marker = markers.get(prompt[i]);
-            text.append(marker == null ? tokenizer.decode(new int[] {prompt[i]}) : marker);
-        }
-        return text.toString();
+        boolean included = json.flag("include_reasoning", true);
+        return () -> format.newParts(prompt, tools, included);
     }
 
     /**
@@ -281,7 +238,7 @@ public final class TextApi {
             throw holder.wrong(name, "one of " + EFFORTS);
         }
         nested.requireNoOthers();
-        boolean isKnown = THINKING.stream().anyMatch(template::reads);
+        boolean isKnown = THINKING.stream().anyMatch(format.template()::reads);
         if (json.has("enable_thinking") && !isKnown) {
             throw json.wrong("enable_thinking", "left out: the model's template does not read it");
         }
@@ -290,8 +247,8 @@ public final class TextApi {
         }
         boolean thinks = json.flag("enable_thinking", !"none".equals(effort));
         THINKING.forEach(variable -> variables.putIfAbsent(variable, thinks));
-        boolean isRead = template.reads("reasoning_effort");
-        if (thinks && effort != null && !isRead && !isKnown && reasoning == null) {
+        boolean isRead = format.template().reads("reasoning_effort");
+        if (thinks && effort != null && !isRead && !isKnown && format.reasoning().isEmpty()) {
             throw holder.wrong(name, "\"none\"; other values are not supported by this model");
         }
         if (effort != null && isRead) {
@@ -304,28 +261,18 @@ public final class TextApi {
             JsonOptions json,
             String of,
             List<ChatTemplate.Message> messages,
-            Tools tools,
+            ChatTools tools,
             String maxTokensName) {
         boolean generation = json.flag("add_generation_prompt", true);
         Map<String, Object> options = variables(json);
-        if (tools != null) {
-            if (!template.takesTools()) {
-                throw ApiException.badRequest(
-                        "tools",
-                        "the model's chat template does not read tools: leave them out, or describe"
-                                + " them in a message");
-            }
-            options.put("tools", tools.declarations());
+        if (tools != null && !format.template().takesTools()) {
+            throw ApiException.badRequest(
+                    "tools",
+                    "the model's chat template does not read tools: leave them out, or describe"
+                            + " them in a message");
         }
         try {
-            int[] prompt =
-                    template.encode(
-                            messages, generation, options, tokenizer, generator.maxLength());
-            if (tools == null || !tools.isForced()) {
-                return prompt;
-            }
-            int[] suffix = tokenizer.encode(toolFormat.promptSuffix(), false);
-            return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
+            return format.encode(messages, generation, options, tools, generator.maxLength());
         } catch (ContextLengthException e) {
             throw tooLong(e, of, maxTokensName);
         } catch (IllegalArgumentException e) {
@@ -356,24 +303,25 @@ public final class TextApi {
             throw json.wrong("role", "system, developer, user, assistant or tool");
         }
         String content = content(json, "content");
-        Map<String, Object> more = new LinkedHashMap<>();
+        List<ToolCall> calls = List.of();
         if (role.equals("assistant") && !json.isEmpty("tool_calls")) {
-            more.put("tool_calls", json.objects("tool_calls").stream().map(TextApi::call).toList());
+            calls = json.objects("tool_calls").stream().map(TextApi::call).toList();
         } else {
             json.neutral("tool_calls", "[]");
         }
         String thought = json.text("reasoning_content", json.text("reasoning", null));
-        if (thought != null && role.equals("assistant")) {
-            REASONING.forEach(name -> more.put(name, thought));
-        }
-        if (content == null && more.isEmpty()) {
+        ChatTemplate.Message message =
+                switch (role) {
+                    case "assistant" -> ChatTemplate.Message.assistant(content, thought, calls);
+                    case "tool" ->
+                            ChatTemplate.Message.tool(json.text("tool_call_id", ""), content);
+                    default -> new ChatTemplate.Message(role, content);
+                };
+        if (content == null && (message.more().isEmpty() || role.equals("tool"))) {
             throw json.wrong("content", "a string or an array of texts");
         }
-        if (role.equals("tool")) {
-            more.put("tool_call_id", json.text("tool_call_id", ""));
-        }
         json.requireNoOthers();
-        return new ChatTemplate.Message(role, content, more);
+        return message;
     }
 
     /** Reads a text or the texts of an array; null if there is none. */
@@ -413,20 +361,16 @@ public final class TextApi {
                     String kept = item.isEmpty("content") ? "summary" : "content";
                     item.neutral("summary");
                     String thought = item.isEmpty(kept) ? "" : content(item, kept);
-                    Map<String, Object> more = new LinkedHashMap<>();
-                    REASONING.forEach(of -> more.put(of, thought));
-                    messages.add(new ChatTemplate.Message("assistant", null, more));
+                    messages.add(ChatTemplate.Message.assistant(null, thought, List.of()));
                 }
                 case "function_call" -> {
-                    Object call = call(item, item, "call_id");
-                    Map<String, Object> more = Map.of("tool_calls", List.of(call));
-                    addItem(messages, new ChatTemplate.Message("assistant", null, more));
+                    List<ToolCall> calls = List.of(call(item, item, "call_id"));
+                    addItem(messages, ChatTemplate.Message.assistant(null, null, calls));
                 }
                 case "function_call_output" -> {
-                    Map<String, Object> id = Map.of("tool_call_id", item.text("call_id", ""));
+                    String id = item.text("call_id", "");
                     String output = content(item, "output");
-                    messages.add(
-                            new ChatTemplate.Message("tool", output == null ? "" : output, id));
+                    messages.add(ChatTemplate.Message.tool(id, output == null ? "" : output));
                 }
                 default ->
                         throw item.wrong(
@@ -466,42 +410,31 @@ public final class TextApi {
                 : added;
     }
 
-    private static Map<String, Object> call(JsonOptions json) {
+    private static ToolCall call(JsonOptions json) {
         json.neutral("type", "\"function\"");
         json.neutral("index");
-        Map<String, Object> call = call(json, json.object("function"), "id");
+        ToolCall call = call(json, json.object("function"), "id");
         json.requireNoOthers();
         return call;
     }
 
-    /** Reads a call of a tool, for the template: with its arguments as an object. */
-    private static Map<String, Object> call(JsonOptions json, JsonOptions function, String idName) {
-        String id = json.text(idName, "");
-        String text = function.text("arguments", "");
-        Map<String, Object> arguments;
-        try {
-            byte[] utf8 = (text.isBlank() ? "{}" : text).getBytes(StandardCharsets.UTF_8);
-            arguments = JsonOptions.parse(utf8).values();
-        } catch (ApiException e) {
-            throw function.wrong("arguments", "a JSON object in a string: " + e.getMessage());
-        }
+    private static ToolCall call(JsonOptions json, JsonOptions function, String idName) {
         String name = function.text("name", "");
         if (name.isEmpty()) {
             throw function.wrong("name", "the name of a tool");
         }
+        ToolCall call = new ToolCall(json.text(idName, ""), name, function.text("arguments", ""));
+        try {
+            call.entry();
+        } catch (IllegalArgumentException e) {
+            throw function.wrong("arguments", "a JSON object in a string: " + e.getMessage());
+        }
         function.requireNoOthers();
-        Map<String, Object> called = new LinkedHashMap<>(); // in the order in which it is printed
-        called.put("name", name);
-        called.put("arguments", arguments);
-        Map<String, Object> call = new LinkedHashMap<>();
-        call.put("id", id);
-        call.put("type", "function");
-        call.put("function", called);
         return call;
     }
 
-    private Tools tools(JsonOptions json) {
-        return Tools.read(json, toolFormat, "function");
+    private ChatTools tools(JsonOptions json) {
+        return Tools.read(json, format, "function");
     }
 
     /**
@@ -526,7 +459,7 @@ public final class TextApi {
         json.neutral("background", "false");
         json.neutral("truncation", "\"disabled\"");
         json.neutral("max_tool_calls"); // of OpenAI's own tools
-        Tools tools = Tools.read(json, toolFormat, null);
+        ChatTools tools = Tools.read(json, format, null);
         JsonOptions text = json.object("text");
         Grammar grammar =
                 text.has("format") ? OpenAiOptions.format(text.object("format"), null) : null;
@@ -552,11 +485,7 @@ public final class TextApi {
         return new TextCall(
                 List.of(request),
                 new ResponsesAnswer(
-                        streamed,
-                        settings,
-                        listed ? logProbabilities : null,
-                        parts == null ? null : parts.get(),
-                        name),
+                        streamed, settings, listed ? logProbabilities : null, parts.get(), name),
                 "max_output_tokens");
     }
 
@@ -674,7 +603,7 @@ public final class TextApi {
                         echoed,
                         choices,
                         listed ? logProbabilities : null,
-                        null,
+                        AnswerParts::new,
                         name,
                         most == 0),
                 "max_tokens");

@@ -2,7 +2,6 @@
 /* Package-private:
  * AccessRules        which hosts and tokens are allowed
  * Answer             an answer being sent to a client
- * AnswerParts        divides an answer into reasoning, content and calls of tools
  * ConnectionHandler  one connection: answers its requests in order
  * InvocationAnswer   DJL Serving's answers
  * JsonOptions        reads options from a JSON object, and refuses unknown ones
@@ -15,7 +14,7 @@
  * Route              the server's paths
  * ServerMetrics      counters and times for Prometheus
  * SlowProgress       shows progress if loading takes long
- * Tools              the tools of a chat, and how the model may call them
+ * Tools              reads the tools of a chat
  */
 /**
  * The HTTP server, and the schemas of OpenAI and DJL Serving, which need no HTTP server.

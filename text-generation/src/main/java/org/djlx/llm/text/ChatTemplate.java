@@ -60,6 +60,8 @@ public final class ChatTemplate {
     private static final String DEFAULT = "default";
     private static final String TOOL_USE = "tool_use";
     private static final String TOOLS = "tools";
+    private static final List<String> REASONING = // of a message, in the templates of models
+            List.of("reasoning_content", "thinking");
 
     /** Control tokens that not every template has, as the model writes them. */
     private static final Set<String> KNOWN =
@@ -106,6 +108,34 @@ public final class ChatTemplate {
         /** Creates a message that is only text. */
         public Message(String role, String content) {
             this(role, content, Map.of());
+        }
+
+        public static Message system(String text) {
+            return new Message("system", text);
+        }
+
+        public static Message user(String text) {
+            return new Message("user", text);
+        }
+
+        /**
+         * Creates an answer of the model; {@code content} is null if it only calls tools, {@code
+         * reasoning} and {@code calls} may be null.
+         */
+        public static Message assistant(String content, String reasoning, List<ToolCall> calls) {
+            Map<String, Object> more = new LinkedHashMap<>();
+            if (calls != null && !calls.isEmpty()) {
+                more.put("tool_calls", calls.stream().map(ToolCall::entry).toList());
+            }
+            if (reasoning != null) {
+                REASONING.forEach(name -> more.put(name, reasoning));
+            }
+            return new Message("assistant", content, more);
+        }
+
+        /** Creates the result of the call of a tool with this id. */
+        public static Message tool(String id, String result) {
+            return new Message("tool", result, Map.of("tool_call_id", id));
         }
     }
 

@@ -48,7 +48,6 @@ import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.ByteTokens;
 import org.djlx.llm.engine.TextEngine;
-import org.djlx.llm.server.TextApi;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
@@ -76,7 +75,7 @@ class TextChatModelTest {
 
     @TempDir private static Path directory;
     private static TextEngine generator;
-    private static TextApi api;
+    private static org.djlx.llm.ChatModel chat;
     private static TextChatModel model;
 
     @BeforeAll
@@ -84,13 +83,15 @@ class TextChatModelTest {
         ByteTokens.writeModel(directory, 3);
         generator =
                 TextEngine.builder().setDirectory(directory).optRanks(2).optMaxQueued(1).build();
-        api = new TextApi("tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
-        model = new TextChatModel(api, generator);
+        chat =
+                new org.djlx.llm.ChatModel(
+                        "tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
+        model = new TextChatModel(chat);
     }
 
     @AfterAll
     static void close() {
-        generator.close();
+        model.close();
     }
 
     private static ChatRequest.Builder request(ChatMessage... messages) {
@@ -176,7 +177,7 @@ class TextChatModelTest {
                         .presencePenalty(0.0)
                         .modelName("tiny")
                         .build();
-        ChatModel other = new TextChatModel(api, generator, defaults, List.of());
+        ChatModel other = new TextChatModel(chat, defaults, List.of());
         assertEquals(generated("user: How?\nassistant:", 5), other.chat("How?"));
     }
 
@@ -310,7 +311,8 @@ class TextChatModelTest {
         TextEngine small =
                 TextEngine.builder().setDirectory(own).optMaxRunning(1).optMaxQueued(1).build();
         TextChatModel busy =
-                new TextChatModel(new TextApi("tiny", small, ChatTemplate.PLAIN), small);
+                new TextChatModel(
+                        new org.djlx.llm.ChatModel("tiny", small, ChatTemplate.PLAIN, null, null));
         List<Collector> all = new ArrayList<>();
         for (int i = 0; i < 64; i++) { // Some come while another runs and one waits.
             all.add(new Collector());
@@ -332,8 +334,9 @@ class TextChatModelTest {
 
     @Test
     void nullsAreRefused() {
-        assertThrows(IllegalArgumentException.class, () -> new TextChatModel(null, generator));
-        assertThrows(IllegalArgumentException.class, () -> new TextChatModel(api, null));
+        assertThrows(IllegalArgumentException.class, () -> new TextChatModel(null));
+        assertThrows(
+                IllegalArgumentException.class, () -> new TextChatModel(chat, null, List.of()));
     }
 
     @Test
@@ -344,8 +347,8 @@ class TextChatModelTest {
                         Map.of());
         TextChatModel thinker =
                 new TextChatModel(
-                        new TextApi("tiny", generator, template, null, ReasoningFormat.DEEPSEEK_R1),
-                        generator);
+                        new org.djlx.llm.ChatModel(
+                                "tiny", generator, template, null, ReasoningFormat.DEEPSEEK_R1));
         ChatMessage before = AiMessage.builder().text("x").thinking("Why?").build();
         StringBuilder thinking = new StringBuilder();
         Collector collector =

@@ -27,7 +27,10 @@ import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.sampling.Constraint;
 import org.djlx.llm.sampling.Grammar;
 import org.djlx.llm.sampling.Vocabulary;
+import org.djlx.llm.text.ChatFormat;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ChatTools;
+import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.text.ToolFormat;
 import org.djlx.nativeops.TestJson;
 import org.junit.jupiter.api.AfterAll;
@@ -349,14 +352,28 @@ class ToolsTest {
     /** The marker is a special token, which detokenizing leaves out. */
     @Test
     void aMarkerMayBeASpecialToken() {
-        Tools tools =
-                new Tools(
-                        ToolFormat.MISTRAL,
-                        List.of(),
-                        Map.of("now", new JsonObject()),
-                        false,
-                        Set.of(),
-                        true);
+        TextTokenizer tokenizer =
+                new TextTokenizer() {
+                    @Override
+                    public int[] encode(String text, boolean specialTokens) {
+                        return new int[] {9};
+                    }
+
+                    @Override
+                    public String decode(int[] tokens) {
+                        return "";
+                    }
+
+                    @Override
+                    public Set<String> specialTokens() {
+                        return Set.of("[TOOL_CALLS]");
+                    }
+
+                    @Override
+                    public void close() {}
+                };
+        ChatFormat chat = new ChatFormat(tokenizer, ChatTemplate.PLAIN, ToolFormat.MISTRAL, null);
+        ChatTools tools = new ChatTools(List.of(new ChatTools.Tool("now", null, null)));
         OpenAiAnswer format =
                 new OpenAiAnswer(
                         true,
@@ -365,7 +382,7 @@ class ToolsTest {
                         List.of(""),
                         1,
                         null,
-                        () -> new AnswerParts(Map.of(9, "[TOOL_CALLS]"), true, tools.newStream()),
+                        () -> chat.newParts(new int[] {1}, tools, true),
                         "",
                         false);
         TextCall call =

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.text;
+
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.stream.IntStream;
+import org.djlx.llm.sampling.Grammar;
+
+/**
+ * How a model reads chats and writes answers: its chat template, and its formats of calls of tools
+ * and of reasoning. Immutable.
+ */
+public final class ChatFormat {
+
+    private static final int END = 32; // tokens at the end of a prompt that may hold a marker
+
+    private final TextTokenizer tokenizer;
+    private final ChatTemplate template;
+    private final ToolFormat tools; // null if the model has none
+    private final ReasoningFormat reasoning; // null if the model has none
+    private final Map<Integer, String> markers = new HashMap<>(); // of these formats, if special
+
+    /**
+     * Creates a format; {@code tools} and {@code reasoning} are null for those that the template
+     * knows.
+     */
+    public ChatFormat(
+            TextTokenizer tokenizer,
+            ChatTemplate template,
+            ToolFormat tools,
+            ReasoningFormat reasoning) {
+        if (tokenizer == null || template == null) {
+            throw new IllegalArgumentException("the tokenizer or the chat template is null");
+        }
+        this.tokenizer = tokenizer;
+        this.template = template;
+        this.tools = tools == null ? ToolFormat.of(template).orElse(null) : tools;
+        this.reasoning = reasoning == null ? ReasoningFormat.of(template).orElse(null) : reasoning;
+        if (this.tools != null) {
+            addMarker(this.tools.marker());
+        }
+        if (this.reasoning != null) {
+            this.reasoning.markers().forEach(this::addMarker);
+        }
+    }
+
+    /** Keeps the text of a marker that is a special token, which detokenizing leaves out. */
+    private void addMarker(String text) {
+        boolean isSpecial = tokenizer.specialTokens().contains(text);
+        int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
+        if (tokens.length == 1) {
+            markers.put(tokens[0], text);
+        }
+    }
+
+    public ChatTemplate template() {
+        return template;
+    }
+
+    /** {@return how the model writes calls of tools; empty if it calls none} */
+    public Optional<ToolFormat> tools() {
+        return Optional.ofNullable(tools);
+    }
+
+    /** {@return how the model writes its reasoning; empty if it has none} */
+    public Optional<ReasoningFormat> reasoning() {
+        return Optional.ofNullable(reasoning);
+    }
+
+    /**
+     * Encodes a chat as a prompt, as {@link ChatTemplate#encode}; {@code tools} is null if the
+     * model may call none.
+     */
+    public int[] encode(
+            List<ChatTemplate.Message> messages,
+            boolean addGenerationPrompt,
+            Map<String, Object> variables,
+            ChatTools tools,
+            int maxLength) {
+        Map<String, Object> all = new HashMap<>(variables);
+        if (tools != null) {
+            all.put("tools", tools.declarations());
+        }
+        int[] prompt = template.encode(messages, addGenerationPrompt, all, tokenizer, maxLength);
+        if (tools == null || !tools.isForced()) {
+            return prompt;
+        }
+        int[] suffix = tokenizer.encode(toolFormat().promptSuffix(), false);
+        return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
+    }
+
+    private ToolFormat toolFormat() {
+        if (tools == null) {
+            throw new IllegalArgumentException(
+                    "this model has no known format of tool calls; name one of "
+                            + ToolFormat.names()
+                            + " when you load it");
+        }
+        return tools;
+    }
+
+    /** {@return the grammar of calls and contents; {@code content} is null if these are free} */
+    public Grammar grammar(ChatTools tools, Grammar content) {
+        return tools == null ? content : tools.grammar(toolFormat(), content);
+    }
+
+    /**
+     * {@return the grammar of whole answers, with their reasoning; null if they are free}
+     *
+     * @param answer that of what follows the reasoning; null if it is free
+     * @throws IllegalArgumentException as {@link ReasoningFormat#grammar}
+     */
+    public Grammar grammar(int[] prompt, ChatTools tools, Grammar answer) {
+        return reasoning == null || answer == null
+                ? answer
+                : reasoning.grammar(start(prompt, tools), answer);
+    }
+
+    /** {@return parts for the answer to a prompt} */
+    public AnswerParts newParts(int[] prompt, ChatTools tools, boolean includesReasoning) {
+        ToolCallStream calls = tools == null ? null : tools.newStream(toolFormat());
+        AnswerStream stream =
+                reasoning == null ? calls : reasoning.newStream(start(prompt, tools), calls);
+        return new AnswerParts(markers, includesReasoning, stream);
+    }
+
+    private ReasoningFormat.Start start(int[] prompt, ChatTools tools) {
+        boolean isCall =
+                tools != null && tools.isForced() && !toolFormat().promptSuffix().isEmpty();
+        return isCall ? ReasoningFormat.Start.ANSWER : reasoning.start(end(prompt));
+    }
+
+    /** Returns the end of a prompt as text, with the markers that detokenizing leaves out. */
+    private String end(int[] prompt) {
+        StringBuilder text = new StringBuilder();
+        for (int i = Math.max(0, prompt.length - END); i < prompt.length; i++) {
+            String marker = markers.get(prompt[i]);
+            text.append(marker == null ? tokenizer.decode(new int[] {prompt[i]}) : marker);
+        }
+        return text.toString();
+    }
+}
