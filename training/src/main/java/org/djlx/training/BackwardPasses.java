@@ -100,7 +100,7 @@ final class BackwardPasses {
         @Override
         public void backward(NDArray target) {
             double scale = step.lossScale();
-            uneven.announce(UnevenBatches.Call.BACKWARD);
+            announce();
             run(() -> scope.backward(target, scale));
         }
 
@@ -117,6 +117,7 @@ final class BackwardPasses {
 
         @Override
         public void zeroGradients() {
+            uneven.announce(UnevenBatches.Call.ZERO_GRADIENTS);
             trainer.dropGradients();
         }
 
@@ -124,6 +125,13 @@ final class BackwardPasses {
         public void close() {
             scope.close();
         }
+    }
+
+    private void announce() {
+        uneven.announce(
+                time() == ReductionTime.LATER
+                        ? UnevenBatches.Call.ACCUMULATE
+                        : UnevenBatches.Call.BACKWARD);
     }
 
     private void begin() {
@@ -246,7 +254,7 @@ final class BackwardPasses {
                                         + " discarded this pass; call backward before");
                     }
                     if (--foreignPasses == 0) {
-                        uneven.announce(UnevenBatches.Call.BACKWARD);
+                        announce();
                         end();
                     }
                     return List.of();

@@ -239,8 +239,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
      * Join}; default false. {@code EasyTrain} then joins at the end of each epoch; a training loop
      * of your own calls {@link DataParallelTrainer#join}. Costs a small all-reduce for each pass,
-     * step and {@link org.djlx.training.data.JoinListener}. Checkpoints are saved by a training
-     * listener, or after join. The same on all ranks.
+     * clipping, step and {@link org.djlx.training.data.JoinListener}. Checkpoints are saved by a
+     * training listener, or after join. The same on all ranks.
      */
     public DataParallelConfig optJoin(boolean join) {
         this.join = join;

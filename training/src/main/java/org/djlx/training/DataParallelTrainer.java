@@ -27,6 +27,7 @@ import org.djlx.training.precision.Autocast;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.djlx.training.strategy.ParameterStrategy;
+import org.djlx.training.strategy.ReductionTime;
 import org.djlx.training.strategy.ShardingStrategy;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -154,12 +155,18 @@ public final class DataParallelTrainer extends Trainer {
 
     public void zeroGradients() {
         backward.discard();
+        uneven.announce(UnevenBatches.Call.ZERO_GRADIENTS);
         dropGradients();
     }
 
+    /** Drops this process's gradients, without an announcement and without passes. */
     void dropGradients() {
         step.reset();
         ifLoaded(ParameterStrategy::zeroGradients);
+    }
+
+    OptimizerStep optimizerStep() {
+        return step;
     }
 
     /**
@@ -292,13 +299,12 @@ public final class DataParallelTrainer extends Trainer {
      *     ranks; parameters that are {@linkplain DividedBlock divided} among ranks count as a
      *     whole. If it is NaN, all gradients are NaN after the call. If it is infinite, finite
      *     gradients are 0 and infinite ones NaN
-     * @throws IllegalStateException if the trainer is closed or broken, or with {@link
-     *     DataParallelConfig#optJoin}
+     * @throws IllegalStateException if the trainer is closed or broken
      */
     public double clipGradNorm(double maxNorm) {
         requireUsable("clipGradNorm");
-        refuseJoin("clipGradNorm");
-        return step.clipNorm(maxNorm);
+        OptimizerStep.requirePositive("clipGradNorm: maxNorm", maxNorm);
+        return step.clipNorm(uneven.announce(UnevenBatches.Call.CLIP_NORM, maxNorm));
     }
 
     /**
@@ -310,8 +316,8 @@ public final class DataParallelTrainer extends Trainer {
      */
     public void clipGradValue(double clipValue) {
         requireUsable("clipGradValue");
-        refuseJoin("clipGradValue");
-        step.clipValue(clipValue);
+        OptimizerStep.requirePositive("clipGradValue: clipValue", clipValue);
+        step.clipValue(uneven.announce(UnevenBatches.Call.CLIP_VALUE, clipValue));
     }
 
     /** Reduces the gradients of all backward passes; returns the strategy that has them. */
@@ -320,16 +326,6 @@ public final class DataParallelTrainer extends Trainer {
         synced();
         backward.reduce();
         return strategy;
-    }
-
-    private void refuseJoin(String call) {
-        if (uneven.areAllowed()) {
-            throw new IllegalStateException(
-                    call
-                            + " is not possible with optJoin: ranks that have no batch left would"
-                            + " not take part; clip with the optimizer (optClipGrad), or leave out"
-                            + " optJoin");
-        }
     }
 
     /** Backward passes without reduction, see {@link #noSync}; {@link #close} ends them. */
@@ -358,12 +354,10 @@ public final class DataParallelTrainer extends Trainer {
      * of the batches are summed: divide each loss by the number of batches for a mean. Before the
      * reduction, the program reads gradients of the first rank's rows only.
      *
-     * @throws IllegalStateException if the trainer is closed or broken, or with {@link
-     *     DataParallelConfig#optJoin}
+     * @throws IllegalStateException if the trainer is closed or broken
      */
     public NoSync noSync() {
         requireUsable("noSync");
-        refuseJoin("noSync");
         boolean before = backward.setSynchronizes(false);
         return () -> backward.setSynchronizes(before);
     }
@@ -395,10 +389,16 @@ public final class DataParallelTrainer extends Trainer {
      * all processes. Returns at once if {@link DataParallelConfig#optJoin} is off, or if there is
      * one process.
      *
-     * @throws IllegalStateException if other processes train, and this one had no batch yet
+     * @throws IllegalStateException if other processes train, and this one had no batch yet, or
+     *     within {@link #noSync}
      */
     public void join() {
         requireUsable("join");
+        if (uneven.areAllowed() && backward.time() == ReductionTime.LATER) {
+            throw new IllegalStateException(
+                    "join: noSync is open, but other processes may reduce gradients; close it"
+                            + " first");
+        }
         uneven.join();
     }
 

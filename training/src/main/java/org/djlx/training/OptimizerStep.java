@@ -84,7 +84,6 @@ final class OptimizerStep {
     }
 
     double clipNorm(double maxNorm) {
-        requirePositive("clipGradNorm: maxNorm", maxNorm);
         ParameterStrategy strategy = unscaled();
         return strategy.onReduced(
                 replica -> {
@@ -97,7 +96,6 @@ final class OptimizerStep {
     }
 
     void clipValue(double clipValue) {
-        requirePositive("clipGradValue: clipValue", clipValue);
         ParameterStrategy strategy = unscaled();
         strategy.onReduced(
                 replica -> {
@@ -115,7 +113,7 @@ final class OptimizerStep {
         }
     }
 
-    private static void requirePositive(String name, double value) {
+    static void requirePositive(String name, double value) {
         if (!(value > 0)) {
             throw new IllegalArgumentException(name + " must be positive, not " + value);
         }

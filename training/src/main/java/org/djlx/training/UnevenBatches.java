@@ -19,7 +19,8 @@ import org.djlx.training.internal.Replica;
  * Lets processes train on different numbers of batches, like PyTorch's {@code Join}.
  *
  * <ul>
- *   <li>A process that trains announces each call: forward, backward, step or a listener.
+ *   <li>A process that trains announces each {@link Call} that changes gradients or runs
+ *       collectives.
  *   <li>A process in {@link DataParallelTrainer#join} repeats the call, so that its collectives
  *       match. Its passes use its first batch, which adds nothing to gradients.
  * </ul>
@@ -31,8 +32,16 @@ final class UnevenBatches {
         JOINED,
         FORWARD,
         BACKWARD,
+        ACCUMULATE, // a backward pass within noSync
+        CLIP_NORM,
+        CLIP_VALUE,
+        ZERO_GRADIENTS,
         STEP,
-        LISTENER // keep last: its number plus the index of the JoinListener is announced
+        LISTENER; // keep last: its number plus the index of the JoinListener is announced
+
+        boolean isPass() {
+            return this == FORWARD || this == BACKWARD || this == ACCUMULATE;
+        }
     }
 
     /** The passes of a step, which join repeats. */
@@ -86,6 +95,23 @@ final class UnevenBatches {
     void announce(Call call) {
         if (areAllowed()) {
             announce(call.ordinal());
+        }
+    }
+
+    /** As {@link #announce(Call)}; returns the call's number, which all processes then have. */
+    double announce(Call call, double number) {
+        announce(call);
+        return agree(number);
+    }
+
+    private double agree(double number) {
+        if (!areAllowed()) {
+            return number;
+        }
+        try (NDArray all = replica().manager().create(new double[] {number})) {
+            trainer.group().allReduce(all, ReduceOp.MAX).await();
+            CurrentStreams.await(all.getDevice());
+            return all.getDouble(0);
         }
     }
 
@@ -151,7 +177,7 @@ final class UnevenBatches {
             int joined = Call.JOINED.ordinal();
             for (int number = announce(joined); number != joined; number = announce(joined)) {
                 Call call = Call.values()[Math.min(number, Call.LISTENER.ordinal())];
-                if (passes == null && (call == Call.FORWARD || call == Call.BACKWARD)) {
+                if (passes == null && call.isPass()) {
                     passes = new Passes(trainer);
                 }
                 switch (call) {
@@ -164,6 +190,14 @@ final class UnevenBatches {
                                 .forEach(passes.outputs::add);
                     }
                     case BACKWARD -> passes.backward();
+                    case ACCUMULATE -> {
+                        try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
+                            passes.backward();
+                        }
+                    }
+                    case CLIP_NORM -> trainer.optimizerStep().clipNorm(agree(0));
+                    case CLIP_VALUE -> trainer.optimizerStep().clipValue(agree(0));
+                    case ZERO_GRADIENTS -> trainer.dropGradients();
                     case LISTENER ->
                             listeners()
                                     .get(number - Call.LISTENER.ordinal())

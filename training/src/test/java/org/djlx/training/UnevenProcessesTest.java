@@ -50,6 +50,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -119,12 +120,7 @@ class UnevenProcessesTest {
     private static void trainPart(Trainer trainer, int rank) {
         for (int step = 0; step < STEPS[rank]; step++) {
             for (int pass = 0; pass < passes(step); pass++) {
-                try (GradientCollector collector = trainer.newGradientCollector()) {
-                    NDArray all = rows(trainer.getManager(), step, pass);
-                    NDArray own = all.get(rank * ROWS + ":" + (rank + 1) * ROWS);
-                    NDArray y = trainer.forward(new NDList(own)).head();
-                    collector.backward(y.square().mean());
-                }
+                pass(trainer, rank, step, pass);
             }
             trainer.step();
         }
@@ -395,9 +391,105 @@ class UnevenProcessesTest {
         trainer.step();
     }
 
-    /** Ranks that have joined would not clip, and would reduce what others accumulate. */
+    /** Clips and accumulates in each step; the program drops gradients of a pass before it. */
+    private static void clipPart(Trainer trainer, int rank, boolean norm) {
+        DataParallelTrainer own = (DataParallelTrainer) trainer;
+        for (int step = 0; step < STEPS[rank]; step++) {
+            pass(trainer, rank, step, 2);
+            own.clipGradNorm(0.1);
+            own.zeroGradients();
+            try (DataParallelTrainer.NoSync accumulating = own.noSync()) {
+                pass(trainer, rank, step, 0);
+            }
+            pass(trainer, rank, step, 1);
+            if (norm) {
+                own.clipGradNorm(0.02);
+            } else {
+                own.clipGradValue(0.01);
+            }
+            own.step();
+        }
+        own.join();
+    }
+
+    private static void pass(Trainer trainer, int rank, int step, int pass) {
+        try (GradientCollector collector = trainer.newGradientCollector()) {
+            NDArray all = rows(trainer.getManager(), step, pass);
+            NDArray own = all.get(rank * ROWS + ":" + (rank + 1) * ROWS);
+            NDArray y = trainer.forward(new NDList(own)).head();
+            collector.backward(y.square().mean());
+        }
+    }
+
+    /** As {@link #clipPart} of both processes, without the dropped passes. */
+    private static void clipWhole(Trainer trainer, boolean norm) {
+        for (int step = 0; step < STEPS[0]; step++) {
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                for (int pass = 0; pass < 2; pass++) {
+                    NDManager manager = trainer.getManager();
+                    NDArray all = rows(manager, step, pass);
+                    NDArray x = step < STEPS[1] ? all : all.get(":" + ROWS);
+                    NDArray loss = trainer.forward(new NDList(x)).head().square().mean();
+                    NDArray half = manager.create(0.5f);
+                    collector.backward(step < STEPS[1] ? loss : loss.mul(half));
+                }
+            }
+            NoGradient.run(() -> clip(trainer, norm));
+            trainer.step();
+        }
+    }
+
+    private static void clip(Trainer trainer, boolean norm) {
+        List<NDArray> gradients =
+                trainer.getModel().getBlock().getParameters().values().stream()
+                        .filter(Parameter::requiresGradient)
+                        .map(parameter -> parameter.getArray().getGradient())
+                        .toList();
+        double squares = gradients.stream().mapToDouble(own -> own.square().sum().getFloat()).sum();
+        assertTrue(Math.sqrt(squares) > 0.02, "nothing to clip");
+        for (NDArray gradient : gradients) {
+            if (norm) {
+                gradient.muli(0.02 / (Math.sqrt(squares) + 1e-6));
+            } else {
+                gradient.set(gradient.clip(-0.01, 0.01).toFloatArray());
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "NO_SHARD, true",
+        "NO_SHARD, false",
+        "SHARD_OPTIMIZER, true",
+        "FULL_SHARD, true",
+        "FULL_SHARD, false"
+    })
+    void joinedProcessClipsAndAccumulates(ShardingStrategy strategy, boolean norm)
+            throws Exception {
+        float[][] expected = train("PyTorch", config(null, false), t -> clipWhole(t, norm));
+        List<float[][]> all =
+                onTwo(
+                        group ->
+                                train(
+                                        P2pEngine.NAME,
+                                        config(group, true).optShardingStrategy(strategy),
+                                        trainer -> clipPart(trainer, group.rank(), norm)));
+        for (float[][] own : all) {
+            for (int i = 0; i < expected.length; i++) {
+                if (!isStatistic(i)) { // Statistics also count the dropped passes.
+                    assertArrayEquals(expected[i], own[i], TOLERANCE, "parameter " + i);
+                }
+            }
+        }
+    }
+
+    /** Whether a parameter of {@link #train}'s block is one of batch normalisation's statistics. */
+    private static boolean isStatistic(int index) {
+        return index == 4 || index == 5;
+    }
+
     @Test
-    void joinRejectsClippingAndNoSync() throws Exception {
+    void joinWithinNoSyncIsRefused() throws Exception {
         onTwo(
                 group ->
                         train(
@@ -405,19 +497,15 @@ class UnevenProcessesTest {
                                 config(group, true),
                                 trainer -> {
                                     DataParallelTrainer own = (DataParallelTrainer) trainer;
-                                    List<Executable> calls =
-                                            List.of(
-                                                    () -> own.clipGradNorm(1),
-                                                    () -> own.clipGradValue(1),
-                                                    own::noSync);
-                                    for (Executable call : calls) {
+                                    try (DataParallelTrainer.NoSync open = own.noSync()) {
                                         String message =
-                                                assertThrows(IllegalStateException.class, call)
+                                                assertThrows(IllegalStateException.class, own::join)
                                                         .getMessage();
-                                        assertTrue(
-                                                message.contains("is not possible with optJoin"),
-                                                message);
+                                        assertTrue(message.contains("noSync is open"), message);
                                     }
+                                    assertThrows(
+                                            IllegalArgumentException.class,
+                                            () -> own.clipGradNorm(0));
                                 }));
     }
 
