@@ -83,6 +83,12 @@ MODELS = {
             "sliding_attention": DEFAULT,
             "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0}}),
         [40]),
+    "glm": ("glm", dict(
+        attention_bias=True, partial_rotary_factor=0.5, rope_parameters={
+            **DEFAULT, "partial_rotary_factor": 0.5}), [40]),
+    "glm4": ("glm4", dict(
+        attention_bias=True, partial_rotary_factor=0.5, rope_parameters={
+            **DEFAULT, "partial_rotary_factor": 0.5}), [40]),
     "granite": ("granite", dict(
         attention_bias=True, mlp_bias=True, embedding_multiplier=6.0, logits_scaling=3.0,
         residual_multiplier=0.3, attention_multiplier=0.4, tie_word_embeddings=True,

@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import org.djlx.llm.model.LayerConfig.Activation;
+import org.djlx.llm.model.LayerConfig.Norms;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -26,6 +27,8 @@ abstract class Architecture {
                             Map.entry("gemma", new Gemma()),
                             Map.entry("gemma2", new Gemma2()),
                             Map.entry("gemma3_text", new Gemma3()),
+                            Map.entry("glm", new Glm(Norms.INPUTS)),
+                            Map.entry("glm4", new Glm(Norms.INPUTS_AND_RESULTS)),
                             Map.entry("granite", new Granite()),
                             Map.entry("llama", new Llama()),
                             Map.entry("mistral", new Mistral()),

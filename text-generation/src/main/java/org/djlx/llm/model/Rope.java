@@ -22,6 +22,8 @@ import java.util.stream.IntStream;
  *     original lengths (dynamic NTK); 0 for none
  * @param originalLength the length of the original training, in tokens
  * @param maxLength the maximum number of tokens with scaling; 0 if scaling does not extend it
+ * @param interleaved whether files have the elements of a pair next to each other; otherwise the
+ *     first elements of all pairs come first
  */
 public record Rope(
         double theta,
@@ -30,7 +32,8 @@ public record Rope(
         List<Double> longDivisors,
         double growth,
         int originalLength,
-        int maxLength) {
+        int maxLength,
+        boolean interleaved) {
 
     /** {@return an embedding of whole heads, without scaling} */
     public static Rope of(double theta, int headSize) {
@@ -43,7 +46,13 @@ public record Rope(
     }
 
     private static Rope of(double theta, double magnitude, List<Double> divisors) {
-        return new Rope(theta, magnitude, divisors, divisors, 0, 0, 0);
+        return new Rope(theta, magnitude, divisors, divisors, 0, 0, 0, false);
+    }
+
+    /** {@return this embedding for files that have the elements of a pair next to each other} */
+    Rope ofInterleavedPairs() {
+        return new Rope(
+                theta, magnitude, divisors, longDivisors, growth, originalLength, maxLength, true);
     }
 
     /**
@@ -112,7 +121,8 @@ public record Rope(
             case "dynamic" -> {
                 List<Double> ones = Collections.nCopies(pairs, 1.0);
                 double factor = factor(entries, null);
-                yield new Rope(theta, 1, ones, ones, factor, length, stretched(length, factor));
+                int stretched = stretched(length, factor);
+                yield new Rope(theta, 1, ones, ones, factor, length, stretched, false);
             }
             case "llama3" -> {
                 double low = entries.number("low_freq_factor", null);
@@ -191,7 +201,8 @@ public record Rope(
                 divisors,
                 0,
                 original,
-                stretched(original, factor));
+                stretched(original, factor),
+                false);
     }
 
     private static int stretched(int length, double factor) {
@@ -227,7 +238,8 @@ public record Rope(
                 longer,
                 0,
                 original,
-                0);
+                0,
+                false);
     }
 
     /**
@@ -251,6 +263,24 @@ public record Rope(
 
     public int pairs() {
         return divisors.size();
+    }
+
+    /**
+     * {@return for each row of a head of queries or keys in memory its row in a file}
+     *
+     * <p>In memory, element i of a head's first half is rotated with element i of its second half:
+     * halves begin with the elements of pairs; elements that are not rotated follow. The order
+     * changes no score.
+     */
+    public int[] rows(int headSize) {
+        int half = headSize / 2;
+        int[] rows = new int[headSize];
+        for (int i = 0; i < half; i++) {
+            boolean isRotated = i < pairs();
+            rows[i] = !isRotated ? pairs() + i : interleaved ? 2 * i : i;
+            rows[half + i] = !isRotated ? half + i : interleaved ? 2 * i + 1 : pairs() + i;
+        }
+        return rows;
     }
 
     /** Computes cosines and sines, (positions, headSize / 2) each. */

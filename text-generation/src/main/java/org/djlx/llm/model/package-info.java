@@ -5,6 +5,7 @@
  * Gemma          Gemma 1
  * Gemma2         Gemma 2
  * Gemma3         Gemma 3 for text
+ * Glm            GLM 4
  * Granite        Granite
  * Llama          Llama
  * Mistral        Mistral

@@ -11,10 +11,12 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.LongConsumer;
 import java.util.function.ObjLongConsumer;
+import java.util.stream.IntStream;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
+import org.djlx.llm.model.Rope;
 import org.djlx.llm.model.TensorPart;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.model.WeightMap.Slice;
@@ -28,6 +30,8 @@ final class WeightReader implements AutoCloseable {
     static final long READ_ELEMENTS = 8 << 20; // at a time, on a CPU
 
     private static final long ALIGNMENT = 64; // of a weight in bytes
+
+    private static final int[] AS_STORED = {}; // an order of rows
 
     private final ModelConfig config;
     private final int rank;
@@ -124,7 +128,7 @@ final class WeightReader implements AutoCloseable {
         for (int i = 0; i < config.layers(); i++) {
             layers.add(layer(new WeightMap.Layer(config, i), config.layer(i)));
         }
-        NDArray norm = norm(WeightMap.norm(config), 0);
+        NDArray norm = norm(WeightMap.norm(config), AS_STORED);
         return new ModelWeights(quantization, embedding, layers, norm, output(embedding), this);
     }
 
@@ -145,53 +149,61 @@ final class WeightReader implements AutoCloseable {
         return new ModelWeights.Linear(List.of(), null, matrix);
     }
 
+    /** Returns the order in which the rows of heads are read. */
+    private int[] order(Rope rope) {
+        int[] rows = rope.rows(config.headSize());
+        boolean isStored = IntStream.range(0, rows.length).allMatch(row -> rows[row] == row);
+        return isStored ? AS_STORED : rows;
+    }
+
     private ModelWeights.Layer layer(WeightMap.Layer map, LayerConfig of) {
-        int pairs = of.attention().rope().pairs();
+        int[] order = order(of.attention().rope());
         List<ModelWeights.Mlp> mlps = new ArrayList<>();
         for (int expert = 0; expert < map.mlps(); expert++) {
             List<TensorPart> parts = map.mlpParts();
             mlps.add(
                     new ModelWeights.Mlp(
-                            rows(new Rows(map, expert, parts.subList(0, 2)), 0),
+                            rows(new Rows(map, expert, parts.subList(0, 2)), AS_STORED),
                             columns(new Rows(map, expert, parts.subList(2, 3)))));
         }
         List<TensorPart> heads = List.of(TensorPart.QUERIES, TensorPart.KEYS, TensorPart.VALUES);
         return new ModelWeights.Layer(
-                norm(map, TensorPart.ATTENTION_NORM, 0),
-                rows(new Rows(map, 0, heads), pairs),
-                norm(map, TensorPart.QUERY_NORM, pairs),
-                norm(map, TensorPart.KEY_NORM, pairs),
+                norm(map, TensorPart.ATTENTION_NORM, AS_STORED),
+                rows(new Rows(map, 0, heads), order),
+                norm(map, TensorPart.QUERY_NORM, order),
+                norm(map, TensorPart.KEY_NORM, order),
                 columns(new Rows(map, 0, List.of(TensorPart.ATTENTION_OUT))),
-                norm(map, TensorPart.ATTENTION_POST_NORM, 0),
-                norm(map, TensorPart.MLP_NORM, 0),
+                norm(map, TensorPart.ATTENTION_POST_NORM, AS_STORED),
+                norm(map, TensorPart.MLP_NORM, AS_STORED),
                 of.mlp().experts() == null
                         ? null
-                        : array(new Rows(map, 0, List.of(TensorPart.ROUTER)), 0, false).transpose(),
+                        : array(new Rows(map, 0, List.of(TensorPart.ROUTER)), AS_STORED, false)
+                                .transpose(),
                 mlps,
-                norm(map, TensorPart.MLP_POST_NORM, 0));
+                norm(map, TensorPart.MLP_POST_NORM, AS_STORED));
     }
 
     /**
      * Reads this rank's rows of parts: into one matrix, or, if weights stay in the files, a matrix
-     * for each part. {@code pairs} of a head of queries and keys are rotated.
+     * for each part. {@code order} is that of the rows of heads of queries and keys.
      */
-    private ModelWeights.Linear rows(Rows of, int pairs) {
-        NDArray bias = of.isBiased() ? array(of, pairs, true) : null;
+    private ModelWeights.Linear rows(Rows of, int[] order) {
+        NDArray bias = of.isBiased() ? array(of, order, true) : null;
         if (!inPlace || quantizer.isPresent()) {
             return projection(
-                    shape(of, false), bias, false, (to, row) -> fill(to, row, of, pairs, false));
+                    shape(of, false), bias, false, (to, row) -> fill(to, row, of, order, false));
         }
         List<NDArray> weights = new ArrayList<>();
         for (TensorPart part : of.parts) {
             Slice slice = of.slice(part, false);
             long from = slice.first() + slice.firstRow(config, rank, ranks);
-            boolean reordered = part != TensorPart.VALUES && isReordered(pairs);
+            boolean reordered = part != TensorPart.VALUES && order.length > 0;
             Optional<NDArray> view =
                     reordered
                             ? Optional.empty()
                             : view(slice.name(), 0, from, from + slice.rows(config, ranks));
             Rows alone = new Rows(of.layer, of.expert, List.of(part));
-            weights.add(view.orElseGet(() -> array(alone, pairs, false)).transpose());
+            weights.add(view.orElseGet(() -> array(alone, order, false)).transpose());
         }
         return new ModelWeights.Linear(weights, bias, null);
     }
@@ -199,7 +211,7 @@ final class WeightReader implements AutoCloseable {
     /** Reads this rank's columns of a projection. Each rank has the whole bias. */
     private ModelWeights.Linear columns(Rows of) {
         Slice slice = of.slice(of.parts.get(0), false);
-        NDArray bias = of.isBiased() ? array(of, 0, true) : null;
+        NDArray bias = of.isBiased() ? array(of, AS_STORED, true) : null;
         long count = slice.columns() / ranks;
         if (quantizer.isEmpty()) {
             Optional<NDArray> view = view(slice.name(), 1, rank * count, (rank + 1) * count);
@@ -244,9 +256,9 @@ final class WeightReader implements AutoCloseable {
     }
 
     /** Reads this rank's rows of parts into one array, which is not quantized. */
-    private NDArray array(Rows of, int pairs, boolean isBias) {
+    private NDArray array(Rows of, int[] order, boolean isBias) {
         NDArray array = allocator.empty(shape(of, isBias), config.type());
-        fill(array, 0, of, pairs, isBias);
+        fill(array, 0, of, order, isBias);
         return array;
     }
 
@@ -259,7 +271,7 @@ final class WeightReader implements AutoCloseable {
     }
 
     /** Fills an array with this rank's rows of parts, one part after the other, from a row on. */
-    private void fill(NDArray array, long first, Rows of, int pairs, boolean isBias) {
+    private void fill(NDArray array, long first, Rows of, int[] order, boolean isBias) {
         long end = first + array.getShape().get(0);
         long start = 0;
         for (TensorPart part : of.parts) {
@@ -269,38 +281,34 @@ final class WeightReader implements AutoCloseable {
             long count = Math.min(end, next) - from;
             if (count > 0) {
                 long row = slice.firstRow(config, rank, ranks) + from - start;
-                int rotated = part == TensorPart.VALUES ? 0 : pairs;
-                fill(array, from - first, slice, row, count, rotated);
+                int[] ordered = part == TensorPart.VALUES ? AS_STORED : order;
+                fill(array, from - first, slice, row, count, ordered);
             }
             start = next;
         }
     }
 
     /**
-     * Reads rows of a part into the rows of an array from {@code row} on. If heads are rotated in
-     * part, reorders their rows: the first half of a head holds the first elements of pairs, then
-     * half of the elements that are not rotated. So all heads rotate alike; scores do not change.
-     * {@code pairs} of a head is 0 if the rows are not rotated.
+     * Reads rows of a part into the rows of an array from {@code row} on: in an {@code order} of
+     * the rows of each head, {@link Rope#rows}, or as they are if that is empty.
      */
-    private void fill(NDArray array, long row, Slice slice, long from, long count, int pairs) {
-        int head = config.headSize();
-        int half = head / 2;
-        int rest = half - pairs;
-        long first = slice.first() + from;
-        if (!isReordered(pairs)) {
-            fill(array, row, slice.name(), first, count);
+    private void fill(NDArray array, long row, Slice slice, long from, long count, int[] order) {
+        if (order.length == 0) {
+            fill(array, row, slice.name(), slice.first() + from, count);
             return;
         }
-        for (long at = 0; at < count; at += head) {
-            fill(array, row + at, slice.name(), first + at, pairs);
-            fill(array, row + at + pairs, slice.name(), first + at + 2 * pairs, rest);
-            fill(array, row + at + half, slice.name(), first + at + pairs, pairs);
-            fill(array, row + at + half + pairs, slice.name(), first + at + half + pairs, rest);
+        long next = from;
+        while (next < from + count) {
+            int inHead = (int) (next % order.length);
+            long most = Math.min(order.length - inHead, from + count - next);
+            int run = 1;
+            while (run < most && order[inHead + run] == order[inHead] + run) {
+                run++;
+            }
+            long stored = slice.first() + next - inHead + order[inHead];
+            fill(array, row + next - from, slice.name(), stored, run);
+            next += run;
         }
-    }
-
-    private boolean isReordered(int pairs) {
-        return pairs != 0 && pairs != config.headSize() / 2;
     }
 
     private void fill(NDArray array, long row, String name, long from, long count) {
@@ -349,15 +357,15 @@ final class WeightReader implements AutoCloseable {
     }
 
     /** Reads the weight of a norm; null if there is none. */
-    private NDArray norm(WeightMap.Layer map, TensorPart part, int pairs) {
+    private NDArray norm(WeightMap.Layer map, TensorPart part, int[] order) {
         Slice slice = map.get(part, 0, false);
-        return slice == null ? null : norm(slice, pairs);
+        return slice == null ? null : norm(slice, order);
     }
 
-    private NDArray norm(Slice slice, int pairs) {
+    private NDArray norm(Slice slice, int[] order) {
         long rows = slice.rows(config, ranks);
         NDArray array = allocator.empty(slice.shape(rows), slice.type());
-        fill(array, 0, slice, slice.firstRow(config, rank, ranks), rows, pairs);
+        fill(array, 0, slice, slice.firstRow(config, rank, ranks), rows, order);
         return config.addsOneToNorms() ? array.addi(1) : array;
     }
 

@@ -215,6 +215,7 @@ class ArchitectureTest {
         "gemma, 2048, 16384, 18, 8, 1, 256, 256000, true, 0, 0, 2506172416",
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
+        "glm4, 4096, 13696, 40, 32, 2, 128, 151552, false, 0, 0, 9400279040",
         "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
         "olmo2, 4096, 11008, 32, 32, 32, 128, 100352, false, 0, 0, 7298617344",
         "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552",
@@ -244,6 +245,7 @@ class ArchitectureTest {
         json.addProperty("head_dim", headSize);
         json.addProperty("vocab_size", vocabulary);
         json.addProperty("torch_dtype", "bfloat16");
+        json.addProperty("partial_rotary_factor", 0.5);
         if (!type.matches("gemma.*|smollm3")) { // Their files leave it out.
             json.addProperty("tie_word_embeddings", tied);
         }

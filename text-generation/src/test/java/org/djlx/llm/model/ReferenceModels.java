@@ -48,6 +48,12 @@ public final class ReferenceModels {
                             "'attention_bias': true, 'mlp_bias': true,"
                                     + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
                                     + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4",
+                            "glm",
+                            "'attention_bias': false, 'rope_parameters': {'rope_type': 'default',"
+                                    + " 'rope_theta': 10000, 'partial_rotary_factor': 1.0}",
+                            "glm4",
+                            "'attention_bias': true, 'rope_parameters': {'rope_type': 'default',"
+                                    + " 'rope_theta': 10000, 'partial_rotary_factor': 0.5}",
                             "olmo2",
                             "'num_key_value_heads': 4",
                             "olmo2-grouped",
@@ -97,6 +103,7 @@ public final class ReferenceModels {
                 JsonParser.parseString(json).getAsJsonObject().get("model_type").getAsString();
         return switch (type) {
             case "gemma" -> new Gemma1(directory);
+            case "glm", "glm4" -> new Glm(directory);
             case "granite" -> new Granite(directory);
             case "olmo2" -> new Olmo2(directory);
             case "smollm3" -> new SmolLm3(directory);
@@ -151,7 +158,8 @@ public final class ReferenceModels {
             layer.put("mlp.gate_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.up_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.down_proj.weight", new Shape(hidden, inner));
-            if (json.has("attention_bias")) {
+            boolean biased = json.has("attention_bias");
+            if (biased && json.get("attention_bias").getAsBoolean()) {
                 layer.put("self_attn.q_proj.bias", new Shape(queries));
                 layer.put("self_attn.k_proj.bias", new Shape(keys));
                 layer.put("self_attn.v_proj.bias", new Shape(keys));
@@ -162,7 +170,18 @@ public final class ReferenceModels {
                 layer.put("mlp.up_proj.bias", new Shape(inner));
                 layer.put("mlp.down_proj.bias", new Shape(hidden));
             }
-            if (json.get("model_type").getAsString().equals("olmo2")) {
+            String type = json.get("model_type").getAsString();
+            if (type.startsWith("glm")) {
+                layer.remove("self_attn.o_proj.bias");
+                layer.remove("mlp.gate_proj.weight");
+                layer.remove("mlp.up_proj.weight");
+                layer.put("mlp.gate_up_proj.weight", new Shape(2 * inner, hidden));
+            }
+            if (type.equals("glm4")) {
+                layer.put("post_self_attn_layernorm.weight", new Shape(hidden));
+                layer.put("post_mlp_layernorm.weight", new Shape(hidden));
+            }
+            if (type.equals("olmo2")) {
                 layer.remove("input_layernorm.weight");
                 layer.put("post_feedforward_layernorm.weight", new Shape(hidden));
                 layer.put("self_attn.q_norm.weight", new Shape(queries));
@@ -282,6 +301,49 @@ public final class ReferenceModels {
             double[][] attended = attention(x, layer, name);
             add(x, normalized(attended, name + "post_attention_layernorm.weight"));
             add(x, normalized(mlps(x, name), name + "post_feedforward_layernorm.weight"));
+        }
+    }
+
+    /** {@code models/glm/modular_glm.py} and {@code models/glm4/modular_glm4.py}. */
+    private static final class Glm extends LlamaReference {
+
+        Glm(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double[] turned(double[] heads, int position, int layer) {
+            double[] turned = heads.clone();
+            for (int head = 0; head < heads.length; head += headSize) {
+                for (int i = 0; i < frequencies.length; i++) {
+                    int first = head + 2 * i;
+                    turn(heads, turned, first, first + 1, position * frequencies[i]);
+                }
+            }
+            return turned;
+        }
+
+        @Override
+        double[] mlp(double[] x, String name) {
+            double[] gateUp = projection(name + "mlp.gate_up_proj", x);
+            double[] inner = new double[gateUp.length / 2];
+            for (int i = 0; i < inner.length; i++) {
+                inner[i] = activation(gateUp[i]) * gateUp[inner.length + i];
+            }
+            return projection(name + "mlp.down_proj", inner);
+        }
+
+        @Override
+        void layer(double[][] x, int layer, String name) {
+            if (json.get("model_type").getAsString().equals("glm")) {
+                super.layer(x, layer, name);
+                return;
+            }
+            double[][] h = normalized(x, name + "input_layernorm.weight");
+            double[][] attended = attention(h, layer, name);
+            add(x, normalized(attended, name + "post_self_attn_layernorm.weight"));
+            double[][] inner = mlps(normalized(x, name + "post_attention_layernorm.weight"), name);
+            add(x, normalized(inner, name + "post_mlp_layernorm.weight"));
         }
     }
 }
