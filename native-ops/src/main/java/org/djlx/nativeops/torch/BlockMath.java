@@ -73,7 +73,7 @@ public final class BlockMath {
      * Computes {@code x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2} (Hendrycks and Gimpel, 2016, <a
      * href="https://arxiv.org/abs/1606.08415">arXiv:1606.08415</a>).
      */
-    private static NDArray gelu(NDArray x) {
+    public static NDArray gelu(NDArray x) {
         try (NDArray square = x.square();
                 NDArray inner = square.mul(0.044715f).addi(1).muli(x);
                 NDArray tanh = inner.mul((float) Math.sqrt(2 / Math.PI)).tanh()) {

@@ -3,6 +3,7 @@
  * BlockHash          identifies a block's tokens and all tokens before them
  * BlockPool          the blocks of the KV cache: references, hashes, eviction
  * CacheSize          chooses the size of the KV cache from the memory that is left
+ * EmbeddingQueue     the texts that wait to be embedded, and batches of them
  * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
  * GeneratorSettings  the checked options of a generator
  * InputProcessor     checks requests and tokenizes prompts
@@ -20,6 +21,7 @@
  * of each step; the ranks run the step and sample. Start with {@link TextEngine}.
  *
  * <ul>
+ *   <li>{@link EmbeddingEngine} - computes embeddings with a model from a directory
  *   <li>{@link LoadingProgress} - writes the progress of loading as lines
  *   <li>{@link TextEngine} - generates text with a model from a directory
  * </ul>

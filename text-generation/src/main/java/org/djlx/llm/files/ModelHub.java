@@ -23,6 +23,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.function.LongConsumer;
 import java.util.regex.Pattern;
+import org.djlx.llm.model.EncoderConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.nativeops.host.Flock;
 import org.slf4j.Logger;
@@ -38,9 +39,9 @@ import org.slf4j.LoggerFactory;
  * <p><b>Cache.</b> Files are kept where huggingface_hub keeps them, in its layout: each library
  * finds what the other has downloaded, and neither downloads a file while the other does.
  *
- * <p><b>Files.</b> Only those that are read: configuration, tokenizer, chat templates and
- * safetensors. Each is checked by size and hash, SHA-256 or git's SHA-1. A download that was cut
- * off is resumed, also by a later program.
+ * <p><b>Files.</b> Only those that are read: configuration, tokenizer, chat templates,
+ * sentence-transformers' modules and safetensors. Each is checked by size and hash, SHA-256 or
+ * git's SHA-1. A download that was cut off is resumed, also by a later program.
  *
  * <p><b>Environment.</b> What is not set here comes from huggingface_hub's variables: {@code
  * HF_ENDPOINT}, {@code HF_TOKEN} or the file that {@code hf auth login} writes, {@code HF_HOME} or
@@ -53,7 +54,9 @@ public final class ModelHub {
     private static final Pattern NAME = Pattern.compile("\\w[\\w.-]*/\\w[\\w.-]*");
     private static final Pattern NEEDED =
             Pattern.compile(
-                    "(config|generation_config|tokenizer|tokenizer_config)\\.json"
+                    "(config|generation_config|tokenizer|tokenizer_config|modules"
+                            + "|sentence_bert_config|config_sentence_transformers)\\.json"
+                            + "|\\d+_\\w+/config\\.json"
                             + "|chat_template\\.jinja|additional_chat_templates/[^/]+\\.jinja");
     private static final int PARALLEL = 8;
 
@@ -217,7 +220,11 @@ public final class ModelHub {
             }
             fetch(small, Optional.empty());
             Path snapshot = files.snapshot(commit);
-            ModelConfig.read(snapshot); // Refuses a model that is not supported.
+            if (EncoderConfig.isEncoder(snapshot)) { // Refuses a model that is not supported.
+                EncoderConfig.read(snapshot, null);
+            } else {
+                ModelConfig.read(snapshot);
+            }
             Collection<String> large =
                     isDivided ? HubCache.shards(snapshot) : List.of(HubCache.WEIGHTS);
             fetch(large, progress);

@@ -128,7 +128,7 @@ abstract class Architecture {
                 kvCacheDtype);
     }
 
-    private static ScalarType type(String name) {
+    static ScalarType type(String name) {
         return switch (name) {
             case "float32" -> ScalarType.FLOAT32;
             case "float16" -> ScalarType.FLOAT16;

@@ -116,8 +116,21 @@ public record ModelConfig(
      */
     public static ModelConfig read(Path directory, DataType type, KvCacheDtype kvCacheDtype)
             throws IOException {
-        Path file = directory.resolve("config.json");
-        JsonObject json = object(file);
+        return parse(directory, json(directory, type), kvCacheDtype);
+    }
+
+    /**
+     * Reads {@code config.json} as {@link #read(Path, DataType, KvCacheDtype)} does, of a model
+     * whose files may lack the output matrix, for embeddings: it counts as tied.
+     */
+    public static ModelConfig readWithoutOutput(Path directory, DataType type) throws IOException {
+        JsonObject json = json(directory, type);
+        json.addProperty("tie_word_embeddings", true);
+        return parse(directory, json, KvCacheDtype.AUTO);
+    }
+
+    private static JsonObject json(Path directory, DataType type) throws IOException {
+        JsonObject json = object(directory.resolve("config.json"));
         if (type != null) {
             json.addProperty("torch_dtype", type.name().toLowerCase(Locale.ROOT));
         }
@@ -128,9 +141,14 @@ public record ModelConfig(
                 json.add("eos_token_id", end);
             }
         }
+        return json;
+    }
+
+    private static ModelConfig parse(Path directory, JsonObject json, KvCacheDtype kvCacheDtype) {
         try {
             return Architecture.read(new ConfigEntries(json), kvCacheDtype);
         } catch (IllegalArgumentException e) {
+            String file = directory.resolve("config.json").toString();
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
         }
     }

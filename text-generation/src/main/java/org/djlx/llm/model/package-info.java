@@ -21,6 +21,8 @@
  * What a model is: its configuration and the map of its weights. Computes nothing.
  *
  * <ul>
+ *   <li>{@link EmbeddingConfig} - how an embedding model makes one vector of a text
+ *   <li>{@link EncoderConfig} - the configuration of an encoder
  *   <li>{@link KvCacheDtype} - how keys and values are stored
  *   <li>{@link LayerConfig} - what one layer computes
  *   <li>{@link ModelConfig} - the configuration, from {@code config.json}

@@ -38,6 +38,12 @@ final class ForwardPass {
         return ops.logits(postNorm, model.weights().norm(), model.weights().output());
     }
 
+    /** Computes the norm after the last layer, a row for each token. */
+    static NDArray norms(RankModel model, ArrayOps ops) {
+        NDArray postNorm = postNorm(model, model.config().layers());
+        return ops.addAndNorm(postNorm, model.weights().norm()).elements();
+    }
+
     /** Returns the norm of the MLP's result before a layer; null if there is none. */
     private static NDArray postNorm(RankModel model, int layer) {
         return layer == 0 ? null : model.weights().layer(layer - 1).mlpPostNorm();

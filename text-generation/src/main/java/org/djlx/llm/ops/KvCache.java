@@ -40,9 +40,13 @@ public final class KvCache implements AutoCloseable {
     private final List<NDArray> values = new ArrayList<>();
     private final List<NDArray> scales = new ArrayList<>(); // FP8: of keys and values of each layer
 
+    /** Creates a cache; with 0 slots, nothing may be written to it. */
     public KvCache(ModelConfig config, int ranks, int slots, Device device) {
         this.slots = slots;
         manager = NDManager.newBaseManager(device);
+        if (slots == 0) {
+            return;
+        }
         try {
             long bytes = byteSize(config, ranks, slots);
             if (device.isGpu()) {

@@ -25,6 +25,8 @@ import org.djlx.nativeops.torch.Torch;
  * Torch#attention}, unless scores are limited or a window hides some of them. All others are
  * matmuls and softmax.
  *
+ * <p>Without cache slots, all chunks are first ones, of layers that need no more.
+ *
  * <p>Grouped-query attention: query heads share a KV head, without a copy of it for each query
  * head.
  */
@@ -88,7 +90,7 @@ final class TorchAttention {
                 slots[token++] = chunk.slots()[chunk.start() + i];
             }
         }
-        int decodes = batch.decodes();
+        int decodes = cache.slots() == 0 ? 0 : batch.decodes();
         List<Span> prefills = new ArrayList<>();
         int first = decodes;
         for (TokenBatch.Chunk chunk : batch.chunks().subList(decodes, batch.chunks().size())) {
@@ -186,10 +188,12 @@ final class TorchAttention {
         NDArray heads = model.splitHeads(qkv.get(new NDIndex().addSliceDim(0, metadata.tokens)));
         NDArray values = heads(heads, queryHeads + kvHeads, queryHeads + 2L * kvHeads);
         RotaryTables.Tables tables = metadata.tables.get(config.layer(layer).attention().rope());
-        NDArray rotated = rotate(norm(layer, heads, weights), tables);
+        NDArray rotated = narrow(tables.rotate(norm(layer, heads, weights)));
         NDArray queries = heads(rotated, 0, queryHeads);
         NDArray keys = heads(rotated, queryHeads, queryHeads + kvHeads);
-        cache.write(layer, metadata.slots, keys, values);
+        if (cache.slots() > 0) {
+            cache.write(layer, metadata.slots, keys, values);
+        }
         NDList outputs = new NDList();
         if (metadata.decodes != null) {
             outputs.add(attend(manager, layer, queries, metadata.decodes));
@@ -241,24 +245,6 @@ final class TorchAttention {
 
     private static NDArray heads(NDArray heads, long from, long to) {
         return heads.get(new NDIndex().addAllDim().addSliceDim(from, to));
-    }
-
-    /**
-     * Applies the rotary embedding: rotates element i of a head's first half with element i of its
-     * second half.
-     */
-    private NDArray rotate(NDArray heads, RotaryTables.Tables tables) {
-        int half = config.headSize() / 2;
-        NDArray wide = Torch.cast(heads, ScalarType.FLOAT32);
-        NDArray first = wide.get(new NDIndex().addAllDim(2).addSliceDim(0, half));
-        NDArray second = wide.get(new NDIndex().addAllDim(2).addSliceDim(half, 2L * half));
-        NDArray rotated =
-                NDArrays.concat(
-                        new NDList(
-                                first.mul(tables.cosines()).sub(second.mul(tables.sines())),
-                                second.mul(tables.cosines()).add(first.mul(tables.sines()))),
-                        2);
-        return narrow(rotated);
     }
 
     /** Returns queries and keys, after the norms of heads if the layer has them. */

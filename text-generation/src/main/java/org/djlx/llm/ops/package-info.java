@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * ArrayOps         base class of TorchOps and CudaOps: collectives and the residual stream, over libtorch's arrays
+ * BertEncoder      BERT, RoBERTa and XLM-RoBERTa
  * CpuOps           LayerOps of decode steps on a CPU, by kernels that are limited by memory bandwidth
  * CudaAttention    attention of prefills with kernels
  * CudaModel        a model with kernels on a GPU
  * CudaOps          LayerOps of prefills with kernels
  * Decoder          decode steps on a GPU, as CUDA graphs; contains the LayerOps that record a graph
+ * DecoderEncoder   a language model as an encoder
  * DecoderKernels   launches the kernels of decoding: matmuls of few rows, attention, sampling
  * DecoderMatmuls   the matmuls of decode steps, and the norms between them
+ * EncoderWeights   reads the weights of an encoder
  * ExpertRouter     chooses the experts of tokens
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
  * LayerOps         the operators of a forward pass
  * MatmulChain      several matmuls of few rows as one kernel
+ * ModernBertEncoder ModernBERT
  * Operand          the input of a projection, in the model's type or in e4m3
+ * PackedEncoder    base class of encoders: attention in both directions
  * QuantizeKernels  conversions of 16-bit rows to 8 and 4 bits
  * QuantizedMatrix  weights of a projection in 8 or 4 bits
  * RankModel        configuration, group, weights, cache and rotary tables of a rank
@@ -34,6 +39,7 @@
  *   <li>{@link KvCache} - a rank's part of the paged KV cache
  *   <li>{@link ModelKernels} - the model's kernels on a rank's GPU
  *   <li>{@link ModelWeights} - a rank's weights in memory
+ *   <li>{@link SequenceEncoder} - computes vectors of texts
  *   <li>{@link TokenBatch} - the tokens of one forward pass
  *   <li>{@link TransformerModel} - the layers, prefill and decode
  * </ul>

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.ops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.llm.model.EncoderConfig;
+import org.djlx.nativeops.torch.Torch;
+
+/** {@link EncoderConfig.Bert}. */
+final class BertEncoder extends PackedEncoder {
+
+    private final int firstPosition;
+    private final NDArray words;
+    private final NDArray positions; // and the embedding of the token type, which is always 0
+    private final EncoderWeights.Norm norm;
+    private final List<Layer> layers = new ArrayList<>();
+
+    private record Layer(
+            EncoderWeights.Projection queriesKeysValues,
+            EncoderWeights.Projection attentionOut,
+            EncoderWeights.Norm attentionNorm,
+            EncoderWeights.Projection up,
+            EncoderWeights.Projection down,
+            EncoderWeights.Norm norm) {}
+
+    BertEncoder(EncoderConfig.Bert config, EncoderWeights weights) {
+        super(config.sizes(), weights);
+        firstPosition = config.firstPosition();
+        int hidden = sizes.hidden();
+        words = weights.array("embeddings.word_embeddings.weight", sizes.vocabulary(), hidden);
+        positions =
+                weights.array("embeddings.position_embeddings.weight", config.positions(), hidden);
+        try (NDArray types =
+                        weights.array(
+                                "embeddings.token_type_embeddings.weight",
+                                config.tokenTypes(),
+                                hidden);
+                NDArray type = Torch.narrow(types, 0, 0, 1)) {
+            positions.addi(type);
+        }
+        norm = weights.norm("embeddings.LayerNorm");
+        for (int i = 0; i < sizes.layers(); i++) {
+            String name = "encoder.layer." + i + ".";
+            String self = name + "attention.self.";
+            layers.add(
+                    new Layer(
+                            weights.projection(
+                                    hidden,
+                                    3L * hidden,
+                                    self + "query",
+                                    self + "key",
+                                    self + "value"),
+                            weights.projection(hidden, hidden, name + "attention.output.dense"),
+                            weights.norm(name + "attention.output.LayerNorm"),
+                            weights.projection(
+                                    hidden, sizes.intermediate(), name + "intermediate.dense"),
+                            weights.projection(sizes.intermediate(), hidden, name + "output.dense"),
+                            weights.norm(name + "output.LayerNorm")));
+        }
+    }
+
+    @Override
+    NDArray encode(NDManager manager, List<int[]> sequences, List<Group> groups) {
+        NDArray embedded =
+                rows(manager, words, tokens(sequences))
+                        .addi(rows(manager, positions, positions(sequences, firstPosition)));
+        NDArray x = norm.apply(embedded);
+        for (Layer layer : layers) {
+            try (NDManager activations = manager.newSubManager()) {
+                x.attach(activations);
+                x = compute(layer, x, groups);
+                x.attach(manager);
+            }
+        }
+        return x;
+    }
+
+    private NDArray compute(Layer layer, NDArray x, List<Group> groups) {
+        NDArray heads =
+                layer.queriesKeysValues.apply(x).reshape(-1, 3, sizes.heads(), sizes.headSize());
+        NDArray attended = attend(heads, groups, (q, k, v) -> Torch.attention(q, k, v, false));
+        NDArray middle = layer.attentionNorm.apply(layer.attentionOut.apply(attended).addi(x));
+        NDArray inner = activate(layer.up.apply(middle));
+        return layer.norm.apply(layer.down.apply(inner).addi(middle));
+    }
+}
