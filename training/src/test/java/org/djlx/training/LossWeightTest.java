@@ -198,6 +198,7 @@ class LossWeightTest {
 
     @ParameterizedTest
     @CsvSource({"1, NO_SHARD", "2, NO_SHARD", "3, SHARD_OPTIMIZER", "2, FULL_SHARD"})
+    @SuppressWarnings("try") // The collection of gradients is open, and not used.
     void accumulationOfUnequalBatchesEqualsOneBatch(int ranks, ShardingStrategy sharding) {
         float[][] actual =
                 train(
