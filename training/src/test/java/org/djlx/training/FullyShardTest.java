@@ -43,6 +43,7 @@ import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.FullyShardPolicy;
 import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -231,6 +232,23 @@ class FullyShardTest {
                     FullyShard.apply(
                             FullyShard.apply(new Tower(), each -> each instanceof Layer),
                             each -> each instanceof Linear);
+            case "kept" ->
+                    FullyShard.apply(
+                            new Tower(),
+                            each -> each instanceof Layer,
+                            new FullyShardPolicy().optReshardAfterForward(false));
+            case "hybrid" ->
+                    FullyShard.apply(
+                            new Tower(),
+                            each -> each instanceof Layer,
+                            new FullyShardPolicy().optShardRanks(2));
+            case "replicas" ->
+                    FullyShard.apply(
+                            FullyShard.apply(
+                                    new Tower(),
+                                    each -> each instanceof Product,
+                                    new FullyShardPolicy().optShardRanks(1)),
+                            each -> each instanceof Layer);
             case "twice" -> Blocks.twice();
             case "mlp" -> Blocks.mlp();
             case "batchNorm" -> Blocks.batchNorm();
@@ -345,6 +363,11 @@ class FullyShardTest {
         "layers, FULL_SHARD, momentum, 4",
         "products, FULL_SHARD, adam, 2",
         "nested, FULL_SHARD, adam, 2",
+        "kept, FULL_SHARD, adam, 2",
+        "kept, FULL_SHARD, sgd, 3",
+        "hybrid, FULL_SHARD, adam, 2",
+        "hybrid, FULL_SHARD, adam, 4",
+        "replicas, FULL_SHARD, adam, 3",
     })
     void ranksOfOneJvmTrainAsOneDevice(
             String block, ShardingStrategy strategy, String optimizer, int ranks) {
@@ -494,14 +517,19 @@ class FullyShardTest {
         }
     }
 
-    /** What runs when a stage is computed: the next one's gather, the last one's reduction. */
-    @Test
-    void gathersStartOneStageAhead() {
+    /**
+     * What runs when a stage is computed: the next one's gather, the last one's reduction. Forward:
+     * layers 1 and 2, 3; backward: layers 3 and 2 again, 1. Layers that stay gathered are computed
+     * once.
+     */
+    @ParameterizedTest
+    @CsvSource({"true, '2 0, 3 0, 3 0, 5 0, 6 1, 6 2'", "false, '2 0, 3 0, 3 0'"})
+    void gathersStartOneStageAhead(boolean reshard, String expected) {
         List<ProcessGroup> groups = ProcessGroups.local(2);
+        FullyShardPolicy policy = new FullyShardPolicy().optReshardAfterForward(reshard);
         try {
-            List<List<String>> results = ProcessGroups.run(groups, FullyShardTest::calls);
-            // Forward: layers 1 and 2, 3; backward: layers 3 and 2 again, 1.
-            List<String> expected = List.of("2 0", "3 0", "3 0", "5 0", "6 1", "6 2");
+            List<String> results =
+                    ProcessGroups.run(groups, group -> String.join(", ", calls(group, policy)));
             assertEquals(List.of(expected, expected), results);
         } finally {
             groups.forEach(ProcessGroup::destroy);
@@ -509,7 +537,7 @@ class FullyShardTest {
     }
 
     /** Returns the gathers and reductions of a pass that are issued behind each layer. */
-    private static List<String> calls(ProcessGroup group) {
+    private static List<String> calls(ProcessGroup group, FullyShardPolicy policy) {
         List<String> calls = new ArrayList<>();
         long[] before = new long[2];
         SequentialBlock block = new SequentialBlock();
@@ -524,7 +552,7 @@ class FullyShardTest {
                             }));
         }
         try (Model model = Model.newInstance("calls", P2pEngine.NAME)) {
-            model.setBlock(block);
+            model.setBlock(FullyShard.apply(block, each -> each instanceof ParallelBlock, policy));
             DataParallelConfig config =
                     config(ShardingStrategy.FULL_SHARD, "sgd").optProcessGroup(group);
             try (Trainer trainer = model.newTrainer(config)) {
@@ -718,6 +746,16 @@ class FullyShardTest {
                                         bert, each -> each instanceof TransformerEncoderBlock));
         assertTrue(typed.getMessage().contains(BertBlock.class.getName()), typed.getMessage());
         assertThrows(IllegalArgumentException.class, () -> FullyShard.apply(bert, null));
+        assertThrows(IllegalArgumentException.class, () -> new FullyShardPolicy().optShardRanks(0));
+        IllegalArgumentException divisor =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () ->
+                                train(
+                                        P2pEngine.NAME,
+                                        config(ShardingStrategy.FULL_SHARD, "sgd").optRanks(3),
+                                        block("hybrid")));
+        assertTrue(divisor.getMessage().contains("optShardRanks(2)"), divisor.getMessage());
     }
 
     @Test

@@ -31,7 +31,7 @@ final class TrainerArrays {
         Map<String, Integer> counts = new LinkedHashMap<>();
         for (ParameterShard shard : trainer.shards()) {
             String name = shard.name() + (shard.isWhole() ? "" : "@" + shard.from());
-            if (!shard.isOwner() || arrays.containsKey(CheckpointParts.MODEL + name)) {
+            if (!shard.isSaved() || arrays.containsKey(CheckpointParts.MODEL + name)) {
                 continue; // Another rank has the same.
             }
             arrays.put(CheckpointParts.MODEL + name, shard.array());

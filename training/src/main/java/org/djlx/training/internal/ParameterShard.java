@@ -12,9 +12,16 @@ import ai.djl.ndarray.types.Shape;
  * @param shape that of the whole parameter
  * @param from the index of the part's first element in the parameter
  * @param isOwner whether this rank has the optimizer's state of the part
+ * @param isSaved whether this rank writes the part to checkpoints
  */
 public record ParameterShard(
-        String name, String id, Shape shape, long from, NDArray array, boolean isOwner) {
+        String name,
+        String id,
+        Shape shape,
+        long from,
+        NDArray array,
+        boolean isOwner,
+        boolean isSaved) {
 
     /** {@return whether the array is the whole parameter, in its shape} */
     public boolean isWhole() {

@@ -38,28 +38,41 @@ import org.djlx.training.internal.WrapperBlock;
  */
 public final class FullyShard extends WrapperBlock {
 
+    private final FullyShardPolicy policy;
     private final boolean automatic; // whether a trainer has made it
 
-    private FullyShard(Block block, boolean automatic) {
+    private FullyShard(Block block, FullyShardPolicy policy, boolean automatic) {
         super(block);
+        this.policy = policy;
         this.automatic = automatic;
+    }
+
+    FullyShardPolicy policy() {
+        return policy;
+    }
+
+    /** As {@link #apply(Block, Predicate, FullyShardPolicy)}, with the default policy. */
+    public static FullyShard apply(Block block, Predicate<Block> units) {
+        return apply(block, units, new FullyShardPolicy());
     }
 
     /**
      * Wraps a block, and all blocks within it that a predicate names. Replaces the latter in the
-     * fields, lists and arrays of their parents.
+     * fields, lists and arrays of their parents. Blocks that are wrapped already stay as they are.
      *
      * @return the block to train
      * @throws IllegalArgumentException if a field, list or array cannot hold the replacement
      */
-    public static FullyShard apply(Block block, Predicate<Block> units) {
+    public static FullyShard apply(Block block, Predicate<Block> units, FullyShardPolicy policy) {
         return apply(
                 Required.argument("FullyShard.apply: the block", block),
                 Required.argument("FullyShard.apply: the predicate", units),
+                Required.argument("FullyShard.apply: the policy", policy),
                 false);
     }
 
-    private static FullyShard apply(Block block, Predicate<Block> units, boolean automatic) {
+    private static FullyShard apply(
+            Block block, Predicate<Block> units, FullyShardPolicy policy, boolean automatic) {
         Set<Block> wrapped = wrapped(block);
         return (FullyShard)
                 BlockReplacement.apply(
@@ -69,7 +82,7 @@ public final class FullyShard extends WrapperBlock {
                                                 || wrapped.contains(each)
                                                 || each != block && !units.test(each)
                                         ? each
-                                        : new FullyShard(each, automatic),
+                                        : new FullyShard(each, policy, automatic),
                         "FullyShard.apply: blocks in %s cannot be replaced");
     }
 
@@ -90,12 +103,15 @@ public final class FullyShard extends WrapperBlock {
     /** Wraps a model; the children of a SequentialBlock, too, if it contains no such block. */
     static FullyShard ofModel(Block model) {
         if (!wrapped(model).isEmpty()) {
-            return apply(model, block -> false, true);
+            return apply(model, block -> false, new FullyShardPolicy(), true);
         }
         List<Block> children = new ArrayList<>();
         ForwardPass.collect(model, children);
         return apply(
-                model, block -> children.contains(block) && !block.getParameters().isEmpty(), true);
+                model,
+                block -> children.contains(block) && !block.getParameters().isEmpty(),
+                new FullyShardPolicy(),
+                true);
     }
 
     /** Gives the model the blocks again that {@link #ofModel} has wrapped. */

@@ -14,8 +14,6 @@ import java.util.Map;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import java.util.function.ToDoubleFunction;
-import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.internal.LocalParameter;
@@ -34,7 +32,7 @@ final class FullySharded implements ParameterStrategy {
     private final Block block;
     private final FullyShard root;
     private final OptimizerState state;
-    private final List<RankShards> shards = new ArrayList<>(); // of each rank
+    private final List<RankShards> shards; // of each rank
 
     FullySharded(Ranks ranks, Block block, Optimizer optimizer) {
         this.ranks = ranks;
@@ -48,27 +46,19 @@ final class FullySharded implements ParameterStrategy {
                         .map(Parameter::getArray)
                         .toList();
         ranks.receive(divided);
-        for (Replica replica : ranks.replicas()) {
-            shards.add(new RankShards(replica, root, ranks.gradientOp()));
-            replica.load(block, LocalParameter::isStatistic, parameter -> false);
-        }
+        RankShards[] ofRanks = new RankShards[ranks.replicas().size()];
+        ranks.each(
+                replica -> {
+                    replica.load(block, LocalParameter::isStatistic, parameter -> false);
+                    ofRanks[replica.index()] = new RankShards(replica, root, ranks.gradientOp());
+                });
+        shards = List.of(ofRanks);
         shards.get(0).closeOriginals();
         ranks.receive(ranks.first().arrays());
     }
 
-    /**
-     * Rejects what FULL_SHARD cannot divide: tensor-parallel blocks, and the state that an
-     * optimizer has of an earlier trainer.
-     */
+    /** Rejects the state that an optimizer has of an earlier trainer. */
     private static void requireDivisible(Block block, OptimizerState state) {
-        ProcessGroup parts = DividedBlock.groupOf(block);
-        if (parts != null && parts.worldSize() > 1) {
-            throw new IllegalArgumentException(
-                    "initialize: FULL_SHARD does not divide blocks whose parameters are divided"
-                            + " among the ranks of group '"
-                            + parts.name()
-                            + "' already; use SHARD_OPTIMIZER");
-        }
         for (Parameter parameter : block.getParameters().values()) {
             if (state.count(parameter.getId()) != null) {
                 throw new IllegalStateException(
@@ -178,6 +168,7 @@ final class FullySharded implements ParameterStrategy {
         ranks.first().writeBack();
         summon(owner);
         shards.forEach(own -> own.removeState(state));
+        ranks.each(replica -> of(replica).destroyMeshes());
         root.undoAutomatic();
     }
 

@@ -6,10 +6,17 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import java.util.Collection;
+import java.util.IdentityHashMap;
+import java.util.Map;
+import java.util.function.Function;
 import java.util.function.IntUnaryOperator;
+import java.util.function.ToIntFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.training.internal.Replica;
 
@@ -19,14 +26,38 @@ final class GradientNorm {
     private GradientNorm() {}
 
     /**
-     * Returns the norm over all ranks; {@code group} is null if this rank has all gradients. {@code
-     * copies} is, by index, how many ranks of the group have the same gradient.
+     * Returns, by array, how many ranks of a block's {@link DividedBlock} group have the same
+     * parameter.
+     */
+    static ToIntFunction<NDArray> copies(Block block, Function<Parameter, NDArray> arrays) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        int whole = parts == null ? 1 : parts.worldSize();
+        Map<NDArray, Integer> copies = new IdentityHashMap<>();
+        collectCopies(block, arrays, whole, copies);
+        return array -> copies.getOrDefault(array, whole);
+    }
+
+    private static void collectCopies(
+            Block block,
+            Function<Parameter, NDArray> arrays,
+            int whole,
+            Map<NDArray, Integer> copies) {
+        for (Parameter parameter : block.getDirectParameters().values()) {
+            int count = block instanceof DividedBlock own ? own.copies(parameter) : whole;
+            copies.putIfAbsent(arrays.apply(parameter), count);
+        }
+        block.getChildren().values().forEach(child -> collectCopies(child, arrays, whole, copies));
+    }
+
+    /**
+     * Returns the norm over all ranks of groups, of which null has this rank only. {@code copies}
+     * is, by index, how many ranks of the groups have the same gradient.
      */
     static double of(
             Replica replica,
             Collection<NDArray> gradients,
             IntUnaryOperator copies,
-            ProcessGroup group) {
+            ProcessGroup... groups) {
         try (NDManager temporary = replica.manager().newSubManager()) {
             NDList norms = new NDList();
             for (NDArray gradient : gradients) {
@@ -42,11 +73,13 @@ final class GradientNorm {
                     squares += values[i] * values[i] / copies.applyAsInt(i);
                 }
             }
-            if (group != null && group.worldSize() > 1) {
-                NDArray sum = temporary.create(new double[] {squares});
-                group.allReduce(sum, ReduceOp.SUM).await();
-                CurrentStreams.await(replica.device());
-                squares = sum.toDoubleArray()[0];
+            for (ProcessGroup group : groups) {
+                if (group != null && group.worldSize() > 1) {
+                    NDArray sum = temporary.create(new double[] {squares});
+                    group.allReduce(sum, ReduceOp.SUM).await();
+                    CurrentStreams.await(replica.device());
+                    squares = sum.toDoubleArray()[0];
+                }
             }
             return Math.sqrt(squares);
         }

@@ -16,14 +16,18 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Queue;
+import java.util.function.ToIntFunction;
+import org.djlx.collectives.DeviceMesh;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
@@ -54,6 +58,7 @@ final class RankShards implements RankStore.Units {
      * @param offset where the parameter begins in the row of the unit's parameters
      * @param owned the rank's part, a view of the shard; null if the rank has no part
      * @param from where the rank's part begins in the shard
+     * @param copies how many ranks, also of tensor parallelism, have the same part
      */
     private record Part(
             String name,
@@ -62,10 +67,16 @@ final class RankShards implements RankStore.Units {
             Shape shape,
             long offset,
             NDArray owned,
-            long from) {
+            long from,
+            int copies) {
 
         Parameter parameter() {
             return parameters.get(0);
+        }
+
+        /** Returns whether this rank has elements of the parameter, and updates them. */
+        boolean isTrained() {
+            return owned != null && parameter().requiresGradient();
         }
     }
 
@@ -89,6 +100,8 @@ final class RankShards implements RankStore.Units {
     private final class Stage {
 
         private final Block block;
+        private final FullyShardPolicy policy;
+        private final Mesh mesh;
         private final Stage outer; // null for the whole model
         private final int depth; // of outer stages
         private final List<Unit> units = new ArrayList<>();
@@ -99,8 +112,10 @@ final class RankShards implements RankStore.Units {
         private Work gathering; // running, or null
         private int uses; // calls of acquire() without release()
 
-        Stage(Block block, Stage outer) {
-            this.block = block;
+        Stage(FullyShard unit, Stage outer) {
+            block = unit.block();
+            policy = unit.policy();
+            mesh = meshes.computeIfAbsent(policy.shardRanks(group.worldSize()), own -> mesh(own));
             this.outer = outer;
             depth = outer == null ? 0 : outer.depth + 1;
             recomputation = new Recomputation(block, store);
@@ -131,7 +146,7 @@ final class RankShards implements RankStore.Units {
                 wholes.add(whole);
                 shards.add(unit.shard);
             }
-            gathering = running(group.allGatherCoalesced(wholes, shards));
+            gathering = running(mesh.shards.allGatherCoalesced(wholes, shards));
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
@@ -153,6 +168,10 @@ final class RankShards implements RankStore.Units {
         void release() {
             uses--;
             freeUnused();
+        }
+
+        Shape whole(Unit unit) {
+            return new Shape(unit.shard.size() * mesh.shards.worldSize());
         }
 
         void freeUnused() {
@@ -190,16 +209,30 @@ final class RankShards implements RankStore.Units {
         }
     }
 
+    /**
+     * Ranks that divide a stage, and ranks with the same part of it.
+     *
+     * @param replicas null if all ranks divide it
+     */
+    private record Mesh(ProcessGroup shards, ProcessGroup replicas) {
+
+        boolean isFirstReplica() {
+            return replicas == null || replicas.rank() == 0;
+        }
+    }
+
     private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
 
     private static final int MOST_RUNNING = 3; // a gather, a reduction, and one that has just ended
 
     private final Replica replica;
     private final ProcessGroup group;
+    private final ProcessGroup parallel; // of tensor parallelism; null for none
     private final Device device;
     private final NDManager manager;
     private final RankStore store;
     private final ReduceOp op;
+    private final Map<Integer, Mesh> meshes = new HashMap<>(); // by ranks that divide a stage
     private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in the model
     private Stage last; // that the running forward pass has begun; null at its begin
     private Reduction reduction; // running, or null
@@ -211,6 +244,7 @@ final class RankShards implements RankStore.Units {
         this.replica = replica;
         this.op = op;
         group = replica.group();
+        parallel = DividedBlock.groupOf(root);
         device = replica.device();
         manager = replica.manager();
         store = replica.store();
@@ -238,8 +272,11 @@ final class RankShards implements RankStore.Units {
                     .computeIfAbsent(Torch.scalarType(named.array()), t -> new ArrayList<>())
                     .add(named);
         }
+        ToIntFunction<NDArray> copies = GradientNorm.copies(root, Parameter::getArray);
         units.forEach(
-                (stage, byType) -> byType.values().forEach(list -> stage.units.add(unit(list))));
+                (stage, byType) ->
+                        byType.values()
+                                .forEach(list -> stage.units.add(unit(stage, list, copies))));
         Stage before = null;
         for (Stage stage : stages.values()) {
             if (before != null && !stage.units.isEmpty()) {
@@ -265,7 +302,7 @@ final class RankShards implements RankStore.Units {
     private void collect(Block block, Stage outer, Map<NDArray, Stage> owners) {
         Stage stage = outer;
         if (block instanceof FullyShard unit) {
-            stage = stages.computeIfAbsent(unit, own -> new Stage(unit.block(), outer));
+            stage = stages.computeIfAbsent(unit, own -> new Stage(unit, outer));
             if (outer != null) {
                 outer.hasInner = true;
             }
@@ -277,12 +314,32 @@ final class RankShards implements RankStore.Units {
         block.getChildren().values().forEach(child -> collect(child, own, owners));
     }
 
-    private Unit unit(List<Named> parameters) {
+    private Mesh mesh(int ranks) {
+        if (ranks == group.worldSize()) {
+            return new Mesh(group, null);
+        }
+        int[] shape = {group.worldSize() / ranks, ranks};
+        DeviceMesh mesh = DeviceMesh.create(group, shape, "replicas", "shards");
+        return new Mesh(mesh.group("shards"), mesh.group("replicas"));
+    }
+
+    /** Destroys the groups that this has created. */
+    void destroyMeshes() {
+        for (Mesh mesh : meshes.values()) {
+            if (mesh.replicas != null) {
+                mesh.replicas.destroy();
+                mesh.shards.destroy();
+            }
+        }
+    }
+
+    private Unit unit(Stage stage, List<Named> parameters, ToIntFunction<NDArray> copies) {
+        ProcessGroup ranks = stage.mesh.shards;
         long total = parameters.stream().mapToLong(own -> own.array().size()).sum();
-        long size = (total + group.worldSize() - 1) / group.worldSize();
+        long size = (total + ranks.worldSize() - 1) / ranks.worldSize();
         DataType dataType = parameters.get(0).array().getDataType();
         Unit unit = new Unit(manager.zeros(new Shape(size), dataType));
-        long begin = size * group.rank();
+        long begin = size * ranks.rank();
         long offset = 0;
         for (Named own : parameters) {
             NDArray whole = own.array();
@@ -296,7 +353,9 @@ final class RankShards implements RankStore.Units {
             String id = replica.idOf(own.parameters.get(0));
             Shape shape = whole.getShape();
             long from = first - begin;
-            unit.parts.add(new Part(own.name, own.parameters, id, shape, offset, owned, from));
+            int same = copies.applyAsInt(whole) * group.worldSize() / ranks.worldSize();
+            unit.parts.add(
+                    new Part(own.name, own.parameters, id, shape, offset, owned, from, same));
             offset += whole.size();
         }
         return unit;
@@ -318,10 +377,16 @@ final class RankShards implements RankStore.Units {
             for (Unit unit : stage.units) {
                 for (Part part : unit.parts) {
                     if (part.owned != null) {
-                        long begin = unit.shard.size() * group.rank() + part.from - part.offset;
+                        long first = unit.shard.size() * stage.mesh.shards.rank();
                         shards.add(
                                 new ParameterShard(
-                                        part.name, part.id, part.shape, begin, part.owned, true));
+                                        part.name,
+                                        part.id,
+                                        part.shape,
+                                        first + part.from - part.offset,
+                                        part.owned,
+                                        true,
+                                        stage.mesh.isFirstReplica()));
                     }
                 }
             }
@@ -338,10 +403,6 @@ final class RankShards implements RankStore.Units {
                 }
             }
         }
-    }
-
-    private Shape whole(Unit unit) {
-        return new Shape(unit.shard.size() * group.worldSize());
     }
 
     /** Computes the whole model; records it in the current gradient scope. */
@@ -371,7 +432,10 @@ final class RankShards implements RankStore.Units {
                 return NoGradient.get(
                         () -> Recomputation.compute(block, own, data, labels, training));
             }
-            if (again || stage.hasInner || stage.recomputation.mode(data, labels) == Mode.KEPT) {
+            if (again
+                    || stage.hasInner
+                    || !stage.policy.reshardsAfterForward()
+                    || stage.recomputation.mode(data, labels) == Mode.KEPT) {
                 return computeOnce(stage, own, data, labels, scope);
             }
             Runnable begin =
@@ -416,7 +480,7 @@ final class RankShards implements RankStore.Units {
         List<NDArray> inputs = new ArrayList<>();
         List<NDArray> results = new ArrayList<>();
         for (Unit unit : stage.units) {
-            NDArray row = rows.zeros(whole(unit), unit.shard.getDataType());
+            NDArray row = rows.zeros(stage.whole(unit), unit.shard.getDataType());
             unit.parts.forEach(part -> fill(rows, row, part));
             inputs.add(row);
             results.add(Torch.empty(rows, unit.shard.getShape(), Torch.scalarType(unit.shard)));
@@ -424,7 +488,7 @@ final class RankShards implements RankStore.Units {
         stage.release();
         finishReduction();
         if (!inputs.isEmpty()) {
-            Work work = running(group.reduceScatterCoalesced(results, inputs, op));
+            Work work = running(stage.mesh.shards.reduceScatterCoalesced(results, inputs, op));
             reduction = new Reduction(stage, rows, results, work);
         } else {
             rows.close();
@@ -461,6 +525,10 @@ final class RankShards implements RankStore.Units {
             return;
         }
         Replica.complete(device, reduction.work);
+        ProcessGroup replicas = reduction.stage.mesh.replicas;
+        if (replicas != null) {
+            Replica.complete(device, replicas.allReduceCoalesced(reduction.results, op));
+        }
         for (int i = 0; i < reduction.results.size(); i++) {
             Unit unit = reduction.stage.units.get(i);
             NDArray result = reduction.results.get(i);
@@ -493,7 +561,7 @@ final class RankShards implements RankStore.Units {
                     unit.gradient.attach(gradients());
                 }
                 for (Part part : unit.parts) {
-                    if (part.owned != null && part.parameter().requiresGradient()) {
+                    if (part.isTrained()) {
                         gradients.add(part, unit.gradient(part));
                     }
                 }
@@ -503,7 +571,9 @@ final class RankShards implements RankStore.Units {
     }
 
     double norm() {
-        return GradientNorm.of(replica, reducedGradients(), i -> 1, group);
+        PairList<Part, NDArray> reduced = reduced();
+        return GradientNorm.of(
+                replica, reduced.values(), i -> reduced.keyAt(i).copies, group, parallel);
     }
 
     /** Returns this rank's reduced gradients, which may be changed in place until the step. */

@@ -16,6 +16,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.BiPredicate;
+import java.util.function.ToIntFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.safetensors.TensorSpec;
@@ -24,7 +25,6 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.ForwardPass;
 import org.djlx.training.internal.LocalParameter;
 import org.djlx.training.internal.ParameterShard;
-import org.djlx.training.internal.RankStore;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 
@@ -88,28 +88,15 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
 
     @Override
     public double norm(Replica replica) {
-        ProcessGroup parts = DividedBlock.groupOf(block);
-        int whole = parts == null ? 1 : parts.worldSize();
-        Map<NDArray, Integer> copies = new IdentityHashMap<>();
-        collectCopies(block, replica.store(), whole, copies);
+        ToIntFunction<NDArray> copies = GradientNorm.copies(block, replica.store()::array);
         PairList<NDArray, NDArray> reduced = reduced(replica);
         return NoGradient.get(
                 () ->
                         GradientNorm.of(
                                 replica,
                                 reduced.values(),
-                                i -> copies.getOrDefault(reduced.keyAt(i), whole),
-                                parts));
-    }
-
-    /** Collects, by array, how many ranks of a divided block hold the same parameter. */
-    private static void collectCopies(
-            Block block, RankStore store, int whole, Map<NDArray, Integer> copies) {
-        for (Parameter parameter : block.getDirectParameters().values()) {
-            int count = block instanceof DividedBlock own ? own.copies(parameter) : whole;
-            copies.putIfAbsent(store.array(parameter), count);
-        }
-        block.getChildren().values().forEach(child -> collectCopies(child, store, whole, copies));
+                                i -> copies.applyAsInt(reduced.keyAt(i)),
+                                DividedBlock.groupOf(block)));
     }
 
     @Override
@@ -179,7 +166,8 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
 
     static ParameterShard whole(LocalParameter own, boolean isOwner) {
         NDArray array = own.array();
-        return new ParameterShard(own.name(), own.id(), array.getShape(), 0, array, isOwner);
+        return new ParameterShard(
+                own.name(), own.id(), array.getShape(), 0, array, isOwner, isOwner);
     }
 
     @Override

@@ -16,6 +16,7 @@
  * <ul>
  *   <li>{@link org.djlx.training.strategy.FullyShard} - a block that fully sharded ranks gather at
  *       a time
+ *   <li>{@link org.djlx.training.strategy.FullyShardPolicy} - how they divide and gather it
  *   <li>{@link org.djlx.training.strategy.GradientBucket} - gradients that are reduced together
  *   <li>{@link org.djlx.training.strategy.GradientCompression} - hooks that send gradients as they
  *       are, or rounded to bfloat16
@@ -27,6 +28,6 @@
  *   <li>{@link org.djlx.training.strategy.ShardingStrategy} - what data-parallel ranks divide
  * </ul>
  *
- * <p>Programs name {@code ShardingStrategy}, {@code FullyShard} and the hooks only.
+ * <p>Programs name {@code ShardingStrategy}, {@code FullyShard}, its policy and the hooks only.
  */
 package org.djlx.training.strategy;

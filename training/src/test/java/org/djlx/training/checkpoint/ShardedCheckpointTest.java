@@ -29,6 +29,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.function.Supplier;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -38,6 +39,8 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.DataParallelConfig;
 import org.djlx.training.DataParallelTrainer;
 import org.djlx.training.Training;
+import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.FullyShardPolicy;
 import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -83,6 +86,11 @@ class ShardedCheckpointTest {
     /** Runs a trainer on each of several ranks, and returns the parameters at its end. */
     private static List<float[]> job(
             ShardingStrategy strategy, int ranks, int seed, Program program) {
+        return job(strategy, ranks, () -> block(seed), program);
+    }
+
+    private static List<float[]> job(
+            ShardingStrategy strategy, int ranks, Supplier<Block> block, Program program) {
         List<ProcessGroup> groups = ProcessGroups.local(ranks);
         try {
             return ProcessGroups.run(
@@ -93,7 +101,7 @@ class ShardedCheckpointTest {
                                                 .optShardingStrategy(strategy)
                                                 .optSyncBatchNorm(false)
                                                 .optProcessGroup(group);
-                                return rank(config, group.rank(), seed, program);
+                                return rank(config, group.rank(), block.get(), program);
                             })
                     .get(0);
         } finally {
@@ -102,10 +110,9 @@ class ShardedCheckpointTest {
     }
 
     private static List<float[]> rank(
-            DataParallelConfig config, int rank, int seed, Program program) throws Exception {
+            DataParallelConfig config, int rank, Block block, Program program) throws Exception {
         config.optOptimizer(Training.optimizer("adam"));
         try (Model model = Model.newInstance("sharded", P2pEngine.NAME)) {
-            Block block = block(seed);
             model.setBlock(block);
             try (DataParallelTrainer trainer = (DataParallelTrainer) model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, FEATURES));
@@ -153,10 +160,14 @@ class ShardedCheckpointTest {
     }
 
     private void save(ShardingStrategy strategy, int ranks, boolean async) {
+        save(strategy, ranks, () -> block(5), async);
+    }
+
+    private void save(ShardingStrategy strategy, int ranks, Supplier<Block> block, boolean async) {
         job(
                 strategy,
                 ranks,
-                5,
+                block,
                 (trainer, rank) -> {
                     CheckpointManager checkpoints = manager(async);
                     train(trainer, 0, HALF);
@@ -203,6 +214,36 @@ class ShardedCheckpointTest {
         assertNear(expected, actual);
     }
 
+    /** Of ranks with the same part of a block, the first writes it and all read it. */
+    @Test
+    void hybridRanksWriteEachPartOnce() throws Exception {
+        Supplier<Block> hybrid =
+                () ->
+                        FullyShard.apply(
+                                block(7),
+                                each -> each instanceof Linear,
+                                new FullyShardPolicy().optShardRanks(2));
+        Program whole = (trainer, rank) -> train(trainer, 0, 2 * HALF);
+        List<float[]> expected = job(ShardingStrategy.NO_SHARD, 1, 7, whole);
+        save(ShardingStrategy.FULL_SHARD, 4, hybrid, false);
+        long elements = 0;
+        for (Path file : files()) {
+            try (CheckpointFile part = CheckpointFile.open(file)) {
+                for (var stored : part.tensors().values()) {
+                    elements += stored.spec().shape().size();
+                }
+            }
+        }
+        assertEquals(3 * 73 + 14, elements); // as eachRankWritesItsPart
+        Program rest =
+                (trainer, rank) -> {
+                    manager(false).restore(trainer);
+                    train(trainer, HALF, 2 * HALF);
+                };
+        assertNear(expected, job(ShardingStrategy.FULL_SHARD, 4, hybrid, rest));
+        assertNear(expected, job(ShardingStrategy.FULL_SHARD, 3, 99, rest));
+    }
+
     /** Each rank writes about its share of parameters and optimizer state. */
     @Test
     void eachRankWritesItsPart() throws Exception {
@@ -236,7 +277,7 @@ class ShardedCheckpointTest {
                             .build();
             config.addTrainingListeners(checkpoints);
             List<Object> handlers = new ArrayList<>(List.of(handler()));
-            rank(config, 0, 5, (trainer, rank) -> handlers.add(handler()));
+            rank(config, 0, block(5), (trainer, rank) -> handlers.add(handler()));
             handlers.add(handler());
             assertSame(before, handlers.get(0));
             assertNotSame(before, handlers.get(1));
@@ -260,7 +301,7 @@ class ShardedCheckpointTest {
                 rank(
                         config,
                         0,
-                        5,
+                        block(5),
                         (trainer, rank) -> {
                             train(trainer, 0, HALF);
                             manager(true).save(trainer, new TrainingProgress(HALF, 0, HALF));

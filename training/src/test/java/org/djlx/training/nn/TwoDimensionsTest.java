@@ -3,6 +3,7 @@ package org.djlx.training.nn;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.nn.Activation;
 import ai.djl.nn.SequentialBlock;
@@ -17,16 +18,19 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.DoubleConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.training.DataParallelConfig;
+import org.djlx.training.DataParallelTrainer;
 import org.djlx.training.GradientReduction;
 import org.djlx.training.Training;
 import org.djlx.training.Training.Outcome;
 import org.djlx.training.data.DistributedSampler;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -41,23 +45,70 @@ import org.junit.jupiter.params.provider.CsvSource;
 class TwoDimensionsTest {
 
     private static final float TOLERANCE = 2e-5f;
+    private static final float LOSS_TOLERANCE = 1e-6f;
     private static final int RANKS = 4;
     private static final int BATCH = 8;
     private static final int ITEMS = 32;
 
     @ParameterizedTest
-    @CsvSource({"sgd, 2", "adam, 2", "adam, 1", "adam, 4"})
+    @CsvSource({
+        "sgd, 2, NO_SHARD",
+        "adam, 2, NO_SHARD",
+        "adam, 1, NO_SHARD",
+        "adam, 4, NO_SHARD",
+        "adam, 2, FULL_SHARD",
+        "sgd, 1, FULL_SHARD"
+    })
     @Timeout(120)
-    void trainAsOneDevice(String optimizer, int tensorParallel, @TempDir Path directory)
+    void trainAsOneDevice(
+            String optimizer, int parallel, ShardingStrategy sharding, @TempDir Path directory)
             throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local(RANKS);
         try {
             List<Outcome> outcomes =
                     ProcessGroups.run(
-                            groups, group -> run(group, optimizer, tensorParallel, directory));
+                            groups,
+                            group ->
+                                    run(
+                                            group,
+                                            optimizer,
+                                            parallel,
+                                            sharding,
+                                            norm -> {},
+                                            directory));
             assertAsOneDevice(optimizer, outcomes, directory);
         } finally {
             groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Each element counts once, whatever divides it. */
+    @Test
+    @Timeout(120)
+    void normsDoNotDependOnSharding(@TempDir Path directory) {
+        List<List<Double>> norms = new ArrayList<>();
+        List<ProcessGroup> groups = ProcessGroups.local(RANKS);
+        try {
+            for (ShardingStrategy sharding :
+                    List.of(ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD)) {
+                norms.addAll(
+                        ProcessGroups.run(
+                                groups,
+                                group -> {
+                                    List<Double> own = new ArrayList<>();
+                                    run(group, "adam", 2, sharding, own::add, directory);
+                                    return own;
+                                }));
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+        List<Double> expected = norms.get(0);
+        assertTrue(expected.size() > 1 && expected.get(0) > 0, expected.toString());
+        for (List<Double> own : norms) {
+            for (int step = 0; step < expected.size(); step++) {
+                assertEquals(expected.get(step), own.get(step), 1e-5 * expected.get(step));
+            }
         }
     }
 
@@ -95,7 +146,7 @@ class TwoDimensionsTest {
             for (Outcome own : outcomes) {
                 mean += own.losses().get(step) / RANKS;
             }
-            assertEquals(expected.losses().get(step), mean, TOLERANCE, "batch " + step);
+            assertEquals(expected.losses().get(step), mean, LOSS_TOLERANCE, "batch " + step);
         }
         for (Outcome own : outcomes) {
             assertEquals(expected.losses().size(), own.losses().size());
@@ -119,20 +170,38 @@ class TwoDimensionsTest {
     /** Trains on one rank, saves, and returns its losses and the full parameters. */
     static Outcome run(ProcessGroup group, String optimizer, int tensorParallel, Path directory)
             throws Exception {
+        return run(
+                group, optimizer, tensorParallel, ShardingStrategy.NO_SHARD, norm -> {}, directory);
+    }
+
+    private static Outcome run(
+            ProcessGroup group,
+            String optimizer,
+            int tensorParallel,
+            ShardingStrategy sharding,
+            DoubleConsumer norms,
+            Path directory)
+            throws Exception {
         int rank = group.rank();
         try (ProcessGroup tensor = group.split(rank / tensorParallel, rank);
                 ProcessGroup data = group.split(rank % tensorParallel, rank)) {
-            return run(optimizer, tensor, data, directory);
+            return run(optimizer, sharding, tensor, data, norms, directory);
         }
     }
 
     private static Outcome run(
-            String optimizer, ProcessGroup tensor, ProcessGroup data, Path directory)
+            String optimizer,
+            ShardingStrategy sharding,
+            ProcessGroup tensor,
+            ProcessGroup data,
+            DoubleConsumer norms,
+            Path directory)
             throws Exception {
         int batch = BATCH / data.worldSize();
         DataParallelConfig config =
                 new DataParallelConfig(Training.loss())
                         .optProcessGroup(data)
+                        .optShardingStrategy(sharding)
                         .optGradientReduction(GradientReduction.MEAN)
                         .optBucketBytes(64);
         config.optOptimizer(Training.optimizer(optimizer));
@@ -148,6 +217,11 @@ class TwoDimensionsTest {
         List<float[]> full = new ArrayList<>();
         config.addTrainingListeners(
                 new TrainingListenerAdapter() {
+                    @Override
+                    public void onTrainingBatch(Trainer trainer, BatchData batch) {
+                        norms.accept(((DataParallelTrainer) trainer).clipGradNorm(1e9));
+                    }
+
                     @Override
                     public void onTrainingEnd(Trainer trainer) {
                         for (ShardedBlock part : List.of(in, out)) {
