@@ -94,6 +94,7 @@ import org.djlx.training.DataParallelConfig;
 import org.djlx.training.DataParallelTrainer;
 import org.djlx.training.GradientReduction;
 import org.djlx.training.GradientSynchronizer;
+import org.djlx.training.LossWeight;
 import org.djlx.training.checkpoint.CheckpointManager;
 import org.djlx.training.checkpoint.TrainingProgress;
 import org.djlx.training.data.DistributedSampler;
@@ -108,7 +109,7 @@ import org.junit.jupiter.params.provider.MethodSource;
 
 /**
  * Runs the code of the examples in the documents. An example is a copy of code here, apart from
- * spaces and comments.
+ * spaces, comments and imports, which SnippetsTest compiles.
  */
 @Timeout(120)
 class ExamplesTest {
@@ -177,10 +178,10 @@ class ExamplesTest {
     @MethodSource("documents")
     void anExampleIsCodeThatRuns(String example) throws IOException {
         String here = Files.readString(Path.of("src/test/java/org/djlx/samples/ExamplesTest.java"));
+        assertFalse(squeeze(example).isEmpty());
         // An example may leave out code between two paragraphs.
         for (String paragraph : example.split("\\n( *\\*)?\\n")) {
             String code = squeeze(paragraph.replaceAll("(?m)^ *\\* ?", ""));
-            assertFalse(code.isEmpty(), example);
             assertTrue(squeeze(here).contains(code), () -> "no such code here:\n" + paragraph);
         }
     }
@@ -207,7 +208,7 @@ class ExamplesTest {
     }
 
     private static String squeeze(String code) {
-        return code.replaceAll("//.*", "").replaceAll("\\s", "");
+        return code.replaceAll("(?m)//.*|^import .*;$", "").replaceAll("\\s", "");
     }
 
     @Test
@@ -462,8 +463,15 @@ class ExamplesTest {
             DataParallelConfig config = new DataParallelConfig(Loss.l2Loss()).optRanks(2);
             NDManager manager = model.getNDManager();
             NDArray x = manager.ones(new Shape(4, 3));
+            reducing(config);
             assertTrue(clipping(model, config, new NDList(x), new NDList(x.mul(2))) > 0);
         }
+    }
+
+    private static void reducing(DataParallelConfig config) {
+        config.optLossWeight(LossWeight.ROWS);
+        config.optGradientHook(
+                bucket -> bucket.group().allReduceCoalesced(bucket.gradients(), bucket.op()));
     }
 
     @SuppressWarnings("try") // noSync is not named in the body
