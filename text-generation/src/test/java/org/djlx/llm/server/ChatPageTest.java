@@ -10,9 +10,12 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
+import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.text.ChatTemplate;
+import org.djlx.llm.text.ReasoningFormat;
+import org.djlx.llm.text.ToolFormat;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -27,7 +30,9 @@ class ChatPageTest {
 
     private static final String MESSAGES =
             "[...document.querySelectorAll('.message')].map(m => m.classList[1] + '=' +"
-                    + " m.querySelector('.text').textContent.trimEnd()).join('|')";
+                    + " (m.querySelector('.text') ?? m).textContent.trimEnd()).join('|')";
+    private static final String CHATS =
+            "[...document.querySelectorAll('#chats .name')].map(o => o.textContent).join('|')";
     private static final String STATS =
             "([...document.querySelectorAll('.stats')].at(-1)?.textContent ?? '')";
     private static final String NOTICE = "(document.getElementById('notice')?.textContent ?? '')";
@@ -67,11 +72,16 @@ class ChatPageTest {
 
     /** Serves a generator, and opens the page. */
     private <T extends TextGenerator> T open(T served, String token) throws Exception {
+        open(served, token, new TextApi("tiny", served, ChatTemplate.PLAIN));
+        return served;
+    }
+
+    private void open(TextGenerator served, String token, TextApi api) throws Exception {
         generator = served;
         Duration patience = Duration.ofSeconds(60);
         server =
                 new GenerationServer(
-                        new TextApi("tiny", generator, ChatTemplate.PLAIN),
+                        api,
                         generator,
                         new ServerOptions(
                                 "127.0.0.1",
@@ -86,7 +96,6 @@ class ChatPageTest {
                                 Duration.ZERO));
         browser.open("http://127.0.0.1:" + server.port() + "/");
         browser.await(token == null ? "document.title == 'tiny'" : NOTICE + ".includes('Bearer')");
-        return served;
     }
 
     @AfterEach
@@ -132,12 +141,14 @@ class ChatPageTest {
         FakeGenerator fake = open(new FakeGenerator(), "t0ken");
         // The token is asked for, where it is to be entered, and then the model's name is there.
         assertTrue(browser.evaluate(NOTICE).endsWith("Enter the server's token under Settings."));
-        browser.await("document.getElementById('settings').open");
+        browser.await("document.getElementById('settings').matches(':popover-open')");
+        browser.await("document.activeElement.id == 'token'");
         assertTrue(
                 browser.evaluate("document.getElementById('hint').textContent").contains("Enter"));
         setValue("token", "t0ken");
         browser.await("document.title == 'tiny'");
         assertEquals("", browser.evaluate(NOTICE));
+        browser.await("!document.querySelector(':popover-open')");
 
         setValue("most", "12");
         chat("Hello <b>you</b>");
@@ -248,16 +259,33 @@ class ChatPageTest {
         browser.await("document.title == 'tiny' && document.querySelectorAll('.message').length");
         assertEquals("user=another|assistant=assista", browser.evaluate(MESSAGES));
         assertEquals("Be brief.", browser.evaluate("document.getElementById('system').value"));
-        String chats = "[...document.getElementById('chats').options].map(o => o.text).join('|')";
-        assertEquals("another|one more", browser.evaluate(chats));
-        browser.click("#delete");
+        assertEquals("another|one more", browser.evaluate(CHATS));
+        search("ONE");
+        assertEquals("one more", browser.evaluate(CHATS));
+        search("nowhere");
+        browser.await("document.getElementById('chats').textContent == 'No chat has this text.'");
+        search("");
+        String delete = "#chats li:has([aria-current]) .delete";
+        browser.click(delete);
         assertEquals("user=one more|assistant=assista", browser.evaluate(MESSAGES));
-        assertEquals("one more", browser.evaluate(chats));
+        assertEquals("one more", browser.evaluate(CHATS));
+        clickButton("Undo");
+        assertEquals("another|one more", browser.evaluate(CHATS));
+        assertEquals("user=another|assistant=assista", browser.evaluate(MESSAGES));
+        browser.click("#chats li:last-child .open");
+        assertEquals("user=one more|assistant=assista", browser.evaluate(MESSAGES));
 
         // The input grows with its text.
         int before = height();
         browser.type("a\nb\nc\nd");
         assertTrue(height() > before + 40, before + " and " + height());
+    }
+
+    private void search(String text) {
+        browser.evaluate(
+                "document.getElementById('search').value = '"
+                        + text
+                        + "'; document.getElementById('search').dispatchEvent(new Event('input'))");
     }
 
     private int height() {
@@ -280,17 +308,101 @@ class ChatPageTest {
         assertTrue(browser.evaluate(MESSAGES).startsWith("user=Hello|assistant=assistant"));
         browser.resize(375, 667, false);
         browser.photograph(Path.of("target", "chat-page-375-too-long.png"));
-        browser.evaluate("document.getElementById('settings').open = true");
+        browser.click("[popovertarget=settings]");
         browser.photograph(Path.of("target", "chat-page-375-settings.png"));
+        clickButton("Close");
+        browser.await("!document.querySelector(':popover-open')");
         setValue("most", "500");
         clickButton("Drop the oldest turns");
         browser.await(INPUT + " === '' && " + IDLE);
         assertTrue(browser.evaluate(MESSAGES).startsWith("user=more|assistant=assistant"));
         assertEquals("", browser.evaluate(INPUT) + browser.evaluate(NOTICE));
-        browser.click("#new");
+        clickButton("New chat");
         send("x".repeat(101));
         browser.await(NOTICE + ".startsWith('This message is too long for the 100 tokens')");
         assertEquals("", browser.evaluate(MESSAGES));
+    }
+
+    private static String answer(GenerationRequest request) {
+        int[] tokens = request.promptTokens().orElseThrow();
+        return new String(tokens, 0, tokens.length).contains("\ntool: ")
+                ? "It shines."
+                : "<think>\nIt is dark.\nTurn it on.\n</think>\n\n<tool_call>\n"
+                        + "{\"name\": \"turn\", \"arguments\": {\"on\": true}}\n</tool_call>";
+    }
+
+    @Test
+    void foldsThinkingAndShowsCalls() throws Exception {
+        FakeGenerator fake = new FakeGenerator(5000, ChatPageTest::answer);
+        ReasoningFormat think = ReasoningFormat.THINK;
+        open(fake, null, new TextApi("tiny", fake, ChatTemplate.PLAIN, ToolFormat.HERMES, think));
+        setValue("tools", "[");
+        send("Light, please");
+        browser.await(NOTICE + ".startsWith('The tools under Settings are not JSON: ')");
+        setValue("tools", "[{\"type\": \"function\", \"function\": {\"name\": \"turn\"}}]");
+        browser.pressEnter();
+        browser.await("document.querySelector('form.fold')");
+        assertEquals("", browser.evaluate(NOTICE));
+        String thinking = "document.querySelector('.thinking')";
+        browser.await("!" + thinking + ".open");
+        assertTrue(
+                browser.evaluate(thinking + ".firstChild.textContent")
+                        .matches("Thought for [0-9.]+ s"));
+        assertEquals(
+                "It is dark.\nTurn it on.", browser.evaluate(thinking + ".lastChild.textContent"));
+        browser.click(".thinking summary");
+        browser.await(thinking + ".open");
+        assertEquals(
+                "Calls turn{\"on\": true}",
+                browser.evaluate("document.querySelector('.call').textContent"));
+        browser.resize(1280, 800, false);
+        photograph(1280, false, "call");
+        browser.resize(375, 667, true);
+        photograph(375, true, "call");
+        browser.evaluate("document.querySelector('form.fold textarea').focus()");
+        browser.type("The lamp is on.");
+        browser.click("form.fold button");
+        browser.await(IDLE + " && document.querySelectorAll('.message').length == 4");
+        assertTrue(
+                browser.evaluate(MESSAGES)
+                        .endsWith("|tool=Result of turnThe lamp is on.|assistant=It shines."));
+        browser.await(
+                "/^Context: [0-9]+ of 5,000 tokens$/"
+                        + ".test(document.getElementById('used-text').textContent)");
+        // The chat is as before when it is opened again, from the list that the button shows.
+        browser.click("[popovertarget=side]");
+        photograph(375, true, "chats");
+        browser.click("#side #new");
+        assertEquals("", browser.evaluate(MESSAGES));
+        browser.click("[popovertarget=side]");
+        browser.click("#chats li:last-child .open");
+        browser.await("!document.querySelector(':popover-open')");
+        browser.await("document.querySelectorAll('.message').length == 4");
+        browser.await("document.querySelector('.call') && !document.querySelector('form.fold')");
+    }
+
+    private void drop(String name, String contents) {
+        browser.evaluate(
+                String.format(
+                        "(() => { const data = new DataTransfer();"
+                                + " data.items.add(new File([%s], '%s'));"
+                                + " document.body.dispatchEvent(new DragEvent('drop',"
+                                + " {dataTransfer: data, bubbles: true, cancelable: true})); })()",
+                        contents, name));
+    }
+
+    @Test
+    void takesTheTextOfFiles() throws Exception {
+        open(new FakeGenerator(), null);
+        browser.type("See");
+        drop("a.txt", "'one\\n```\\ntwo'");
+        browser.await(INPUT + " == 'See\\na.txt:\\n````\\none\\n```\\ntwo\\n````\\n'");
+        browser.await("document.getElementById('used-text').textContent.startsWith('Context: ')");
+        drop("b.png", "'a\\0b'");
+        browser.await(NOTICE + " == 'b.png is not a text: the model reads text only.'");
+        drop("c.txt", "'a'.repeat(1 << 21)");
+        browser.await(NOTICE + " == 'c.txt is larger than 1 MB. Drop a part of it.'");
+        browser.await(INPUT + ".endsWith('two\\n````\\n')");
     }
 
     /** A model as that of the README: 256 tokens, no chat template, and the page as it opens. */
@@ -338,6 +450,9 @@ class ChatPageTest {
         browser.await(distance + " < 2");
         browser.await(
                 "document.getElementById('form').getBoundingClientRect().bottom <= innerHeight");
+        browser.evaluate("document.querySelector('[popovertarget=settings]').click()");
+        photograph(width, dark, "settings");
+        clickButton("Close");
         photograph(width, dark, "end");
         browser.evaluate("document.querySelectorAll('.assistant')[8].scrollIntoView()");
         photograph(width, dark, "middle");
