@@ -36,7 +36,7 @@ final class RanksOfJvm extends Ranks {
             return;
         }
         settings.checkRanksOfOneJvm(count);
-        TrainerSetup.requireOneRate(optimizer, count);
+        TrainerSetup.shareRates(optimizer);
         TrainerSetup.requireWhole(block, count);
         Device[] each = new Device[count];
         for (int rank = 0; rank < count; rank++) {

@@ -15,6 +15,7 @@ import ai.djl.util.Pair;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.lang.reflect.Field;
+import java.lang.reflect.Modifier;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
@@ -30,6 +31,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.PrivateFields;
 import org.djlx.training.internal.Ranks;
+import org.djlx.training.internal.Replica;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.slf4j.Logger;
@@ -165,21 +167,39 @@ final class TrainerSetup {
         }
     }
 
-    /** Rejects learning rates per parameter id: the ids differ between the ranks of this JVM. */
-    static void requireOneRate(Optimizer optimizer, int ranks) {
+    /** Learning rates by the ids of parameters, for ids of all ranks of this JVM. */
+    private record RatesOfRanks(ParameterTracker rates) implements ParameterTracker {
+
+        @Override
+        public float getNewValue(String id, int updates) {
+            return rates.getNewValue(Replica.parameterId(id), updates);
+        }
+    }
+
+    /**
+     * Makes learning rates per parameter id those of all ranks of this JVM, whose ids differ.
+     * Rejects an optimizer that keeps them in a field in which they cannot be replaced.
+     */
+    static void shareRates(Optimizer optimizer) {
         for (Field field : PrivateFields.of(optimizer)) {
-            Object value =
-                    ParameterTracker.class.isAssignableFrom(field.getType())
-                            ? PrivateFields.get(field, optimizer)
-                            : null;
-            if (value != null && !(value instanceof Tracker)) {
+            if (!ParameterTracker.class.isAssignableFrom(field.getType())) {
+                continue;
+            }
+            Object value = PrivateFields.get(field, optimizer);
+            if (value == null || value instanceof RatesOfRanks) {
+                continue;
+            }
+            if (field.getType() == ParameterTracker.class
+                    && !Modifier.isFinal(field.getModifiers())) {
+                PrivateFields.set(field, optimizer, new RatesOfRanks((ParameterTracker) value));
+            } else if (!(value instanceof Tracker)) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "newTrainer: the optimizer's %s has a learning rate per parameter"
-                                        + " id, and the ids of %d ranks in this JVM differ. Use a"
-                                        + " Tracker with one rate, one rank per process, or"
-                                        + " optRanks(1)",
-                                value.getClass().getName(), ranks));
+                                "newTrainer: the optimizer has a learning rate per parameter id in"
+                                    + " '%s', and the ids of the ranks in this JVM differ. Declare"
+                                    + " the field as a ParameterTracker that is not final, as DJL's"
+                                    + " optimizers do, or use one rank per process",
+                                field));
             }
         }
     }

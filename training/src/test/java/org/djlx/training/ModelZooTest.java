@@ -646,11 +646,91 @@ class ModelZooTest {
         assertArrayEquals(weights[0], weights[1], 1e-5f);
     }
 
+    /** A rate of its own for each parameter; 0 for the first. */
+    private static FixedPerVarTracker rates(Block block) {
+        FixedPerVarTracker.Builder rates = FixedPerVarTracker.builder().setDefaultValue(9);
+        float rate = 0;
+        for (Parameter parameter : block.getParameters().values()) {
+            rates.put(parameter.getId(), rate);
+            rate += 0.02f;
+        }
+        return rates.build();
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "1, NO_SHARD, 20",
+        "2, NO_SHARD, 20",
+        "3, NO_SHARD, 4",
+        "2, SHARD_OPTIMIZER, 20",
+        "2, FULL_SHARD, 20"
+    })
+    void learningRatesPerParameterAreThoseOfAllRanks(
+            int ranks, ShardingStrategy sharding, int bucketLog) {
+        float[][][] weights = new float[2][][];
+        for (int turn = 0; turn < 2; turn++) {
+            SequentialBlock block = Training.block();
+            block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+            DataParallelConfig config = new DataParallelConfig(Training.loss());
+            Optimizer optimizer =
+                    Optimizer.sgd().setLearningRateTracker(rates(block)).optMomentum(0.9f).build();
+            config.optOptimizer(optimizer);
+            if (turn == 1) {
+                config.optRanks(ranks).optBucketBytes(1 << bucketLog).optShardingStrategy(sharding);
+            }
+            try (Model model = Model.newInstance("m", turn == 0 ? "PyTorch" : P2pEngine.NAME)) {
+                model.setBlock(block);
+                // A second trainer finds the rates in the optimizer, too; its state may be lost.
+                int trainers = sharding == ShardingStrategy.NO_SHARD ? 2 : 1;
+                for (int i = 0; i < trainers; i++) {
+                    try (Trainer trainer = model.newTrainer(config)) {
+                        threeSteps(trainer);
+                    }
+                }
+                weights[turn] =
+                        NoGradient.get(
+                                () ->
+                                        block.getParameters().values().stream()
+                                                .map(own -> own.getArray().toFloatArray())
+                                                .toArray(float[][]::new));
+            }
+        }
+        for (int i = 0; i < weights[0].length; i++) {
+            assertArrayEquals(weights[0][i], weights[1][i], 1e-5f, "parameter " + i);
+        }
+    }
+
+    private static void threeSteps(Trainer trainer) {
+        trainer.initialize(new Shape(1, Training.FEATURES));
+        for (int step = 0; step < 3; step++) {
+            NDArray x = normal(trainer.getManager(), new Random(step), 8, Training.FEATURES);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                collector.backward(trainer.forward(new NDList(x)).head().square().sum());
+            }
+            trainer.step();
+        }
+    }
+
+    /** Keeps rates in a field of their own type. */
+    private static final class OwnRates extends Optimizer {
+
+        private final FixedPerVarTracker rates =
+                FixedPerVarTracker.builder().setDefaultValue(0.1f).build();
+
+        OwnRates() {
+            super(Optimizer.sgd());
+        }
+
+        @Override
+        public void update(String id, NDArray weight, NDArray gradient) {
+            weight.subi(gradient.mul(rates.getNewValue(id, 1)));
+        }
+    }
+
     @Test
-    void rejectsLearningRatesPerParameter() {
+    void rejectsLearningRatesThatItCannotShare() {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
-        FixedPerVarTracker rates = FixedPerVarTracker.builder().setDefaultValue(0.1f).build();
-        config.optRanks(2).optOptimizer(Optimizer.sgd().setLearningRateTracker(rates).build());
+        config.optRanks(2).optOptimizer(new OwnRates());
         try (Model model = Model.newInstance("m", P2pEngine.NAME)) {
             model.setBlock(Training.block());
             IllegalArgumentException e =

@@ -33,4 +33,13 @@ public final class PrivateFields {
             throw new IllegalStateException(field + " cannot be read", e);
         }
     }
+
+    /** Sets a field of {@link #of} that is not final. */
+    public static void set(Field field, Object owner, Object value) {
+        try {
+            field.set(owner, value);
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(field + " cannot be written", e);
+        }
+    }
 }

@@ -161,6 +161,11 @@ public final class Replica implements AutoCloseable {
         return index == 0 ? parameter.getId() : parameter.getId() + "/" + index;
     }
 
+    /** Returns the id that a parameter has itself, given a rank's id of it. */
+    public static String parameterId(String id) {
+        return id.replaceFirst("/.*", "");
+    }
+
     private NDArray view(NDArray original) {
         NDArray view = original.stopGradient();
         view.attach(manager);
