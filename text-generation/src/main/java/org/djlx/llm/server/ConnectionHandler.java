@@ -26,10 +26,12 @@ import io.netty.util.concurrent.ScheduledFuture;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.List;
 import java.util.Optional;
 import java.util.UUID;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -317,12 +319,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return Replies.text(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",
-                server.metrics().write(server.api().model(), server.generator().statistics()));
+                server.models().get(0).metrics(server.metrics()));
     }
 
     private FullHttpResponse models() {
         JsonArray models = new JsonArray();
-        models.add(describeModel());
+        server.models().forEach(model -> models.add(describe(model)));
         JsonObject json = new JsonObject();
         json.addProperty("object", "list");
         json.add("data", models);
@@ -336,30 +338,36 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (IllegalArgumentException e) {
             name = encodedName; // Not percent-encoded.
         }
-        String served = server.api().model();
-        if (!name.equals(served)) {
+        List<String> names = server.models().stream().map(ServedModel::name).toList();
+        int index = names.indexOf(name);
+        if (index < 0) {
             return Replies.error(
                     new ApiException(
                             404,
                             "model",
-                            "there is no model '" + name + "', but '" + served + "'"));
+                            "there is no model '"
+                                    + name
+                                    + "', but '"
+                                    + String.join("' and '", names)
+                                    + "'"));
         }
-        return Replies.text(200, "application/json", describeModel().toString());
+        String text = describe(server.models().get(index)).toString();
+        return Replies.text(200, "application/json", text);
     }
 
-    private JsonObject describeModel() {
+    private JsonObject describe(ServedModel model) {
         JsonObject json = new JsonObject();
-        json.addProperty("id", server.api().model());
+        json.addProperty("id", model.name());
         json.addProperty("object", "model");
         json.addProperty("created", server.startedAt().getEpochSecond());
         json.addProperty("owned_by", "djlx");
-        json.addProperty("max_model_len", server.generator().maxLength());
+        json.addProperty("max_model_len", model.maxLength());
         return json;
     }
 
     private void read(ChannelHandlerContext context, FullHttpRequest request) {
         try {
-            server.readers(request.content().readableBytes())
+            server.readers(route, request.content().readableBytes())
                     .execute(() -> submit(context, request));
         } catch (RejectedExecutionException e) {
             server.release(request);
@@ -382,16 +390,19 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         try {
             Route of = Route.of(request.uri());
             byte[] json = read(request);
-            if (of == Route.TOKENIZE || of == Route.DETOKENIZE) {
-                TextApi api = server.api();
-                String answer = of == Route.TOKENIZE ? api.tokenize(json) : api.detokenize(json);
+            ServedModel model = server.model(of).orElseThrow();
+            Function<byte[], String> texts = model.texts().get(of);
+            if (texts != null) {
+                String answer = texts.apply(json);
                 onLoop(
                         context,
                         () -> reply(context, Replies.text(200, "application/json", answer)));
                 return;
             }
-            TextCall call = of.read(server.api(), json);
-            TextAnswer text = call.submit(server.generator());
+            // Only generators have other paths.
+            ServedModel.Generator generating = (ServedModel.Generator) model;
+            TextCall call = of.read(generating.api(), json);
+            TextAnswer text = call.submit(generating.generator());
             if (!onLoop(context, () -> begin(context, call, text))) {
                 text.cancel();
             }

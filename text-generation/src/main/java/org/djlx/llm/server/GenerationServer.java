@@ -29,12 +29,14 @@ import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.UnresolvedAddressException;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
+import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.TextGenerator;
 import org.djlx.nativeops.host.Required;
 
@@ -50,12 +52,12 @@ public final class GenerationServer implements AutoCloseable {
     // the operating system divides the CPU among the threads that read the short ones.
     private static final int LONG_READERS = 2;
     private static final int SHORT_READERS = 16;
+    private static final int EMBEDDERS = 64; // requests that are computed together
     private static final int SHORT_BYTES = 16 << 10;
     private static final int MAX_UNREAD = 256; // of each kind
     private static final Duration FAREWELL = Duration.ofSeconds(2);
 
-    private final TextApi api;
-    private final TextGenerator generator;
+    private final List<ServedModel> models;
     private final ServerOptions options;
     private final AccessRules access;
     private final ServerMetrics metrics = new ServerMetrics();
@@ -67,6 +69,7 @@ public final class GenerationServer implements AutoCloseable {
             new NioEventLoopGroup(2, new DefaultThreadFactory("serve", true));
     private final ThreadPoolExecutor shortReaders = readers(SHORT_READERS, "serve-read");
     private final ThreadPoolExecutor longReaders = readers(LONG_READERS, "serve-read-long");
+    private final ThreadPoolExecutor embedders = readers(EMBEDDERS, "serve-embed");
     private final Semaphore bodies;
     private final Channel listener;
     private volatile boolean closing;
@@ -77,8 +80,31 @@ public final class GenerationServer implements AutoCloseable {
      */
     public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
             throws IOException {
-        this.api = Required.argument("GenerationServer: api", api);
-        this.generator = Required.argument("GenerationServer: generator", generator);
+        this(
+                List.of(
+                        new ServedModel.Generator(
+                                Required.argument("GenerationServer: api", api),
+                                Required.argument("GenerationServer: generator", generator))),
+                options);
+    }
+
+    /**
+     * Starts a server for embeddings. The caller closes the model after this; throws an IOException
+     * if the server cannot listen.
+     */
+    public GenerationServer(EmbeddingApi api, EmbeddingModel model, ServerOptions options)
+            throws IOException {
+        this(
+                List.of(
+                        new ServedModel.Embedder(
+                                Required.argument("GenerationServer: api", api),
+                                Required.argument("GenerationServer: model", model))),
+                options);
+    }
+
+    /** Starts a server for models, of which the first that serves a path answers it. */
+    GenerationServer(List<ServedModel> models, ServerOptions options) throws IOException {
+        this.models = models;
         this.options = Required.argument("GenerationServer: options", options);
         access = new AccessRules(options);
         bodies = new Semaphore(options.maxBufferedBytes());
@@ -172,12 +198,13 @@ public final class GenerationServer implements AutoCloseable {
         }
     }
 
-    TextApi api() {
-        return api;
+    List<ServedModel> models() {
+        return models;
     }
 
-    TextGenerator generator() {
-        return generator;
+    /** Returns the model that answers a path; empty if none does. */
+    Optional<ServedModel> model(Route route) {
+        return models.stream().filter(model -> model.serves(route)).findFirst();
     }
 
     ServerOptions options() {
@@ -203,8 +230,11 @@ public final class GenerationServer implements AutoCloseable {
         request.release();
     }
 
-    /** Returns the threads that read requests of a length in bytes. */
-    Executor readers(int bytes) {
+    /** Returns the threads that read requests of a length in bytes, or that wait for embeddings. */
+    Executor readers(Route route, int bytes) {
+        if (route == Route.EMBEDDINGS) {
+            return embedders;
+        }
         return bytes <= SHORT_BYTES ? shortReaders : longReaders;
     }
 
@@ -234,7 +264,10 @@ public final class GenerationServer implements AutoCloseable {
         if (closing) {
             return Optional.of("the server is being closed");
         }
-        return generator.unavailabilityCause().map(cause -> UNAVAILABLE);
+        return models.stream()
+                .flatMap(model -> model.unavailabilityCause().stream())
+                .findFirst()
+                .map(cause -> UNAVAILABLE);
     }
 
     /** Returns the port that the server listens on. */
@@ -279,6 +312,7 @@ public final class GenerationServer implements AutoCloseable {
         // Requests of closed connections are released and not read.
         shortReaders.shutdown();
         longReaders.shutdown();
+        embedders.shutdown();
         var accepting = acceptors.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         var looping = loops.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         accepting.awaitUninterruptibly();

@@ -246,11 +246,16 @@ final class JsonOptions {
      * name[0]}, {@code name[1]} …; otherwise the option is a single prompt under its own name.
      */
     JsonOptions prompts(String name) {
+        return prompts(name, MAX_PROMPTS);
+    }
+
+    /** As {@link #prompts(String)}, with a maximum number. */
+    JsonOptions prompts(String name, int most) {
         JsonObject elements = new JsonObject();
         if (isArrayOfTexts(name)) {
             JsonArray array = get(name).getAsJsonArray();
-            if (array.size() > MAX_PROMPTS) {
-                throw wrong(name, "an array of at most " + MAX_PROMPTS + " prompts");
+            if (array.size() > most) {
+                throw wrong(name, "an array of at most " + most + " prompts");
             }
             for (int i = 0; i < array.size(); i++) {
                 elements.add(name + "[" + i + "]", array.get(i));

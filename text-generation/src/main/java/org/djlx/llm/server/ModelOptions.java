@@ -20,6 +20,7 @@ import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.llm.engine.EmbeddingEngine;
 import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.ModelHub;
@@ -223,6 +224,28 @@ public final class ModelOptions {
                     place(builder);
                     return change.apply(builder).build();
                 });
+    }
+
+    /**
+     * Loads an embedding model on the ranks, of which each computes whole texts. The caller closes
+     * it.
+     *
+     * @throws UsageException if an option does not fit the model
+     */
+    EmbeddingEngine loadEmbeddings(Path directory) throws IOException {
+        check();
+        requireTokenizer(directory);
+        refuseIf(
+                ranks().areProcesses(),
+                "embedding models run in one process: start it without launch, with --ranks");
+        refuseIf(quantization != Quantization.NONE, "--quantize is for models that generate text");
+        EmbeddingEngine.Builder builder = EmbeddingEngine.builder().setDirectory(directory);
+        if (isGpu()) {
+            builder.optDevices(ranks().here().stream().map(Device::gpu).toList());
+        } else {
+            builder.optRanks(ranks().worldSize());
+        }
+        return parsed(builder::build);
     }
 
     private void print(String line) {

@@ -115,7 +115,7 @@ final class RequestFilter extends ChannelDuplexHandler {
                             + "' is not allowed; start the server with --allowed-host NAME");
         }
         Route route = Route.of(head.uri());
-        if (route == Route.OTHER) {
+        if (route == Route.OTHER || server.model(route).isEmpty()) {
             throw new ApiException(404, null, "there is nothing at this path");
         }
         if (route.needsToken() && !server.access().allowsToken(headers)) {

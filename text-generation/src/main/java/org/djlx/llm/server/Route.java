@@ -19,6 +19,7 @@ enum Route {
     RESPONSE("/v1/responses", true, TextApi::response),
     /** A chat if it has messages, otherwise DJL Serving's schema. */
     INVOCATION("/invocations", true, TextApi::invocationOrChat),
+    EMBEDDINGS("/v1/embeddings", true, null),
     TOKENIZE("/tokenize", true, null),
     DETOKENIZE("/detokenize", true, null),
     /** All other paths; the name is their label in metrics. */
@@ -58,7 +59,7 @@ enum Route {
 
     /** Returns whether requests have a body, which is read on another thread. */
     boolean takesBody() {
-        return reader != null || this == TOKENIZE || this == DETOKENIZE;
+        return reader != null || this == TOKENIZE || this == DETOKENIZE || this == EMBEDDINGS;
     }
 
     boolean allows(HttpMethod method) {

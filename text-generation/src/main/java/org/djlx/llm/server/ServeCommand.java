@@ -7,12 +7,15 @@ import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
+import java.util.function.IntSupplier;
 import org.djlx.collectives.launch.cli.CliCommand;
-import org.djlx.llm.TextGenerator;
+import org.djlx.llm.engine.EmbeddingEngine;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
@@ -27,10 +30,10 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "serve",
         description = {
-            "Serves a language model over HTTP: /v1/chat/completions, /v1/completions,"
-                + " /v1/responses and /v1/models for OpenAI's clients, /tokenize and /detokenize as"
-                + " vLLM, /invocations for DJL Serving's clients, /health, /metrics for Prometheus,"
-                + " and a page to chat with at /.",
+            "Serves a language model or an embedding model over HTTP: /v1/chat/completions,"
+                    + " /v1/completions, /v1/responses, /v1/embeddings and /v1/models for OpenAI's"
+                    + " clients, /tokenize and /detokenize as vLLM, /invocations for DJL Serving's"
+                    + " clients, /health, /metrics for Prometheus, and a page to chat with at /.",
             "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
                     + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
         })
@@ -83,6 +86,14 @@ public final class ServeCommand extends CliCommand {
                             + " template says so, or answers are content only.")
     private String reasoningParser;
 
+    @Option(
+            names = "--embedding-model",
+            paramLabel = "MODEL",
+            description =
+                    "A model for /v1/embeddings beside MODEL, on the same ranks. A MODEL that is"
+                            + " for embeddings needs none.")
+    private String embeddingModel;
+
     @Option(names = "--max-body", paramLabel = "BYTES", description = "Largest request.")
     private int maxBody = 1048576;
 
@@ -129,6 +140,18 @@ public final class ServeCommand extends CliCommand {
             GenerationServer.checkAddress(options); // Before loading, which may take minutes.
         }
         Path directory = model.directory(modelId);
+        if (EmbeddingConfig.isEmbeddingModel(directory)) {
+            refuseIf(embeddingModel != null, "--embedding-model is for models that generate text");
+            try (EmbeddingEngine embedder = model.loadEmbeddings(directory)) {
+                serve(
+                        List.of(embedder(modelId, name, embedder)),
+                        options,
+                        () -> 0,
+                        embedder::close);
+            }
+            return 0;
+        }
+        Path second = embeddingModel == null ? null : model.directory(embeddingModel);
         // Takes about as long as loading libtorch.
         FutureTask<ChatTemplate> reading = new FutureTask<>(() -> ChatTemplate.of(directory));
         new Thread(reading, "chat-template").start();
@@ -142,13 +165,31 @@ public final class ServeCommand extends CliCommand {
                 return 0;
             }
             TextApi api = new TextApi(modelName(), generator, template, tools, reasoning);
-            try (GenerationServer server = new GenerationServer(api, generator, options)) {
-                Runtime.getRuntime().addShutdownHook(ending(server, generator));
-                say(server);
-                server.await();
+            List<ServedModel> models = new ArrayList<>();
+            models.add(new ServedModel.Generator(api, generator));
+            try (EmbeddingEngine embedder = second == null ? null : model.loadEmbeddings(second)) {
+                if (embedder != null) {
+                    models.add(embedder(embeddingModel, null, embedder));
+                }
+                serve(models, options, () -> generator.statistics().running(), generator::close);
             }
         }
         return 0;
+    }
+
+    private static ServedModel embedder(String id, String name, EmbeddingEngine model) {
+        String shown = name == null ? modelName(id) : name;
+        return new ServedModel.Embedder(new EmbeddingApi(shown, model), model);
+    }
+
+    private void serve(
+            List<ServedModel> models, ServerOptions options, IntSupplier running, Runnable close)
+            throws Exception {
+        try (GenerationServer server = new GenerationServer(models, options)) {
+            Runtime.getRuntime().addShutdownHook(ending(server, running, close));
+            say(server);
+            server.await();
+        }
     }
 
     /** Returns the result of a task; throws the exception of a task that has failed. */
@@ -160,11 +201,11 @@ public final class ServeCommand extends CliCommand {
         }
     }
 
-    /** Returns the shutdown hook, which closes the server, then the generator. */
-    private Thread ending(GenerationServer server, TextGenerator generator) {
+    /** Returns the shutdown hook, which closes the server, then the model. */
+    private Thread ending(GenerationServer server, IntSupplier answers, Runnable close) {
         return new Thread(
                 () -> {
-                    int running = generator.statistics().running();
+                    int running = answers.getAsInt();
                     if (running > 0) {
                         err().printf(
                                         "Stopping: %d running answers have %d s to end%n",
@@ -172,15 +213,16 @@ public final class ServeCommand extends CliCommand {
                                 .flush();
                     }
                     server.close();
-                    generator.close();
+                    close.run();
                 },
                 "serve-end");
     }
 
     private String modelName() {
-        if (name != null) {
-            return name;
-        }
+        return name == null ? modelName(modelId) : name;
+    }
+
+    private static String modelName(String modelId) {
         Path path = Path.of(modelId);
         return Files.exists(path)
                 ? path.toAbsolutePath().normalize().getFileName().toString().replace(".gguf", "")

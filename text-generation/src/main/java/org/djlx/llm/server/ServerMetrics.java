@@ -99,15 +99,24 @@ final class ServerMetrics {
         return connections;
     }
 
-    /** Returns all metrics, with those of the generator. */
-    String write(String model, GeneratorStatistics generator) {
-        Text text = new Text(model);
+    /** Returns all metrics of a server without a generator. */
+    String write(String model) {
+        return connections(new Text(model)).out.toString();
+    }
+
+    private Text connections(Text text) {
         text.counters("djlx_http_requests_total", "Requests by path and status.", replies);
         text.value("djlx_http_connections", "Open connections.", connections.get());
         text.value(
                 "djlx_disconnects_total",
                 "Clients that went away before their answer was complete.",
                 disconnects.sum());
+        return text;
+    }
+
+    /** Returns all metrics, with those of the generator. */
+    String write(String model, GeneratorStatistics generator) {
+        Text text = connections(new Text(model));
         text.value(
                 "djlx_reloads_total",
                 "Times that the model was loaded again.",

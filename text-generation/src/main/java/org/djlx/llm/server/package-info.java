@@ -13,6 +13,7 @@
  * ResponsesAnswer    OpenAI's responses
  * Route              the server's paths
  * ServerMetrics      counters and times for Prometheus
+ * ServedModel        a model of a server, and the paths that it answers
  * SlowProgress       shows progress if loading takes long
  * Tools              reads the tools of a chat
  */
@@ -25,6 +26,7 @@
  * <ul>
  *   <li>{@link AnswerFormat} - formats an answer in a schema
  *   <li>{@link ApiException} - an error for the client
+ *   <li>{@link EmbeddingApi} - answers requests for embeddings
  *   <li>{@link TextAnswer} - an answer as it is generated
  *   <li>{@link TextApi} - reads requests for one model
  *   <li>{@link TextCall} - a parsed request

@@ -807,8 +807,7 @@ class GenerationServerTest {
                 new ServerOptions(host, port, null, List.of(), 1, 1, 1, LONG, LONG, SHORT);
         IOException ofServer =
                 assertThrows(
-                        IOException.class,
-                        () -> new GenerationServer(server.api(), generator, options));
+                        IOException.class, () -> new GenerationServer(server.models(), options));
         assertTrue(
                 ofServer.getMessage()
                         .startsWith("cannot listen on " + host + " port " + port + ": "),

@@ -11,6 +11,7 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
+import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -22,6 +23,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.stream.Stream;
 import org.djlx.collectives.NullArguments;
+import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
@@ -1036,6 +1038,14 @@ class TextApiTest {
         }
     }
 
+    private static EmbeddingModel noEmbeddings() {
+        return (EmbeddingModel)
+                Proxy.newProxyInstance(
+                        TextApiTest.class.getClassLoader(),
+                        new Class<?>[] {EmbeddingModel.class},
+                        (proxy, method, values) -> null);
+    }
+
     @Test
     void nullsAreRefusedByName() {
         NullArguments nulls =
@@ -1047,6 +1057,8 @@ class TextApiTest {
                                 () -> read("{'inputs':'x'}").requests().get(0))
                         .sample(AnswerFormat.class, () -> read("{'inputs':'x'}").format())
                         .sample(TextApi.class, () -> api)
+                        .sample(EmbeddingModel.class, TextApiTest::noEmbeddings)
+                        .sample(EmbeddingApi.class, () -> new EmbeddingApi("none", noEmbeddings()))
                         .sample(Path.class, () -> Path.of("none"))
                         .sample(Object.class, Object::new)
                         .sample(TextCall.class, () -> read("{'inputs':'x'}"))

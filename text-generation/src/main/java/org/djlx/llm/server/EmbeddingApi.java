@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.server;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonPrimitive;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.llm.EmbeddingModel;
+import org.djlx.llm.Embeddings;
+import org.djlx.llm.text.ContextLengthException;
+import org.djlx.nativeops.host.Required;
+
+/**
+ * Answers requests in OpenAI's schema of <a
+ * href="https://platform.openai.com/docs/api-reference/embeddings">embeddings</a>, and in that of
+ * DJL Serving ({@code inputs}). Unknown options are errors, not ignored. Thread-safe.
+ */
+public final class EmbeddingApi {
+
+    private static final int MAX_TEXTS = 2048; // OpenAI's
+
+    private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
+    private final String name;
+    private final EmbeddingModel model;
+
+    /** Creates an API; {@code name} is the model's for clients. The caller closes the model. */
+    public EmbeddingApi(String name, EmbeddingModel model) {
+        this.name = Required.argument("EmbeddingApi: name", name);
+        this.model = Required.argument("EmbeddingApi: model", model);
+        names.add(name);
+    }
+
+    public String model() {
+        return name;
+    }
+
+    /** Adds a name that requests may give the model. Their answers repeat it. */
+    public void addName(String name) {
+        names.add(Required.argument("addName: name", name));
+    }
+
+    /**
+     * Answers a request for embeddings. Blocks until they are computed.
+     *
+     * @throws ApiException if the request is not valid
+     * @throws java.util.concurrent.RejectedExecutionException if too many texts wait
+     */
+    public String embeddings(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        String requested = json.text("model", name);
+        if (!names.contains(requested)) {
+            throw new ApiException(
+                    404,
+                    "model",
+                    "unknown model '"
+                            + requested
+                            + "'; this server has '"
+                            + name
+                            + "' for embeddings");
+        }
+        json.neutral("user");
+        boolean isInvocation = json.has("inputs") && !json.has("input");
+        String input = isInvocation ? "inputs" : "input";
+        String format = json.text("encoding_format", "float");
+        if (!List.of("float", "base64").contains(format)) {
+            throw json.wrong("encoding_format", "float or base64");
+        }
+        long dimensions = json.integer("dimensions", 1, model.dimensions(), model.dimensions());
+        String prompt = json.text("prompt_name", null);
+        if (prompt != null && !model.config().prompts().containsKey(prompt)) {
+            throw json.wrong("prompt_name", "one of " + model.config().prompts().keySet());
+        }
+        JsonOptions inputs = json.prompts(input, MAX_TEXTS);
+        List<int[]> texts = new ArrayList<>();
+        try {
+            for (String each : inputs.names()) {
+                texts.add(tokens(inputs, each, prompt));
+            }
+            json.requireNoOthers();
+            Embeddings result = model.embedTokens(texts, (int) dimensions);
+            boolean isList = json.isArrayOfTexts(input);
+            return isInvocation
+                    ? invocation(result.vectors(), isList)
+                    : answer(result, requested, format.equals("base64"));
+        } catch (ContextLengthException e) {
+            throw TextApi.tooLong(e, input, null);
+        } catch (IllegalArgumentException e) {
+            throw ApiException.badRequest(input, e.getMessage());
+        }
+    }
+
+    private int[] tokens(JsonOptions inputs, String name, String prompt) {
+        if (inputs.isArray(name)) {
+            int[] tokens = inputs.integers(name, Integer.MAX_VALUE);
+            if (tokens.length > 0) {
+                return tokens;
+            }
+        } else if (!inputs.text(name, "").isEmpty()) {
+            return model.encode(inputs.text(name, ""), prompt);
+        }
+        throw inputs.wrong(name, "a non-empty text or array of tokens");
+    }
+
+    private static String answer(Embeddings result, String name, boolean base64) {
+        StringBuilder json = new StringBuilder("{\"object\":\"list\",\"data\":[");
+        for (int i = 0; i < result.vectors().size(); i++) {
+            json.append(i == 0 ? "" : ",").append("{\"object\":\"embedding\",\"index\":").append(i);
+            json.append(",\"embedding\":");
+            float[] vector = result.vectors().get(i);
+            if (base64) {
+                json.append('"').append(base64(vector)).append('"');
+            } else {
+                append(json, vector);
+            }
+            json.append('}');
+        }
+        JsonElement model = new JsonPrimitive(name);
+        return json.append("],\"model\":")
+                .append(model)
+                .append(",\"usage\":{\"prompt_tokens\":")
+                .append(result.tokens())
+                .append(",\"total_tokens\":")
+                .append(result.tokens())
+                .append("}}")
+                .toString();
+    }
+
+    /** Returns a vector, or a list of vectors. */
+    private static String invocation(List<float[]> vectors, boolean isList) {
+        StringBuilder json = new StringBuilder(isList ? "[" : "");
+        for (int i = 0; i < vectors.size(); i++) {
+            append(json.append(i == 0 ? "" : ","), vectors.get(i));
+        }
+        return json.append(isList ? "]" : "").toString();
+    }
+
+    private static void append(StringBuilder json, float[] vector) {
+        for (int i = 0; i < vector.length; i++) {
+            json.append(i == 0 ? '[' : ',').append(vector[i]);
+        }
+        json.append(']');
+    }
+
+    /** Returns the bytes of float32 numbers, little-endian. */
+    private static String base64(float[] vector) {
+        ByteBuffer bytes = ByteBuffer.allocate(vector.length * Float.BYTES);
+        bytes.order(ByteOrder.LITTLE_ENDIAN).asFloatBuffer().put(vector);
+        return Base64.getEncoder().encodeToString(bytes.array());
+    }
+}
