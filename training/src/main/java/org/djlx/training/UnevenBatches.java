@@ -91,6 +91,13 @@ final class UnevenBatches {
         return trainer.replicas().get(0);
     }
 
+    @SuppressWarnings("try") // It is open while the pass runs, and not used.
+    private void accumulate(Passes passes) {
+        try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
+            passes.backward();
+        }
+    }
+
     /** Announces a call to the processes in join. */
     void announce(Call call) {
         if (areAllowed()) {
@@ -190,11 +197,7 @@ final class UnevenBatches {
                                 .forEach(passes.outputs::add);
                     }
                     case BACKWARD -> passes.backward();
-                    case ACCUMULATE -> {
-                        try (DataParallelTrainer.NoSync accumulating = trainer.noSync()) {
-                            passes.backward();
-                        }
-                    }
+                    case ACCUMULATE -> accumulate(passes);
                     case CLIP_NORM -> trainer.optimizerStep().clipNorm(agree(0));
                     case CLIP_VALUE -> trainer.optimizerStep().clipValue(agree(0));
                     case ZERO_GRADIENTS -> trainer.dropGradients();

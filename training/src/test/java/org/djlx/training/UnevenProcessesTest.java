@@ -392,6 +392,7 @@ class UnevenProcessesTest {
     }
 
     /** Clips and accumulates in each step; the program drops gradients of a pass before it. */
+    @SuppressWarnings("try") // noSync is open, and not used.
     private static void clipPart(Trainer trainer, int rank, boolean norm) {
         DataParallelTrainer own = (DataParallelTrainer) trainer;
         for (int step = 0; step < STEPS[rank]; step++) {
@@ -489,6 +490,7 @@ class UnevenProcessesTest {
     }
 
     @Test
+    @SuppressWarnings("try") // noSync is open, and not used.
     void joinWithinNoSyncIsRefused() throws Exception {
         onTwo(
                 group ->
