@@ -166,7 +166,11 @@ public interface ProcessGroup extends AutoCloseable {
     /** {@return the device on which the group's tensors must be} */
     Device device();
 
-    /** {@return the name of the group's backend} */
+    /**
+     * {@return the name of the group's backend}
+     *
+     * @throws IllegalStateException if this rank is not a member of the group
+     */
     String backendName();
 
     /**

@@ -4,6 +4,7 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import org.djlx.collectives.c10d.GroupExpectations;
 
 /**
  * The contract of all backends. Each case is the code of one rank and runs on all ranks of a group
@@ -39,6 +40,7 @@ public final class ContractCases {
         cases.putAll(SupportCases.all());
         cases.putAll(WorkCases.all());
         cases.putAll(ErrorCases.all());
+        cases.putAll(GroupExpectations.cases());
         return cases;
     }
 

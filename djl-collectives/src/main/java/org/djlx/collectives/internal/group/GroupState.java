@@ -140,10 +140,15 @@ final class GroupState {
     }
 
     GroupTrace trace() {
-        if (trace == null) {
+        checkMember();
+        return trace;
+    }
+
+    /** Throws if this rank is not a member of the group. */
+    void checkMember() {
+        if (unusable != null) {
             throw new IllegalStateException(unusable);
         }
-        return trace;
     }
 
     Object issueLock() {
@@ -152,18 +157,14 @@ final class GroupState {
 
     /** Breaks the group, unless it is destroyed. */
     void abort(CollectiveException reason) {
-        if (unusable != null) {
-            throw new IllegalStateException(unusable);
-        }
+        checkMember();
         if (!destroyed) {
             backend.abort(reason);
         }
     }
 
     void checkUsable() {
-        if (unusable != null) {
-            throw new IllegalStateException(unusable);
-        }
+        checkMember();
         if (destroyed) {
             throw GroupErrors.usedAfterDestroy(name);
         }

@@ -133,6 +133,7 @@ public final class RankGroup implements ProcessGroup {
 
     @Override
     public String backendName() {
+        state.checkMember(); // Only members know it: a sub-group can have a backend of its own.
         return backend.name();
     }
 
