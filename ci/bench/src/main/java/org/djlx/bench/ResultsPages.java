@@ -27,7 +27,7 @@ import org.djlx.collectives.launch.cli.TextTable;
  * <ul>
  *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
  *       chart
- *   <li>{@code <!-- results highlights -->}: five rows of several files
+ *   <li>{@code <!-- results highlights -->}: four rows of several files
  *   <li>{@code <!-- samples/run.sh COMMAND -->}: the output of that command
  * </ul>
  */
@@ -170,7 +170,7 @@ final class ResultsPages {
         throw new IllegalArgumentException("samples/run.sh " + command + " failed");
     }
 
-    /** Five rows for the README. */
+    /** Four rows for the README. */
     private String highlights() {
         TextTable table =
                 new TextTable(
@@ -189,14 +189,6 @@ final class ResultsPages {
                 Columns.fill("{%.1f P2P} ms", step),
                 Columns.fill("{%.1f TORCH_DDP} ms (DDP)", step),
                 Columns.fill("{%.1f DJL} ms (DJL)", step));
-        JsonObject decode = section("decode.json").report();
-        JsonObject one = decode.getAsJsonArray("steps").get(0).getAsJsonObject();
-        table.add(
-                "decode step of a Llama of 8B's sizes, 1 sequence",
-                decode.get("cards").getAsString(),
-                Columns.fill("{micros medianMicros} µs", one),
-                Columns.fill("{micros torchMicros.nccl} µs", one),
-                "");
         return table.markdown();
     }
 
