@@ -24,6 +24,10 @@ public final class KernelArguments {
 
     private static final int VALUES = MAX_COUNT * Long.BYTES;
 
+    /** After arguments that have no members. */
+    private static final KernelConstants.Layout NO_STRUCT =
+            new KernelConstants.Layout("an argument that is no struct", 0, 1, Map.of(), Map.of());
+
     private final Memory memory = new Memory(VALUES + MAX_BYTES);
     private final long address = Pointer.nativeValue(memory);
     // The words of the memory. A write is a native call: launches mostly repeat the words.
@@ -38,7 +42,7 @@ public final class KernelArguments {
 
     private int count;
     private int end = VALUES;
-    private KernelConstants.Layout struct; // whose members are being put; null if there is none
+    private KernelConstants.Layout struct = NO_STRUCT; // whose members are being put
     private int structOffset;
     private final BitSet members = new BitSet(); // those that were put, by offset
 
@@ -56,7 +60,7 @@ public final class KernelArguments {
     public KernelArguments clear() {
         count = 0;
         end = VALUES;
-        struct = null;
+        struct = NO_STRUCT;
         return this;
     }
 
@@ -176,10 +180,10 @@ public final class KernelArguments {
     }
 
     private KernelConstants.Member member(String name) {
-        KernelConstants.Member member = struct == null ? null : struct.members().get(name);
+        KernelConstants.Member member = struct.members().get(name);
         if (member == null || members.get(member.offset())) {
             throw new IllegalArgumentException(
-                    "%s is put twice, or is no member of %s".formatted(name, struct));
+                    "%s is put twice, or is no member of %s".formatted(name, struct.name()));
         }
         return member;
     }
@@ -193,7 +197,7 @@ public final class KernelArguments {
     }
 
     private void endStruct() {
-        if (struct != null && members.cardinality() < struct.members().size()) {
+        if (members.cardinality() < struct.members().size()) {
             List<String> missing =
                     struct.members().entrySet().stream()
                             .filter(member -> !members.get(member.getValue().offset()))
@@ -202,7 +206,7 @@ public final class KernelArguments {
             throw new IllegalArgumentException(
                     "members of %s are missing: %s".formatted(struct.name(), missing));
         }
-        struct = null;
+        struct = NO_STRUCT;
     }
 
     /**
