@@ -4,6 +4,7 @@ package org.djlx.training;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -42,6 +43,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.training.precision.MixedPrecisionPolicy;
 import org.djlx.training.strategy.FullyShard;
 import org.djlx.training.strategy.FullyShardPolicy;
 import org.djlx.training.strategy.ShardingStrategy;
@@ -242,6 +245,19 @@ class FullyShardTest {
                             new Tower(),
                             each -> each instanceof Layer,
                             new FullyShardPolicy().optShardRanks(2));
+            case "offloaded" ->
+                    FullyShard.apply(
+                            new Tower(),
+                            each -> each instanceof Layer,
+                            new FullyShardPolicy().optCpuOffload(true));
+            case "doubles" -> // sends what floats hold
+                    FullyShard.apply(
+                            new Tower(),
+                            each -> each instanceof Layer,
+                            new FullyShardPolicy()
+                                    .optShardRanks(1)
+                                    .optParameterType(ScalarType.FLOAT64)
+                                    .optReductionType(ScalarType.FLOAT64));
             case "replicas" ->
                     FullyShard.apply(
                             FullyShard.apply(
@@ -368,6 +384,8 @@ class FullyShardTest {
         "hybrid, FULL_SHARD, adam, 2",
         "hybrid, FULL_SHARD, adam, 4",
         "replicas, FULL_SHARD, adam, 3",
+        "offloaded, FULL_SHARD, adam, 2",
+        "doubles, FULL_SHARD, adam, 2",
     })
     void ranksOfOneJvmTrainAsOneDevice(
             String block, ShardingStrategy strategy, String optimizer, int ranks) {
@@ -388,6 +406,110 @@ class FullyShardTest {
         for (int i = 0; i < plain.norms.size(); i++) {
             double norm = plain.norms.get(i);
             assertEquals(norm, actual.norms.get(i), norm * TOLERANCE);
+        }
+    }
+
+    /** Ranks compute with rounded parameters, and keep, update and return those that are not. */
+    @Test
+    void parametersAreGatheredInTheirType() {
+        FullyShardPolicy policy = new FullyShardPolicy().optParameterType(ScalarType.BFLOAT16);
+        Block block = FullyShard.apply(new Tower(), each -> each instanceof Layer, policy);
+        block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+        DataParallelConfig config = config(ShardingStrategy.FULL_SHARD, "adam").optRanks(2);
+        try (Model model = Model.newInstance("rounded", P2pEngine.NAME)) {
+            model.setBlock(block);
+            float[] evaluated;
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, Training.FEATURES));
+                for (int step = 0; step < 2; step++) {
+                    pass(trainer, step, 0, 1);
+                    trainer.step();
+                }
+                NDList rows = new NDList(batch(trainer.getManager(), 1, 0, 1));
+                evaluated = trainer.evaluate(rows).head().toFloatArray();
+            }
+            List<float[]> whole = parameters(block);
+            block.getParameters().values().forEach(parameter -> round(parameter.getArray()));
+            assertFalse(Arrays.equals(whole.get(0), parameters(block).get(0)), "not rounded");
+            NDList rows = new NDList(batch(model.getNDManager(), 1, 0, 1));
+            ParameterStore store = new ParameterStore(model.getNDManager(), false);
+            NDArray predicted = NoGradient.get(() -> block.forward(store, rows, false).head());
+            assertArrayEquals(predicted.toFloatArray(), evaluated, LOSS_TOLERANCE);
+        }
+    }
+
+    /** Rounds to the 8 bits of bfloat16, to even. */
+    private static void round(NDArray array) {
+        float[] values = NoGradient.get(array::toFloatArray);
+        for (int i = 0; i < values.length; i++) {
+            int bits = Float.floatToRawIntBits(values[i]);
+            bits += 0x7fff + (bits >>> 16 & 1);
+            values[i] = Float.intBitsToFloat(bits & 0xffff0000);
+        }
+        NoGradient.run(() -> array.set(values));
+    }
+
+    /** Layers of mixed precision take parameters of their type, with the same losses. */
+    @Test
+    void layersOfMixedPrecisionUseGatheredParameters() {
+        List<Result> results = new ArrayList<>();
+        for (boolean low : List.of(false, true)) {
+            FullyShardPolicy policy = new FullyShardPolicy();
+            if (low) {
+                policy.optParameterType(ScalarType.BFLOAT16);
+            }
+            Block block = FullyShard.apply(Blocks.mlp(), each -> each instanceof Linear, policy);
+            DataParallelConfig config =
+                    config(ShardingStrategy.FULL_SHARD, "adam")
+                            .optRanks(2)
+                            .optMixedPrecision(MixedPrecisionPolicy.BFLOAT16);
+            results.add(train(P2pEngine.NAME, config, block));
+        }
+        assertSame(results.get(0), results.get(1));
+    }
+
+    /** Sums of gradients are rounded to the type, and not more. */
+    @Test
+    void gradientsAreReducedInTheirType() {
+        FullyShardPolicy policy = new FullyShardPolicy().optReductionType(ScalarType.BFLOAT16);
+        Block block = FullyShard.apply(new Tower(), each -> each instanceof Layer, policy);
+        DataParallelConfig config = config(ShardingStrategy.FULL_SHARD, "sgd").optRanks(2);
+        Result rounded = train(P2pEngine.NAME, config, block);
+        config = config(ShardingStrategy.NO_SHARD, "sgd").optRanks(2);
+        Result exact = train(P2pEngine.NAME, config, block("tower"));
+        assertEquals(exact.losses.get(0), rounded.losses.get(0), LOSS_TOLERANCE);
+        double norm = exact.norms.get(0);
+        assertEquals(norm, rounded.norms.get(0), 0.01 * norm);
+        assertNotEquals(norm, rounded.norms.get(0), 1e-6 * norm);
+    }
+
+    /** The type of a block's outputs, with and without sharding. */
+    @ParameterizedTest
+    @EnumSource(ShardingStrategy.class)
+    void outputsAreCast(ShardingStrategy strategy) {
+        FullyShardPolicy policy = new FullyShardPolicy().optOutputType(ScalarType.FLOAT64);
+        List<float[]> results = new ArrayList<>();
+        for (boolean wide : List.of(false, true)) {
+            Block block = new Tower();
+            block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+            try (Model model = Model.newInstance("outputs", P2pEngine.NAME)) {
+                model.setBlock(wide ? FullyShard.apply(block, each -> false, policy) : block);
+                try (Trainer trainer = model.newTrainer(config(strategy, "sgd").optRanks(2))) {
+                    trainer.initialize(new Shape(1, Training.FEATURES));
+                    NDList rows = new NDList(batch(trainer.getManager(), 1, 0, 1));
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        NDArray y = trainer.forward(rows).head();
+                        assertEquals(wide ? DataType.FLOAT64 : DataType.FLOAT32, y.getDataType());
+                        collector.backward(y.square().mean());
+                    }
+                    trainer.step();
+                }
+                results.addAll(parameters(block));
+            }
+        }
+        int half = results.size() / 2;
+        for (int i = 0; i < half; i++) {
+            assertArrayEquals(results.get(i), results.get(half + i), TOLERANCE);
         }
     }
 

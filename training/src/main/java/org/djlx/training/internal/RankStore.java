@@ -45,6 +45,9 @@ public final class RankStore extends ParameterStore {
         this.rest = rest;
     }
 
+    /** A layer that casts its parameters to {@link #computeType} itself. */
+    public interface Casting {}
+
     public void setUnits(Units units) {
         this.units = units;
     }

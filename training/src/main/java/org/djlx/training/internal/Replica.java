@@ -299,7 +299,7 @@ public final class Replica implements AutoCloseable {
     }
 
     public void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
-        boolean known = FusedUpdates.knows(optimizer);
+        boolean known = FusedUpdates.knows(optimizer) && array.getDevice().equals(device);
         if (known && updates == null) {
             updates = FusedUpdates.open(device);
         }

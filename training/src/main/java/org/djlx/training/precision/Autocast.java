@@ -106,7 +106,7 @@ public final class Autocast {
     }
 
     /** A {@link Linear} layer. */
-    private static final class Product extends Linear implements Substitute {
+    private static final class Product extends Linear implements Substitute, RankStore.Casting {
 
         private final Block original;
 
@@ -135,7 +135,7 @@ public final class Autocast {
     }
 
     /** A convolution of 1 to 3 dimensions. Only Conv2d has a constructor for subclasses. */
-    private static final class Convolved extends Conv2d implements Substitute {
+    private static final class Convolved extends Conv2d implements Substitute, RankStore.Casting {
 
         private static final List<LayoutType> LAYOUT =
                 List.of(LayoutType.DEPTH, LayoutType.HEIGHT, LayoutType.WIDTH);

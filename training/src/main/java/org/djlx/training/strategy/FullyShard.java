@@ -129,8 +129,9 @@ public final class FullyShard extends WrapperBlock {
             NDList labels,
             boolean training,
             PairList<String, Object> params) {
-        return store instanceof RankStore own && own.units() != null
-                ? own.units().forward(this, own, data, labels, training)
-                : forward(store, data, labels, training, params);
+        return policy.cast(
+                store instanceof RankStore own && own.units() != null
+                        ? own.units().forward(this, own, data, labels, training)
+                        : forward(store, data, labels, training, params));
     }
 }

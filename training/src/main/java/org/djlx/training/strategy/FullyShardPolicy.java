@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.training.strategy;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import org.djlx.nativeops.host.Required;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
 /**
  * How ranks divide and gather {@link FullyShard} blocks; the same on all ranks. Not to be changed
  * after {@link FullyShard#apply}.
@@ -9,6 +15,10 @@ public final class FullyShardPolicy {
 
     private boolean reshardAfterForward = true;
     private int shardRanks; // 0 for all
+    private ScalarType parameterType; // null for that of each parameter
+    private ScalarType reductionType; // null for that of each parameter
+    private ScalarType outputType; // null for that of the block
+    private boolean offload;
 
     /**
      * Sets whether the block is divided again after its forward pass, as FSDP2's {@code
@@ -35,6 +45,81 @@ public final class FullyShardPolicy {
         }
         shardRanks = ranks;
         return this;
+    }
+
+    /**
+     * Sets the element type in which ranks gather parameters, such as {@link ScalarType#BFLOAT16},
+     * to send half the bytes; default that of each parameter. Layers that {@link
+     * org.djlx.training.precision.MixedPrecisionPolicy} computes in this type use the gathered
+     * arrays, whose gradients have the type, too; other blocks get them cast back. Shards and the
+     * optimizer's state keep their type.
+     */
+    public FullyShardPolicy optParameterType(ScalarType type) {
+        parameterType = floating("optParameterType", type);
+        return this;
+    }
+
+    /**
+     * Sets the element type in which ranks reduce gradients, as FSDP2's {@code reduce_dtype};
+     * default that of each parameter. The sum over ranks is rounded to it, then cast back.
+     */
+    public FullyShardPolicy optReductionType(ScalarType type) {
+        reductionType = floating("optReductionType", type);
+        return this;
+    }
+
+    /**
+     * Sets the element type to which floating-point outputs of the block are cast, as FSDP2's
+     * {@code output_dtype}; default the block's own.
+     */
+    public FullyShardPolicy optOutputType(ScalarType type) {
+        outputType = floating("optOutputType", type);
+        return this;
+    }
+
+    /**
+     * Sets whether shards, their gradients and the optimizer's state are in the memory of the host,
+     * as with FSDP2's {@code CPUOffloadPolicy}; default false. The optimizer then runs on the CPU.
+     * Each gather copies a shard to the GPU, each reduction one to the host. No effect on CPUs.
+     */
+    public FullyShardPolicy optCpuOffload(boolean offload) {
+        this.offload = offload;
+        return this;
+    }
+
+    private static ScalarType floating(String option, ScalarType type) {
+        if (!Required.argument(option + ": the type", type).isFloatingPoint()) {
+            throw new IllegalArgumentException(
+                    option + ": " + type + " is no floating-point type, as FLOAT32 or BFLOAT16");
+        }
+        return type;
+    }
+
+    /** Returns the type in which arrays of a type are gathered. */
+    ScalarType parameterType(ScalarType own) {
+        return parameterType == null || !own.isFloatingPoint() ? own : parameterType;
+    }
+
+    /** Returns the type in which gradients of a type are reduced. */
+    ScalarType reductionType(ScalarType own) {
+        return reductionType == null || !own.isFloatingPoint() ? own : reductionType;
+    }
+
+    /** Returns the block's outputs in the type of this policy. */
+    NDList cast(NDList outputs) {
+        NDList cast = new NDList();
+        for (NDArray output : outputs) {
+            ScalarType own = Torch.scalarType(output);
+            boolean differs = outputType != null && own.isFloatingPoint() && own != outputType;
+            NDArray result = differs ? Torch.cast(output, outputType) : output;
+            result.setName(output.getName());
+            cast.add(result);
+        }
+        return cast;
+    }
+
+    boolean offloads() {
+        return offload;
     }
 
     boolean reshardsAfterForward() {

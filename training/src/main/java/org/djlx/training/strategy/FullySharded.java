@@ -89,12 +89,12 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public NDList computeWhole(NDList data, NDList labels, boolean training) {
-        return gathered(() -> ranks.first().whole(block, data, labels, training));
+        return gathered(false, () -> ranks.first().whole(block, data, labels, training));
     }
 
     /** Runs code while all ranks have the whole parameters. */
-    private <T> T gathered(Supplier<T> body) {
-        ranks.each(replica -> of(replica).acquireAll());
+    private <T> T gathered(boolean inOwnType, Supplier<T> body) {
+        ranks.each(replica -> of(replica).acquireAll(inOwnType));
         try {
             return body.get();
         } finally {
@@ -156,6 +156,7 @@ final class FullySharded implements ParameterStrategy {
     @Override
     public Runnable summon(NDManager owner) {
         gathered(
+                true,
                 () -> {
                     shards.get(0).restore(owner);
                     return null;

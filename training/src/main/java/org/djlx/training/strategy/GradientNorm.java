@@ -63,7 +63,7 @@ final class GradientNorm {
             for (NDArray gradient : gradients) {
                 NDArray norm = gradient.norm();
                 norm.attach(temporary);
-                norms.add(norm.toType(DataType.FLOAT64, false));
+                norms.add(norm.toType(DataType.FLOAT64, false).toDevice(replica.device(), false));
             }
             CurrentStreams.await(replica.device());
             double squares = 0;

@@ -58,6 +58,7 @@ final class RankShards implements RankStore.Units {
      * @param offset where the parameter begins in the row of the unit's parameters
      * @param owned the rank's part, a view of the shard; null if the rank has no part
      * @param from where the rank's part begins in the shard
+     * @param casts whether all layers with the parameter cast it themselves
      * @param copies how many ranks, also of tensor parallelism, have the same part
      */
     private record Part(
@@ -68,6 +69,7 @@ final class RankShards implements RankStore.Units {
             long offset,
             NDArray owned,
             long from,
+            boolean casts,
             int copies) {
 
         Parameter parameter() {
@@ -109,6 +111,7 @@ final class RankShards implements RankStore.Units {
         private boolean hasInner; // stages
         private Stage next; // that the last pass computed after this one; at first, in the model
         private NDManager gathered; // of the whole parameters; null while they are divided
+        private List<NDArray> wholes; // what a running gather writes: a row of each unit
         private Work gathering; // running, or null
         private int uses; // calls of acquire() without release()
 
@@ -130,23 +133,33 @@ final class RankShards implements RankStore.Units {
         }
 
         private void gather() {
-            List<NDArray> wholes = new ArrayList<>();
             List<NDArray> shards = new ArrayList<>();
+            wholes = new ArrayList<>();
             for (Unit unit : units) {
-                ScalarType type = Torch.scalarType(unit.shard);
-                NDArray whole = Torch.empty(gathered, whole(unit), type);
-                for (Part part : unit.parts) {
-                    NDArray array = Torch.narrow(whole, 0, part.offset, part.shape.size());
+                ScalarType own = Torch.scalarType(unit.shard);
+                ScalarType type = exact ? own : policy.parameterType(own);
+                wholes.add(Torch.empty(gathered, whole(unit), type));
+                shards.add(converted(gathered, unit.shard, type, device));
+            }
+            gathering = running(mesh.shards.allGatherCoalesced(wholes, shards));
+        }
+
+        /** Gives blocks the gathered parameters. */
+        private void publish() {
+            for (int i = 0; i < units.size(); i++) {
+                ScalarType type = Torch.scalarType(units.get(i).shard);
+                for (Part part : units.get(i).parts) {
+                    NDArray row = Torch.narrow(wholes.get(i), 0, part.offset, part.shape.size());
+                    boolean low = part.casts && Torch.scalarType(row) == store.computeType();
+                    NDArray array = low ? row : converted(gathered, row, type, device);
                     array = array.reshape(part.shape);
                     array.setRequiresGradient(part.parameter().requiresGradient());
                     for (Parameter parameter : part.parameters) {
                         store.put(parameter, array);
                     }
                 }
-                wholes.add(whole);
-                shards.add(unit.shard);
             }
-            gathering = running(mesh.shards.allGatherCoalesced(wholes, shards));
+            wholes.forEach(NDArray::close); // Arrays of parameters are views, or casts.
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
@@ -161,6 +174,7 @@ final class RankShards implements RankStore.Units {
             gathering = null; // Also if it fails: free() then does not wait for it again.
             if (running != null) {
                 Replica.complete(device, running);
+                NoGradient.run(this::publish);
             }
         }
 
@@ -230,10 +244,14 @@ final class RankShards implements RankStore.Units {
     private final ProcessGroup parallel; // of tensor parallelism; null for none
     private final Device device;
     private final NDManager manager;
+    private final NDManager host; // of offloaded shards
     private final RankStore store;
     private final ReduceOp op;
+    // Arrays in layers that do not cast them; empty after the constructor.
+    private final Map<NDArray, Block> uncast = new IdentityHashMap<>();
     private final Map<Integer, Mesh> meshes = new HashMap<>(); // by ranks that divide a stage
     private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in the model
+    private boolean exact; // whether gathers are in the parameters' own type
     private Stage last; // that the running forward pass has begun; null at its begin
     private Reduction reduction; // running, or null
     private final Queue<Work> running = new ArrayDeque<>(); // the last operations
@@ -247,6 +265,7 @@ final class RankShards implements RankStore.Units {
         parallel = DividedBlock.groupOf(root);
         device = replica.device();
         manager = replica.manager();
+        host = manager.newSubManager(Device.cpu());
         store = replica.store();
         Map<NDArray, Stage> owners = new IdentityHashMap<>();
         collect(root, null, owners);
@@ -267,7 +286,11 @@ final class RankShards implements RankStore.Units {
         }
         Map<Stage, Map<ScalarType, List<Named>>> units = new IdentityHashMap<>();
         for (Named named : parameters) {
-            Stage owner = owners.getOrDefault(named.array(), stages.get(root));
+            Stage owner = owners.get(named.array());
+            if (owner == null) { // Its block returns it with all parameters only.
+                owner = stages.get(root);
+                uncast.put(named.array(), root);
+            }
             units.computeIfAbsent(owner, stage -> new LinkedHashMap<>())
                     .computeIfAbsent(Torch.scalarType(named.array()), t -> new ArrayList<>())
                     .add(named);
@@ -284,6 +307,7 @@ final class RankShards implements RankStore.Units {
             }
             before = stage.units.isEmpty() ? before : stage;
         }
+        uncast.clear();
         store.setUnits(this);
     }
 
@@ -310,6 +334,9 @@ final class RankShards implements RankStore.Units {
         Stage own = stage;
         for (Parameter parameter : block.getDirectParameters().values()) {
             owners.merge(parameter.getArray(), own, Stage::common);
+            if (!(block instanceof RankStore.Casting)) {
+                uncast.put(parameter.getArray(), block);
+            }
         }
         block.getChildren().values().forEach(child -> collect(child, own, owners));
     }
@@ -338,7 +365,8 @@ final class RankShards implements RankStore.Units {
         long total = parameters.stream().mapToLong(own -> own.array().size()).sum();
         long size = (total + ranks.worldSize() - 1) / ranks.worldSize();
         DataType dataType = parameters.get(0).array().getDataType();
-        Unit unit = new Unit(manager.zeros(new Shape(size), dataType));
+        NDManager owner = stage.policy.offloads() ? host : manager;
+        Unit unit = new Unit(owner.zeros(new Shape(size), dataType));
         long begin = size * ranks.rank();
         long offset = 0;
         for (Named own : parameters) {
@@ -354,11 +382,24 @@ final class RankShards implements RankStore.Units {
             Shape shape = whole.getShape();
             long from = first - begin;
             int same = copies.applyAsInt(whole) * group.worldSize() / ranks.worldSize();
+            boolean casts = !uncast.containsKey(whole);
             unit.parts.add(
-                    new Part(own.name, own.parameters, id, shape, offset, owned, from, same));
+                    new Part(
+                            own.name, own.parameters, id, shape, offset, owned, from, casts, same));
             offset += whole.size();
         }
         return unit;
+    }
+
+    /** Returns an array in a type and on a device: itself, or a copy in a manager of the device. */
+    private static NDArray converted(
+            NDManager owner, NDArray array, ScalarType type, Device device) {
+        if (Torch.scalarType(array) == type && array.getDevice().equals(device)) {
+            return array;
+        }
+        NDArray copy = Torch.empty(owner, array.getShape(), type);
+        Torch.copy(copy, array);
+        return copy;
     }
 
     private static void copyPart(NDArray whole, long from, NDArray owned) {
@@ -409,7 +450,9 @@ final class RankShards implements RankStore.Units {
     NDList forward(FullyShard root, NDList data, NDList labels, boolean training) {
         last = null;
         try {
-            return forward(root, store, data, labels, training);
+            return training
+                    ? ForwardPass.forward(root, store, data, labels)
+                    : ForwardPass.evaluate(root, store, data);
         } finally {
             stages.values().forEach(Stage::freeUnused);
         }
@@ -480,10 +523,12 @@ final class RankShards implements RankStore.Units {
         List<NDArray> inputs = new ArrayList<>();
         List<NDArray> results = new ArrayList<>();
         for (Unit unit : stage.units) {
-            NDArray row = rows.zeros(stage.whole(unit), unit.shard.getDataType());
+            ScalarType type = stage.policy.reductionType(Torch.scalarType(unit.shard));
+            NDArray zeros = rows.zeros(stage.whole(unit), unit.shard.getDataType());
+            NDArray row = converted(rows, zeros, type, device);
             unit.parts.forEach(part -> fill(rows, row, part));
             inputs.add(row);
-            results.add(Torch.empty(rows, unit.shard.getShape(), Torch.scalarType(unit.shard)));
+            results.add(Torch.empty(rows, unit.shard.getShape(), type));
         }
         stage.release();
         finishReduction();
@@ -531,12 +576,16 @@ final class RankShards implements RankStore.Units {
         }
         for (int i = 0; i < reduction.results.size(); i++) {
             Unit unit = reduction.stage.units.get(i);
-            NDArray result = reduction.results.get(i);
-            if (unit.gradient == null) {
-                unit.gradient = result;
-                result.attach(gradients());
-            } else {
-                TorchInPlace.add(unit.gradient, result);
+            ScalarType type = Torch.scalarType(unit.shard);
+            try (NDManager temporary = unit.shard.getManager().newSubManager()) {
+                Device owner = unit.shard.getDevice();
+                NDArray result = converted(temporary, reduction.results.get(i), type, owner);
+                if (unit.gradient == null) {
+                    unit.gradient = result;
+                    result.attach(gradients());
+                } else {
+                    TorchInPlace.add(unit.gradient, result);
+                }
             }
         }
         reduction.manager.close();
@@ -604,9 +653,17 @@ final class RankShards implements RankStore.Units {
         stages.values().forEach(Stage::free);
     }
 
-    /** Gathers all parameters, until as many calls of {@link #releaseAll}. */
-    void acquireAll() {
-        stages.values().forEach(Stage::acquire);
+    /**
+     * Gathers all parameters, until as many calls of {@link #releaseAll}; {@code inOwnType} not in
+     * the type of the policy.
+     */
+    void acquireAll(boolean inOwnType) {
+        exact = inOwnType;
+        try {
+            stages.values().forEach(Stage::acquire);
+        } finally {
+            exact = false;
+        }
     }
 
     void releaseAll() {
