@@ -140,7 +140,7 @@ public final class CudaP2pOptions extends BackendOptions {
                 values.sharedGpus ? ", shared GPUs" : "",
                 values.direct.text(", direct", ", not direct"),
                 isCopyEngines() ? ", copy engines" : "",
-                ncclOptions.isVerify() ? ", verified" : "");
+                debug() == DebugLevel.DETAIL ? ", verified" : "");
     }
 
     /** {@return whether ranks may share a GPU} */
@@ -221,7 +221,7 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Sets the NCCL options. {@code optTimeout}, {@code optWarnAfter}, {@code optDevices},
-         * {@code optBlockingWait} and {@code optVerify} apply to the whole backend.
+         * {@code optBlockingWait} and {@code optDebug} apply to the whole backend.
          */
         public Builder optNcclOptions(NcclOptions options) {
             this.ncclOptions = Required.argument("optNcclOptions: options", options);

@@ -29,9 +29,8 @@ import org.djlx.nativeops.host.Required;
  *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
  *       enqueued together: after the calls made before the batch, and before the operations that
  *       the batch has not started yet.
- *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
- *       one thread per rank, because each call blocks until the other ranks have made the same
- *       call.
+ *   <li>{@code cuda_p2p} groups with {@linkplain DebugLevel#DETAIL verified} calls need one thread
+ *       per rank, because each call blocks until the other ranks have made the same call.
  * </ul>
  */
 public final class NcclBatch {

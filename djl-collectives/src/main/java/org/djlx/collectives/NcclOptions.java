@@ -70,11 +70,6 @@ public final class NcclOptions extends BackendOptions {
         return values.blockingWait;
     }
 
-    /** {@return whether calls are compared across ranks before they run} */
-    public boolean isVerify() {
-        return values.verify;
-    }
-
     /** {@return whether {@code nccl} groups use the GPU-to-GPU all-reduces of {@code cuda_p2p}} */
     public boolean isIntraNodeComm() {
         return values.intraNodeComm;
@@ -103,7 +98,6 @@ public final class NcclOptions extends BackendOptions {
 
         private boolean highPriorityStream;
         private boolean blockingWait = true;
-        private boolean verify;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
         private NcclConfig config = NcclConfig.DEFAULT;
         private List<Device> devices = List.of();
@@ -144,26 +138,6 @@ public final class NcclOptions extends BackendOptions {
          */
         public Builder optBlockingWait(boolean blocking) {
             this.blockingWait = blocking;
-            return this;
-        }
-
-        /**
-         * Sets whether the ranks compare each call through the store before it runs; the
-         * counterpart of c10d's {@code TORCH_DISTRIBUTED_DEBUG=DETAIL}. For debugging: a call then
-         * costs the host a round trip to the store.
-         *
-         * <ul>
-         *   <li>Calls that do not match fail on all ranks, and the group stays usable.
-         *   <li>A timeout names the missing ranks.
-         *   <li>{@code nccl} rejects a call that is recorded into a CUDA graph immediately, without
-         *       comparing it. Ranks that do not record the call wait for the recording rank until
-         *       the timeout. {@code cuda_p2p} compares recorded calls.
-         * </ul>
-         *
-         * @param compare true to compare; false unless set
-         */
-        public Builder optVerify(boolean compare) {
-            this.verify = compare;
             return this;
         }
 

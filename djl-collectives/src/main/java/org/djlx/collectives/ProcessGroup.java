@@ -87,8 +87,8 @@ import org.djlx.nativeops.torch.TensorInfo;
  * <p>Calls are compared on {@code shm} and {@code mpi} before any tensor changes (the group stays
  * usable), on {@code cuda_p2p} after the call, asynchronously (the group is broken), on {@code
  * nccl} and on {@code cuda_p2p} without P2P memory not at all: a mismatch hangs until the timeout
- * or gives wrong results. With {@link NcclOptions.Builder#optVerify} they are compared before the
- * operation runs, and the group stays usable. {@code docs/process-groups.md} has the exceptions.
+ * or gives wrong results. With {@link DebugLevel#DETAIL} they are compared before the operation
+ * runs, and the group stays usable. {@code docs/process-groups.md} has the exceptions.
  *
  * <h2>Threads</h2>
  *
@@ -427,7 +427,7 @@ public interface ProcessGroup extends AutoCloseable {
     /**
      * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must
      * equal {@code outputSplits[r]} on rank q. {@code shm} checks this before any tensor changes
-     * and fails on all ranks; NCCL checks it only with {@link NcclOptions.Builder#optVerify}.
+     * and fails on all ranks; NCCL checks it only with {@link DebugLevel#DETAIL}.
      *
      * @param output the parts from all ranks, concatenated along the first dimension in rank order
      * @param input the parts for all ranks, concatenated along the first dimension in rank order;
@@ -454,8 +454,8 @@ public interface ProcessGroup extends AutoCloseable {
      * </ul>
      *
      * <p>NCCL differs: it ignores tags, matches the messages of a pair in call order, and compares
-     * them only with {@link NcclOptions.Builder#optVerify}. A message that times out breaks this
-     * direction between the two ranks; the rest of the group stays usable.
+     * them only with {@link DebugLevel#DETAIL}. A message that times out breaks this direction
+     * between the two ranks; the rest of the group stays usable.
      *
      * @param destination the receiving rank of this group; not this rank
      * @param tag distinguishes messages between two ranks; not negative

@@ -5,8 +5,10 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Optional;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.group.CreatingThread;
 import org.djlx.collectives.internal.group.JobId;
 import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.internal.group.RankThreads;
@@ -170,6 +172,7 @@ public final class ProcessGroups {
             return create(
                     backend,
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
+                    Optional.empty(),
                     leave);
         } catch (RuntimeException e) {
             // Keep the server up for the other ranks: they then report the cause, not a lost store
@@ -209,9 +212,23 @@ public final class ProcessGroups {
             throw new IllegalArgumentException(
                     "init: the group's " + (name == null ? "name" : "store") + " is null");
         }
+        return init(backend, store, name, rank, worldSize, options, Optional.empty());
+    }
+
+    private static ProcessGroup init(
+            String backend,
+            Store store,
+            String name,
+            int rank,
+            int worldSize,
+            BackendOptions options,
+            Optional<CreatingThread> creator) {
         PrefixStore own = new PrefixStore(escaped(name), store);
         return create(
-                backend, new GroupContext(name, rank, worldSize, own, options, null), () -> {});
+                backend,
+                new GroupContext(name, rank, worldSize, own, options, null),
+                creator,
+                () -> {});
     }
 
     private static void checkOptions(BackendOptions options) {
@@ -225,14 +242,18 @@ public final class ProcessGroups {
         return name.replace("%", "%25").replace("/", "%2F");
     }
 
-    static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
+    static ProcessGroup create(
+            String backend,
+            GroupContext context,
+            Optional<CreatingThread> creator,
+            Runnable onDestroy) {
         String job =
                 JobId.agreeOn(context); // Before the backend: the last rank deletes the keys of the
         // identifier.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
         try {
-            return new RankGroup(context, made, job, ranks, onDestroy);
+            return new RankGroup(context, made, job, ranks, creator, onDestroy);
         } catch (Throwable e) {
             made.close(); // Out of memory: no handle exists that could close it.
             throw e;
@@ -265,6 +286,7 @@ public final class ProcessGroups {
         String name = "local" + LOCALS.getAndIncrement();
         // Never closed: it holds only heap memory and is collected with the last group.
         Store store = new HashStore();
+        Optional<CreatingThread> creator = Optional.of(new CreatingThread());
         // Allocated first: if memory runs out later, no handle is lost.
         ProcessGroup[] created = new ProcessGroup[worldSize];
         try {
@@ -272,7 +294,8 @@ public final class ProcessGroups {
                     worldSize,
                     GRACE,
                     rank -> {
-                        ProcessGroup group = init(backend, store, name, rank, worldSize, options);
+                        ProcessGroup group =
+                                init(backend, store, name, rank, worldSize, options, creator);
                         created[rank] = group;
                         return group;
                     });
@@ -311,7 +334,8 @@ public final class ProcessGroups {
      * @return the results, in rank order
      * @throws CollectiveException if a rank threw: names the rank that failed first, with its
      *     exception as the cause and the exceptions of other ranks as suppressed. A {@link
-     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is one
+     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is one.
+     *     If all ranks threw the same mismatch, which names the call of each rank, that exception
      * @throws IllegalArgumentException if {@code groups} is empty or contains null, or {@code body}
      *     is null
      */

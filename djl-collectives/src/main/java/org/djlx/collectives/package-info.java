@@ -23,6 +23,7 @@
  *
  * <ul>
  *   <li>{@link ShmOptions} - options of backend {@code shm} (CPU)
+ *   <li>{@link DebugLevel} - how closely groups watch calls: {@code TORCH_DISTRIBUTED_DEBUG}
  *   <li>{@link NcclOptions} - options of backend {@code nccl} (GPU)
  *   <li>{@link CudaP2pOptions} - options of backend {@code cuda_p2p} (GPU)
  *   <li>{@link NcclBatch} - issues operations as one NCCL group call

@@ -74,7 +74,8 @@ class AbortTest {
         Full full = new Full();
         BackendOptions options = new BackendOptions(Duration.ofMinutes(1));
         GroupContext context = new GroupContext("g", 0, 1, new HashStore(), options, null);
-        ProcessGroup group = new RankGroup(context, full, "job", List.of(0), () -> {});
+        ProcessGroup group =
+                new RankGroup(context, full, "job", List.of(0), Optional.empty(), () -> {});
         try {
             full.thrown = new IllegalArgumentException("wrong");
             assertThrows(IllegalArgumentException.class, group::barrier);

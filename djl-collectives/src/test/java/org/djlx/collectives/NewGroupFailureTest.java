@@ -15,6 +15,7 @@ import java.lang.reflect.Proxy;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
@@ -70,13 +71,15 @@ class NewGroupFailureTest {
             BackendOptions options = new BackendOptions(Duration.ofMinutes(10));
             GroupContext context = new GroupContext("g", 0, 2, store, options, null);
             FutureTask<ProcessGroup> other =
-                    new FutureTask<>(() -> ProcessGroups.create("shm", context, () -> {}));
+                    new FutureTask<>(
+                            () -> ProcessGroups.create("shm", context, Optional.empty(), () -> {}));
             new Thread(other).start();
             GroupContext failing =
                     StoreThatEnds.at(
                             "mapped/", new GroupContext("g", 1, 2, store, options, null), fail);
             assertThrows(
-                    OutOfMemoryError.class, () -> ProcessGroups.create("shm", failing, () -> {}));
+                    OutOfMemoryError.class,
+                    () -> ProcessGroups.create("shm", failing, Optional.empty(), () -> {}));
             Throwable e = assertThrows(ExecutionException.class, other::get).getCause();
             assertTrue(e.getMessage().contains("rank 1 has destroyed the group"), e.toString());
         }
@@ -132,7 +135,8 @@ class NewGroupFailureTest {
                                     GroupContext whole =
                                             new GroupContext("g", self, 3, store, options, null);
                                     ProcessGroup group =
-                                            ProcessGroups.create("shm", whole, () -> {});
+                                            ProcessGroups.create(
+                                                    "shm", whole, Optional.empty(), () -> {});
                                     // Rank 2 passes wrong arguments, and so never meets the others
                                     // in the store.
                                     return group.newGroup(List.of(0, 2));

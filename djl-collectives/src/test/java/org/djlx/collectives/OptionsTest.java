@@ -30,8 +30,12 @@ class OptionsTest {
             Map.of(
                     boolean.class,
                     List.of(true, false),
+                    int.class,
+                    List.of(2, 3),
                     long.class,
                     List.of(8192L, 12288L),
+                    String.class,
+                    List.of("IB", "Socket"),
                     Duration.class,
                     List.of(Duration.ofSeconds(7), Duration.ofSeconds(9)),
                     Device[].class,
@@ -40,7 +44,7 @@ class OptionsTest {
                             new Device[] {Device.gpu(2), Device.gpu(3)}),
                     NcclOptions.class,
                     List.of(
-                            NcclOptions.builder().optVerify(true).build(),
+                            NcclOptions.builder().optDebug(DebugLevel.DETAIL).build(),
                             NcclOptions.builder().optHighPriorityStream(true).build()));
 
     private static List<?> values(Class<?> type) {
@@ -87,12 +91,17 @@ class OptionsTest {
             for (RecordComponent component : value.getClass().getRecordComponents()) {
                 put(read, component.getName(), component.getAccessor().invoke(value));
             }
+        } else if (value instanceof Map<?, ?> map) {
+            map.forEach((key, number) -> read.put(name + "." + key, number));
         } else {
             read.put(name, comparable(value));
         }
     }
 
     private static Object comparable(Object value) throws Exception {
+        if (value instanceof Boolean is) {
+            return is ? 1 : 0; // As NCCL's configuration has it.
+        }
         return value instanceof BackendOptions options
                 ? read(options)
                 : value instanceof Device[] devices ? List.of(devices) : value;
@@ -130,7 +139,7 @@ class OptionsTest {
         List<Method> setters = setters(builder(type).getClass());
         assertTrue(setters.size() >= 5, setters::toString);
         for (Method setter : setters) {
-            TreeSet<String> having = new TreeSet<>(read(build(builder(type))).keySet());
+            TreeSet<String> having = new TreeSet<>(read(withAll(type, 0)).keySet());
             for (Object value : values(setter.getParameterTypes()[0])) {
                 Object builder = builder(type);
                 setter.invoke(builder, value);
@@ -148,7 +157,7 @@ class OptionsTest {
         BackendOptions plain =
                 new BackendOptions(Duration.ofMinutes(2), Duration.ofSeconds(5 + which));
         Map<String, Object> common = read(plain);
-        assertEquals(2, common.size());
+        assertEquals(3, common.size());
         for (String backend :
                 List.of(
                         "shm.ShmBackend",

@@ -27,6 +27,11 @@ public final class TestLog implements AutoCloseable {
 
     /** Begins to listen. */
     public TestLog(Class<?> type) {
+        this(type.getName());
+    }
+
+    /** Begins to listen to a class of another package. */
+    public TestLog(String type) {
         logger = (Logger) LogManager.getLogger(type);
         appender.start();
         logger.addAppender(appender);

@@ -9,6 +9,7 @@ import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.ContextLoader;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
@@ -190,7 +191,7 @@ public abstract class P2pBuffers {
     public final synchronized long address(int rank, long offset) {
         checkRange(rank, offset, 0);
         if (addresses[rank] == 0) {
-            try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            try (NDManager manager = ContextLoader.pytorch().newBaseManager()) {
                 NDArray first = view(manager, rank, new Shape(1), ScalarType.UINT8, 0);
                 addresses[rank] = Torch.dataPointer(first);
             }
@@ -359,8 +360,8 @@ public abstract class P2pBuffers {
 
     /**
      * Waits until all ranks have started the operation and checks that their calls match. A no-op
-     * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has
-     * already compared them.
+     * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code DebugLevel.DETAIL},
+     * has already compared them.
      *
      * @throws CollectiveException if the calls do not match; lists each rank's call
      */

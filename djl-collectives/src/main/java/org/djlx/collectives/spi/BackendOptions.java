@@ -2,6 +2,7 @@
 package org.djlx.collectives.spi;
 
 import java.time.Duration;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.nativeops.host.Required;
 
@@ -25,6 +26,7 @@ public class BackendOptions {
 
     private final Duration timeout;
     private final Duration warnAfter;
+    private final DebugLevel debug; // null: that of the environment
 
     /**
      * Creates options with {@link #DEFAULT_WARN_AFTER}. With {@code shm} and {@code mpi} a
@@ -43,8 +45,13 @@ public class BackendOptions {
      * @param warnAfter after how long the log warns of a wait; see {@link #warnAfter}
      */
     public BackendOptions(Duration timeout, Duration warnAfter) {
+        this(timeout, warnAfter, null);
+    }
+
+    private BackendOptions(Duration timeout, Duration warnAfter, DebugLevel debug) {
         this.timeout = checked(timeout, "timeout");
         this.warnAfter = checked(warnAfter, "warnAfter time");
+        this.debug = debug;
     }
 
     /**
@@ -55,7 +62,8 @@ public class BackendOptions {
     protected BackendOptions(Builder<?> builder, BackendOptions defaults) {
         this(
                 builder.timeout == null ? defaults.timeout : builder.timeout,
-                builder.warnAfter == null ? defaults.warnAfter : builder.warnAfter);
+                builder.warnAfter == null ? defaults.warnAfter : builder.warnAfter,
+                builder.debug == null ? defaults.debug : builder.debug);
     }
 
     /** Checks a timeout. */
@@ -89,6 +97,16 @@ public class BackendOptions {
     }
 
     /**
+     * {@return how closely the group watches its calls}
+     *
+     * @throws IllegalArgumentException if the level is not set, and the environment variable
+     *     {@value DebugLevel#VARIABLE} is not a level
+     */
+    public DebugLevel debug() {
+        return debug == null ? DebugLevel.of(System.getenv()) : debug;
+    }
+
+    /**
      * Builds options. Options keep a {@link #copy} of their builder instead of its values, so that
      * options made from other options have all of their values.
      */
@@ -96,6 +114,7 @@ public class BackendOptions {
 
         private Duration timeout; // null: the default
         private Duration warnAfter; // null: the default
+        private DebugLevel debug; // null: the default
 
         /** Creates a builder with the defaults. */
         protected Builder() {}
@@ -120,9 +139,21 @@ public class BackendOptions {
             return self();
         }
 
+        /**
+         * Sets how closely the group watches its calls. Must be the same on all ranks.
+         *
+         * @param level the level; that of the environment variable {@value DebugLevel#VARIABLE}
+         *     unless set
+         */
+        public B optDebug(DebugLevel level) {
+            this.debug = Required.argument("optDebug: level", level);
+            return self();
+        }
+
         /** Sets the options that all backends have to those of other options. */
         public B optCommon(BackendOptions options) {
             Required.argument("optCommon: options", options);
+            debug = options.debug();
             return optTimeout(options.timeout).optWarnAfter(options.warnAfter);
         }
 

@@ -74,6 +74,7 @@ public final class Operation {
     private TensorInfo tensor;
     private OperationTrace trace;
     private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
+    private String hint = ""; // to append to the warning
     private boolean warned; // guarded by this
     private boolean announced; // used by the calling thread only
     private Runnable keeper; // keeps the group reachable; null once the operation has ended
@@ -323,6 +324,23 @@ public final class Operation {
     public Operation warningAfter(Duration wait) {
         warnAfter = wait;
         return this;
+    }
+
+    /**
+     * Sets an earlier time after which the log warns.
+     *
+     * @param hint a remedy to append to the warning
+     */
+    public void warningAfter(Duration wait, String hint) {
+        if (Required.argument("warningAfter: wait", wait).compareTo(warnAfter) < 0) {
+            warnAfter = wait;
+            this.hint = Required.argument("warningAfter: hint", hint);
+        }
+    }
+
+    /** {@return the remedy to append to the warning, or an empty text} */
+    public String hint() {
+        return hint;
     }
 
     /**

@@ -98,7 +98,10 @@ public final class GroupTrace {
             return null;
         }
         if (isHarmless(failure)) {
-            logger.warn("{}", message); // The program may never wait for the work.
+            // The program may never wait for the work. Of a collective, all ranks have the message.
+            if (operation.type().isPointToPoint() || recorder.rank() == 0) {
+                logger.warn("{}", message);
+            }
             return null;
         }
         hasFailed = true;

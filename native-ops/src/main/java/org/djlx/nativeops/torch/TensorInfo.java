@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.torch;
 
+import java.util.Arrays;
+import java.util.Locale;
+
 /**
  * Properties of a tensor, read in one call. Each getter of {@link Torch} costs a native call and
  * argument checks.
@@ -13,6 +16,13 @@ package org.djlx.nativeops.torch;
  */
 public record TensorInfo(
         ScalarType type, long[] sizes, long[] strides, long address, boolean requiresGradient) {
+
+    /** {@return the type and shape, such as {@code float32 (2, 3)}} */
+    @Override
+    public String toString() {
+        return type.toString().toLowerCase(Locale.ROOT)
+                + Arrays.toString(sizes).replace("[", " (").replace("]", ")");
+    }
 
     public long count() {
         long count = 1;

@@ -9,6 +9,7 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
@@ -147,7 +148,7 @@ final class CudaP2pBackend extends Backend implements P2pBackend {
     private boolean canExchange() {
         return collectives != null
                 && collectives.canExchange()
-                && (!options.ncclOptions().isVerify() || p2p.get().isCapturing());
+                && (options.debug() != DebugLevel.DETAIL || p2p.get().isCapturing());
     }
 
     @Override

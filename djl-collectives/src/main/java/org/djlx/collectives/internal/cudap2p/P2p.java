@@ -14,6 +14,7 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.LongFunction;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
@@ -101,7 +102,7 @@ final class P2p {
                 new P2pQueue(
                         context,
                         device,
-                        options.ncclOptions().isVerify(),
+                        options.debug() == DebugLevel.DETAIL,
                         hosts,
                         currentStreams,
                         waits,

@@ -36,8 +36,8 @@ import org.slf4j.LoggerFactory;
  * <ul>
  *   <li>The host does not wait for other hosts: it publishes a call and enqueues it. The last rank
  *       to call, or the watchdog, detects a mismatch, which breaks the group on all ranks.
- *   <li>With {@code optVerify}, the hosts agree on a call before it is enqueued. A mismatch then
- *       fails that call only.
+ *   <li>With {@code DebugLevel.DETAIL}, the hosts agree on a call before it is enqueued. A mismatch
+ *       then fails that call only.
  *   <li>If the group breaks, all waits of kernels for other ranks end.
  * </ul>
  */

@@ -361,9 +361,14 @@ public final class Watchdog implements AutoCloseable {
                     "other ranks or its GPU",
                     waited,
                     operation.timeout(),
-                    work.queue().hint());
+                    work.queue().hint() + operation.hint());
         } else {
-            LongWaits.warn(operation, GroupErrors.ranks(missing), waited, operation.timeout());
+            LongWaits.warn(
+                    operation,
+                    GroupErrors.ranks(missing),
+                    waited,
+                    operation.timeout(),
+                    operation.hint());
         }
     }
 

@@ -9,9 +9,11 @@ import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Backend;
@@ -20,6 +22,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.collectives.trace.GroupTrace;
+import org.djlx.nativeops.host.Durations;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -50,6 +53,7 @@ final class GroupState {
     private final GroupContext context; // null if this rank is not a member
     private final Backend backend;
     private final Runnable onDestroy;
+    private final Optional<CreatingThread> creator; // of a local group
     private final String name;
     private final int rank;
     private final int worldSize;
@@ -79,8 +83,10 @@ final class GroupState {
             Backend backend,
             String job,
             List<Integer> ranks,
+            Optional<CreatingThread> creator,
             Runnable onDestroy) {
         this.parent = parent;
+        this.creator = creator;
         this.context = context;
         this.backend = backend;
         this.onDestroy = onDestroy;
@@ -91,6 +97,11 @@ final class GroupState {
         this.parentRanks = parent == null ? this.ranks : positions(ranks, parent.ranks);
         this.trace = GroupTrace.open(context, backend.name(), job);
         this.unusable = null;
+        tell(
+                "created: ranks "
+                        + ranks
+                        + ", timeout "
+                        + Durations.text(context.options().timeout()));
     }
 
     GroupState(String name, List<Integer> ranks, GroupState whole, String member) {
@@ -98,6 +109,7 @@ final class GroupState {
         this.context = null;
         this.backend = whole.backend;
         this.onDestroy = () -> {};
+        this.creator = Optional.empty();
         this.name = name;
         this.rank = -1;
         this.worldSize = ranks.size();
@@ -115,8 +127,34 @@ final class GroupState {
         return context;
     }
 
+    Optional<CreatingThread> creator() {
+        return creator;
+    }
+
     Backend backend() {
         return backend;
+    }
+
+    /** Returns how closely this rank's calls are watched. */
+    DebugLevel debug() {
+        return context == null ? DebugLevel.OFF : context.options().debug();
+    }
+
+    /** Logs an event of the group, with {@link DebugLevel#INFO} or more. */
+    private void tell(String event) {
+        if (debug() != DebugLevel.OFF) {
+            logger.info("{} {}", this, event);
+        }
+    }
+
+    @Override
+    public String toString() {
+        return "ProcessGroup(%s, %s of %s, %s)"
+                .formatted(
+                        name,
+                        unusable == null ? "rank " + rank : "not a member",
+                        worldSize,
+                        backend.name());
     }
 
     String name() {
@@ -176,7 +214,9 @@ final class GroupState {
                 type.isPointToPoint()
                         ? new Operation(type, messages + 1, name, timeout, agreed, tag)
                         : new Operation(type, sequence + 1, name, timeout, agreed);
-        return operation.warningAfter(context.options().warnAfter());
+        operation.warningAfter(context.options().warnAfter());
+        creator.ifPresent(thread -> thread.called(operation));
+        return operation;
     }
 
     void issued(Operation operation) {
@@ -355,6 +395,7 @@ final class GroupState {
             ending.add(this);
             destroyed = true;
         }
+        tell("destroyed after " + sequence + " collectives and " + messages + " messages");
         for (int i = 0; i < dependent.size(); i++) {
             dependent.get(i).endCalls(ending);
         }

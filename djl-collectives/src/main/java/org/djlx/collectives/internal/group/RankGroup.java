@@ -13,6 +13,7 @@ import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.P2pOp;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -42,6 +43,7 @@ public final class RankGroup implements ProcessGroup {
     private final Backend backend;
     private final OperationChecks checks;
     private final Duration timeout;
+    private final boolean debug; // DebugLevel.DETAIL
     private final boolean copyEngines; // collectives of this view leave the SMs to computation
 
     /**
@@ -49,6 +51,7 @@ public final class RankGroup implements ProcessGroup {
      *
      * @param backend the group's backend; the handle closes it
      * @param ranks the global ranks
+     * @param creator the thread that creates all ranks of a local group
      * @param onDestroy runs after the group has been destroyed
      */
     public RankGroup(
@@ -56,8 +59,9 @@ public final class RankGroup implements ProcessGroup {
             Backend backend,
             String job,
             List<Integer> ranks,
+            Optional<CreatingThread> creator,
             Runnable onDestroy) {
-        this(new GroupState(null, context, backend, job, ranks, onDestroy), null);
+        this(new GroupState(null, context, backend, job, ranks, creator, onDestroy), null);
     }
 
     private RankGroup(GroupState state, RankGroup parent) {
@@ -76,6 +80,7 @@ public final class RankGroup implements ProcessGroup {
         this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
         this.timeout = timeout;
         this.copyEngines = copyEngines;
+        this.debug = state.debug() == DebugLevel.DETAIL;
     }
 
     static RankGroup part(
@@ -83,7 +88,8 @@ public final class RankGroup implements ProcessGroup {
         GroupState whole = parent.state;
         String job = whole.trace().job();
         try {
-            GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
+            GroupState state =
+                    new GroupState(whole, context, backend, job, ranks, whole.creator(), () -> {});
             RankGroup group = new RankGroup(state, parent);
             whole.addSubGroup(state);
             return group;
@@ -223,7 +229,21 @@ public final class RankGroup implements ProcessGroup {
         state.checkUsable();
         TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
         checks.written(OpType.ALL_REDUCE, "tensor", info);
+        sent(OpType.ALL_REDUCE, tensor, info);
         return info;
+    }
+
+    /** Checks the contents of an input, after its type and shape, if the level asks for it. */
+    private void sent(OpType type, NDArray input, TensorInfo info) {
+        if (debug) {
+            InputCheck.check(state, type, input, info);
+        }
+    }
+
+    private void sent(OpType type, List<NDArray> inputs) {
+        if (debug) {
+            inputs.forEach(input -> InputCheck.check(state, type, input, Torch.info(input)));
+        }
     }
 
     @Override
@@ -231,6 +251,7 @@ public final class RankGroup implements ProcessGroup {
         state.checkUsable();
         TensorInfo info = checks.reduced(OpType.REDUCE, "tensor", tensor, op);
         checks.root(OpType.REDUCE, root);
+        sent(OpType.REDUCE, tensor, info);
         if (rank() == root) {
             checks.written(OpType.REDUCE, "tensor", info);
         }
@@ -249,6 +270,8 @@ public final class RankGroup implements ProcessGroup {
         checks.root(OpType.BROADCAST, root);
         if (rank() != root) {
             checks.written(OpType.BROADCAST, "tensor", info);
+        } else {
+            sent(OpType.BROADCAST, tensor, info);
         }
         return issue(
                 asyncOp,
@@ -269,6 +292,7 @@ public final class RankGroup implements ProcessGroup {
             checks.written(type, "outputs", out.get(peer));
             checks.overlap(type, out.get(peer), in, peer == rank() ? 0 : -1);
         }
+        sent(type, input, in);
         if (OperationChecks.differInShape(out)) {
             return Coalescing.allGatherUneven(this, tensors, input, out);
         }
@@ -289,6 +313,7 @@ public final class RankGroup implements ProcessGroup {
         checks.whole(type, "output", out, "input", in);
         checks.written(type, "output", out);
         checks.overlap(type, out, in, rank() * in.count());
+        sent(type, input, in);
         return in;
     }
 
@@ -344,6 +369,7 @@ public final class RankGroup implements ProcessGroup {
             checks.written(type, "outputs", out.get(peer));
             checks.overlap(type, out.get(peer), in, peer == root ? 0 : -1);
         }
+        sent(type, input, in);
         return issue(
                 type, in, null, root, operation -> backend.gather(operation, tensors, input, root));
     }
@@ -360,6 +386,7 @@ public final class RankGroup implements ProcessGroup {
         for (int peer = 0; peer < in.size(); peer++) {
             checks.overlap(type, in.get(peer), out, peer == root ? 0 : -1);
         }
+        sent(type, tensors);
         return issue(
                 type,
                 out,
@@ -379,6 +406,7 @@ public final class RankGroup implements ProcessGroup {
         for (int peer = 0; peer < worldSize(); peer++) {
             checks.overlap(type, in.get(peer), out, peer == rank() ? 0 : -1);
         }
+        sent(type, tensors);
         if (OperationChecks.differInShape(in)) {
             in.set(rank(), out);
             return Coalescing.reduceScatterUneven(this, output, tensors, in, op);
@@ -411,6 +439,7 @@ public final class RankGroup implements ProcessGroup {
         checks.whole(type, "input", in, "output", out);
         checks.written(type, "output", out);
         checks.overlap(type, in, out, rank() * out.count());
+        sent(type, input, in);
         return out;
     }
 
@@ -421,6 +450,7 @@ public final class RankGroup implements ProcessGroup {
         TensorInfo first = checks.exchanged(type, outputs, inputs);
         List<NDArray> to = List.copyOf(outputs);
         List<NDArray> from = List.copyOf(inputs);
+        sent(type, from);
         return issue(
                 type,
                 new Agreed(first.type(), new long[0], null, 0),
@@ -466,6 +496,7 @@ public final class RankGroup implements ProcessGroup {
                             rank()));
         }
         checks.overlap(type, out, in, -1);
+        sent(type, input, in);
         return issue(
                 asyncOp,
                 type,
@@ -530,6 +561,9 @@ public final class RankGroup implements ProcessGroup {
         } else {
             checks.peer(op.type(), op.type() == OpType.SEND ? "destination" : "source", op.peer());
         }
+        if (op.type() == OpType.SEND) {
+            sent(op.type(), op.tensor(), info);
+        }
         return info;
     }
 
@@ -571,6 +605,7 @@ public final class RankGroup implements ProcessGroup {
         for (NDArray tensor : tensors) {
             TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
             checks.written(OpType.ALL_REDUCE, "tensor", info);
+            sent(OpType.ALL_REDUCE, tensor, info);
             infos.add(info);
         }
         OperationChecks.apart(OpType.ALL_REDUCE, "tensors", infos);
@@ -681,12 +716,7 @@ public final class RankGroup implements ProcessGroup {
 
     @Override
     public String toString() {
-        return "ProcessGroup(%s, %s of %s, %s)"
-                .formatted(
-                        name(),
-                        isMember() ? "rank " + rank() : "not a member",
-                        worldSize(),
-                        backendName());
+        return state.toString();
     }
 
     /** Issues an operation with a tensor that must have the same type and shape on all ranks. */

@@ -4,8 +4,10 @@ package org.djlx.collectives.internal.group;
 import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
+import java.util.Objects;
 import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -53,7 +55,8 @@ public final class RankThreads<T> {
      *
      * @param grace how long the other ranks may run after one has failed, before the interrupt
      * @return the results, in rank order
-     * @throws CollectiveException if a rank failed: the first failure, with the others suppressed
+     * @throws CollectiveException if a rank failed: the first failure, with the others suppressed;
+     *     if all failed with the same mismatch, that exception
      */
     public static <T> List<T> run(int worldSize, Duration grace, Body<T> body) {
         return new RankThreads<>(worldSize, grace, body).run();
@@ -74,12 +77,27 @@ public final class RankThreads<T> {
             if (failedRanks == 0) {
                 return results;
             }
+            if (isOneMismatch()) {
+                throw (CollectiveMismatchException) thrown[order[0]];
+            }
             CollectiveException first = failure(order[0]);
             for (int i = 1; i < failedRanks; i++) {
                 first.addSuppressed(failure(order[i]));
             }
             throw first;
         }
+    }
+
+    /** Returns whether all ranks failed with the same mismatch, which names the ranks' calls. */
+    private boolean isOneMismatch() {
+        return failedRanks == thrown.length
+                && thrown[0] instanceof CollectiveMismatchException
+                && Arrays.stream(thrownByHandler).allMatch(Objects::isNull)
+                && Arrays.stream(thrown)
+                        .allMatch(
+                                t ->
+                                        t instanceof CollectiveMismatchException
+                                                && t.getMessage().equals(thrown[0].getMessage()));
     }
 
     /** Starts the threads. If a thread cannot be created, its rank and all later ones fail. */

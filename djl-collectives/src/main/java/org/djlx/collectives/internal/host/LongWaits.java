@@ -23,7 +23,8 @@ public final class LongWaits {
             Operation operation, int rank, List<Integer> missing, long waitedNanos) {
         if (operation.takeWarning(waitedNanos)) {
             String call = operation + " on rank " + rank;
-            warn(call, GroupErrors.ranks(missing), waitedNanos, operation.timeout());
+            String ranks = GroupErrors.ranks(missing);
+            warn(call, ranks, waitedNanos, operation.timeout(), operation.hint());
         }
     }
 

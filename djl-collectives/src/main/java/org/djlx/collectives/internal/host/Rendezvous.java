@@ -33,7 +33,8 @@ import org.djlx.collectives.spi.cpu.PeerStates;
  * </ul>
  *
  * <p>A GPU backend ({@link HostSync}) orders its data on the GPU. Its hosts synchronise at the
- * start of an operation only with {@code optVerify}, and otherwise only when the log is full.
+ * start of an operation only with {@code DebugLevel.DETAIL}, and otherwise only when the log is
+ * full.
  *
  * <h2>Waits in other classes</h2>
  *
@@ -49,7 +50,7 @@ import org.djlx.collectives.spi.cpu.PeerStates;
  *       calls. Without it, two groups would deadlock if ranks issue the groups' first operations in
  *       different orders. Later work on the stream, operations on other streams ({@code P2pQueue})
  *       and splits wait for the helper.
- *   <li>{@code nccl} with {@code optVerify} compares calls through the store ({@code
+ *   <li>{@code nccl} with {@code DebugLevel.DETAIL} compares calls through the store ({@code
  *       Verification}), because ranks may be on several hosts. {@code cuda_p2p} compares only the
  *       sizes of an all-to-all that way.
  *   <li>While a group is created or split, and for the first message between two ranks of {@code

@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.StreamQueue;
@@ -91,7 +92,8 @@ final class MessageQueues {
 
     private MessageQueue create(String key, int sender, int receiver) {
         adviseEagerStart(context, options, WARNED);
-        Verification verification = options.isVerify() ? new Verification(context) : null;
+        Verification verification =
+                options.debug() == DebugLevel.DETAIL ? new Verification(context) : null;
         long[] number = {0};
         NcclConnection connection =
                 new NcclConnection(

@@ -11,6 +11,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -48,8 +49,8 @@ import org.djlx.nativeops.torch.Torch;
  *       wait for collectives, for messages of other peers, or for messages in the other direction.
  *       Messages to one peer match its receives in the order of the calls.
  *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
- *       org.djlx.collectives.ProcessGroup#send} and {@link NcclOptions.Builder#optVerify}. A
- *       receive from any source is not supported.
+ *       org.djlx.collectives.ProcessGroup#send} and {@link DebugLevel#DETAIL}. A receive from any
+ *       source is not supported.
  * </ul>
  *
  * <p>If an operation times out, NCCL reports an error, a peer's process ends or a host of the group
@@ -140,7 +141,7 @@ public final class NcclBackend extends Backend {
         connection =
                 new NcclConnection(
                         this::createCommunicator,
-                        options.isVerify()
+                        options.debug() == DebugLevel.DETAIL
                                 ? new NcclConnection.Verifier(
                                         this::isToBeVerified, new Verification(context)::collective)
                                 : null,

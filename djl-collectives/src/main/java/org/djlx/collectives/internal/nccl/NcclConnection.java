@@ -122,7 +122,8 @@ final class NcclConnection implements Connection {
 
     @Override
     public String hint() {
-        return "; NCCL does not tell which ranks did not arrive, NcclOptions' optVerify(true) does";
+        return "; NCCL does not tell which ranks did not arrive, TORCH_DISTRIBUTED_DEBUG=DETAIL"
+                + " does";
     }
 
     @Override

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
@@ -76,13 +77,16 @@ class CudaP2pOptionsTest {
     @Test
     void thereIsOneTimeout() {
         NcclOptions nccl =
-                NcclOptions.builder().optTimeout(Duration.ofSeconds(5)).optVerify(true).build();
+                NcclOptions.builder()
+                        .optTimeout(Duration.ofSeconds(5))
+                        .optDebug(DebugLevel.DETAIL)
+                        .build();
         CudaP2pOptions.Builder builder = CudaP2pOptions.builder().optNcclOptions(nccl);
         assertEquals(Duration.ofSeconds(5), builder.build().timeout());
         CudaP2pOptions options = builder.optTimeout(Duration.ofSeconds(7)).build();
         assertEquals(Duration.ofSeconds(7), options.timeout());
         assertEquals(Duration.ofSeconds(7), options.ncclOptions().timeout());
-        assertTrue(options.ncclOptions().isVerify());
+        assertEquals(DebugLevel.DETAIL, options.ncclOptions().debug());
     }
 
     /** Unless set, copies run collectives where ranks share GPUs. */

@@ -5,6 +5,7 @@ import ai.djl.Device;
 import java.time.Duration;
 import java.util.Map;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -67,7 +68,7 @@ public final class P2pRanks {
 
     /** As {@link #options()}, with calls compared before they run. */
     public static CudaP2pOptions.Builder verifiedOptions() {
-        return options(NcclOptions.builder().optVerify(true));
+        return options(NcclOptions.builder().optDebug(DebugLevel.DETAIL));
     }
 
     /** As {@link #options()}, with waits of the host, and with collectives by copies. */

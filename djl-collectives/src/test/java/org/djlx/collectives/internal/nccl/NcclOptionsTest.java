@@ -10,6 +10,7 @@ import ai.djl.Device;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Optional;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.launch.LaunchEnvironment;
@@ -40,7 +41,7 @@ class NcclOptionsTest {
         assertEquals(BackendOptions.DEFAULT_TIMEOUT, options.timeout());
         assertFalse(options.isHighPriorityStream());
         assertTrue(options.isBlockingWait());
-        assertFalse(options.isVerify());
+        assertEquals(DebugLevel.OFF, options.debug());
         assertEquals(Optional.empty(), DeviceChoice.given(context(0, null), options));
     }
 
@@ -51,7 +52,7 @@ class NcclOptionsTest {
                         .optTimeout(Duration.ofSeconds(3))
                         .optHighPriorityStream(true)
                         .optBlockingWait(false)
-                        .optVerify(true)
+                        .optDebug(DebugLevel.DETAIL)
                         .optSplitShare(true)
                         .optMinCtas(1)
                         .optMaxCtas(8)
@@ -70,7 +71,7 @@ class NcclOptionsTest {
         assertEquals(Duration.ofSeconds(3), options.timeout());
         assertTrue(options.isHighPriorityStream());
         assertFalse(options.isBlockingWait());
-        assertTrue(options.isVerify());
+        assertEquals(DebugLevel.DETAIL, options.debug());
     }
 
     @Test

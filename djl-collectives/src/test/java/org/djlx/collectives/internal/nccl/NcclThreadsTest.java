@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -72,7 +73,8 @@ class NcclThreadsTest {
     }
 
     private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
-        NcclOptions options = options().optVerify(verify).build();
+        NcclOptions options =
+                options().optDebug(verify ? DebugLevel.DETAIL : DebugLevel.OFF).build();
         return (verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize))
                 .entrySet().stream()
                         .map(
