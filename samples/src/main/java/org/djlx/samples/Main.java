@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples;
 
-import org.djlx.collectives.launch.Launch;
+import org.djlx.collectives.launch.LaunchCommand;
 import org.djlx.collectives.launch.cli.HelpCommand;
 import org.djlx.collectives.launch.cli.RootCommand;
 import org.djlx.llm.server.ServeCommand;
@@ -32,7 +32,7 @@ import picocli.CommandLine.Command;
             GenerateCommand.class,
             ServeCommand.class,
             ServeModelCommand.class,
-            Launch.class,
+            LaunchCommand.class,
             PlanCommand.class,
             FlightCommand.class,
             SupportCommand.class,

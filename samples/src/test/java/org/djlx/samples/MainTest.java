@@ -133,6 +133,26 @@ class MainTest {
         assertEquals(1, process.waitFor());
     }
 
+    /** As with {@code | head}. */
+    @Test
+    void outputThatIsCutEndsQuietly() throws Exception {
+        Process process =
+                new ProcessBuilder(
+                                "sh",
+                                "-c",
+                                "read line; exec \"$0\" -cp \"$1\" "
+                                        + Main.class.getName()
+                                        + " help",
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                System.getProperty("java.class.path"))
+                        .start();
+        process.getInputStream().close();
+        process.outputWriter().append("go\n").close();
+        List<String> lines = process.errorReader().lines().toList();
+        assertEquals(List.of(), lines);
+        assertEquals(141, process.waitFor());
+    }
+
     @Test
     void launchPassesTheOptionsAfterTheClassOn() {
         assertEquals(

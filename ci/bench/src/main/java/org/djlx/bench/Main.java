@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import org.djlx.collectives.launch.Launch;
+import org.djlx.collectives.launch.LaunchCommand;
 import org.djlx.collectives.launch.cli.HelpCommand;
 import org.djlx.collectives.launch.cli.RootCommand;
 import picocli.CommandLine;
@@ -22,7 +22,7 @@ import picocli.CommandLine.Command;
             TrainBenchCommand.class,
             DecodeBenchCommand.class,
             LlamaCppCommand.class,
-            Launch.class,
+            LaunchCommand.class,
             HelpCommand.class
         })
 public final class Main extends RootCommand {

@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.Supplier;
+import org.djlx.nativeops.ContextLoader;
 import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
@@ -315,7 +316,7 @@ public final class GradientScope implements GradientCollector {
             return;
         }
         List<Boundary> earlier = List.copyOf(passed);
-        try (NDManager notes = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager notes = ContextLoader.pytorch().newBaseManager()) {
             earlier.forEach(boundary -> boundary.noteGradients(notes));
             goBack(targets, gradients);
             for (Boundary boundary : earlier) {
@@ -364,7 +365,7 @@ public final class GradientScope implements GradientCollector {
      */
     @Override
     public void zeroGradients() {
-        try (NDManager any = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager any = ContextLoader.pytorch().newBaseManager()) {
             for (NDArray array : any.getParentManager().getManagedArrays()) {
                 if (!array.isReleased() && Torch.requiresGradient(array)) {
                     zeroGradient((PtNDArray) array);

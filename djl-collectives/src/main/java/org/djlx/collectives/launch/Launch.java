@@ -2,170 +2,41 @@
 package org.djlx.collectives.launch;
 
 import java.io.PrintStream;
-import java.nio.file.Path;
-import java.time.Duration;
-import java.util.ArrayList;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
-import java.util.Map;
-import java.util.concurrent.Callable;
 import org.djlx.nativeops.host.Required;
-import picocli.CommandLine;
-import picocli.CommandLine.Command;
-import picocli.CommandLine.Help.Visibility;
-import picocli.CommandLine.IDefaultValueProvider;
-import picocli.CommandLine.Model.ArgSpec;
-import picocli.CommandLine.Model.CommandSpec;
-import picocli.CommandLine.Model.OptionSpec;
-import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /**
- * The command {@code launch} of picocli: runs a main class, or another command of the same command
- * line, once for each rank. {@link Launch} is its main class; add it to a command line of yours as
- * a subcommand, with {@code setStopAtPositional(true)}.
+ * The program {@code launch}: runs a main class in N processes, as torchrun does. {@link
+ * LaunchCommand} describes its options.
  */
-@Command(
-        name = "launch",
-        defaultValueProvider = Launch.Variables.class,
-        description = {
-            "Runs a program in N processes with the environment of torchrun: RANK, WORLD_SIZE,"
-                    + " MASTER_ADDR and the like.",
-            "Each line that a rank prints is prefixed with its number. If a rank or a launcher"
-                + " fails, all ranks on all nodes are stopped, and start again up to --max-restarts"
-                + " times with TORCHELASTIC_RESTART_COUNT one higher. Otherwise the exit code of"
-                + " the first failure is returned. Standard input of ranks is empty.",
-            "With --nnodes, run it once on each host, with the same --nproc-per-node and"
-                    + " --rdzv-endpoint.",
-            "The variable PET_NAME sets the option --name, as with torchrun. In a task of srun or a"
-                    + " Kubernetes indexed job, --nnodes, --node-rank and --master-addr are known.",
-            "Example: samples/run.sh launch --nproc 2 mlp"
-        })
-public final class Launch implements Callable<Integer> {
+public final class Launch {
 
-    @Spec private CommandSpec spec;
-
-    @Option(
-            names = {"--nproc-per-node", "--nproc"},
-            paramLabel = "N",
-            description =
-                    "Number of processes on this host, one for each rank: a number, gpu, cpu, or"
-                            + " auto for gpu if there is one; 1 if not given.")
-    String processes = "1";
-
-    @Option(
-            names = "--nnodes",
-            paramLabel = "N|MIN:MAX",
-            description =
-                    "Number of hosts (nodes). With MIN:MAX the job starts again with fewer if one"
-                            + " is lost, and with more if one comes.")
-    String nodes;
-
-    @Option(
-            names = "--node-rank",
-            paramLabel = "RANK",
-            description = "Number of this node; 0 serves the store. If not given, the nodes agree.")
-    Integer nodeRank;
-
-    @Option(
-            names = "--rdzv-endpoint",
-            paramLabel = "HOST:PORT",
-            description = "The same as --master-addr HOST --master-port PORT.")
-    String endpoint;
-
-    @Option(
-            names = "--master-addr",
-            paramLabel = "ADDRESS",
-            description = "Address of the store: this host, or with --nnodes one of the nodes.")
-    String masterAddress;
-
-    @Option(
-            names = "--master-port",
-            paramLabel = "PORT",
-            description = "Port of the store; a free one, or with --nnodes 29500, if not given.")
-    Integer masterPort;
-
-    @Option(
-            names = "--bind-addr",
-            paramLabel = "ADDRESS",
-            description = "Address on which the store listens; --master-addr if not given.")
-    String bindAddress;
-
-    @Option(
-            names = "--rdzv-id",
-            paramLabel = "NAME",
-            description = "Name of the job; launchers of another name do not meet.")
-    String runId = "none";
-
-    @Option(
-            names = "--rdzv-conf",
-            paramLabel = "KEY=SECONDS",
-            split = ",",
-            description =
-                    "join_timeout: how long to wait for MIN nodes, 600; last_call_timeout: how long"
-                            + " for more of them, 30.",
-            showDefaultValue = Visibility.NEVER)
-    Map<String, Double> conf = new LinkedHashMap<>();
-
-    @Option(
-            names = "--max-restarts",
-            paramLabel = "N",
-            description = "How often all ranks start again after one, or a launcher, has failed.")
-    int maxRestarts;
-
-    @Option(
-            names = "--log-dir",
-            paramLabel = "FOLDER",
-            description = "Appends all output to attempt_N/RANK/stdout.log and stderr.log, too.")
-    Path logs;
-
-    @Option(
-            names = "--env",
-            paramLabel = "NAME=VALUE",
-            description = "Sets an environment variable of the ranks; may be repeated.",
-            showDefaultValue = Visibility.NEVER)
-    Map<String, String> environment = new LinkedHashMap<>();
-
-    @Option(
-            names = "--jvm-arg",
-            paramLabel = "ARG",
-            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.",
-            showDefaultValue = Visibility.NEVER)
-    List<String> jvmArgs = new ArrayList<>();
-
-    @Parameters(
-            paramLabel = "PROGRAM",
-            arity = "1",
-            index = "0",
-            description = "A class with a main method, or a command of this command line.")
-    String main;
-
-    @Parameters(
-            paramLabel = "ARG",
-            arity = "0..*",
-            index = "1..*",
-            description = "Its arguments.",
-            showDefaultValue = Visibility.NEVER)
-    List<String> args = new ArrayList<>();
-
-    Duration gracePeriod = Duration.ofSeconds(15); // between SIGTERM and SIGKILL
-    PrintStream out = System.out; // of the ranks
-    PrintStream err = System.err; // of the ranks and the launcher
-
-    /** Constructor for picocli. */
-    public Launch() {}
+    private Launch() {}
 
     /** Runs the command, and ends this process with its exit code. */
     public static void main(String[] args) {
+        requirePicocli();
         System.exit(run(System.out, System.err, List.of(args)));
     }
 
     /**
+     * Ends this process with an error that names picocli's artifact, if it is not on the class
+     * path. For main classes that load the classes of a command line only afterwards.
+     */
+    public static void requirePicocli() {
+        try {
+            Class.forName("picocli.CommandLine");
+        } catch (ClassNotFoundException e) {
+            System.err.println(
+                    "error: command lines need picocli, which is not on the class path: add"
+                            + " info.picocli:picocli:4.7.7");
+            System.exit(1);
+        }
+    }
+
+    /**
      * Runs the command in this JVM. If the thread is interrupted, or the JVM shuts down, the ranks
-     * are stopped. Each call is a separate job.
+     * are stopped. Each call is a separate job. Needs picocli on the class path.
      *
      * @param out gets the ranks' stdout
      * @param err gets their stderr, and the launcher's messages
@@ -175,50 +46,9 @@ public final class Launch implements Callable<Integer> {
      *     141 (SIGPIPE) if {@code out} was closed; 2 if an option is wrong; 1 for other errors
      */
     public static int run(PrintStream out, PrintStream err, List<String> args) {
-        Launch launch = new Launch();
-        launch.out = Required.argument("run: out", out);
-        launch.err = Required.argument("run: err", err);
-        CommandLine command = new CommandLine(launch).setStopAtPositional(true);
-        command.setExpandAtFiles(false); // Arguments of a rank's main method may begin with @.
-        command.getCommandSpec().mixinStandardHelpOptions(true);
-        command.setParameterExceptionHandler(
-                (e, all) -> launch.error(e, "; --help lists the options", 2));
-        command.setExecutionExceptionHandler((e, all, result) -> launch.error(e, "", 1));
-        return command.execute(Required.argument("run: args", args).toArray(String[]::new));
-    }
-
-    private int error(Exception e, String hint, int code) {
-        err.println("error: " + e.getMessage() + hint);
-        return code;
-    }
-
-    /** Takes {@code --some-option} from the variable {@code PET_SOME_OPTION}, as torchrun does. */
-    static final class Variables implements IDefaultValueProvider {
-
-        @Override
-        public String defaultValue(ArgSpec arg) {
-            if (!(arg instanceof OptionSpec option)) {
-                return null;
-            }
-            String name = option.names()[0].substring(2).replace('-', '_');
-            String value = System.getenv("PET_" + name.toUpperCase(Locale.ROOT));
-            return value == null || value.isBlank() ? null : value.trim();
-        }
-    }
-
-    /** Runs the ranks; returns the exit code, as {@link #run} describes it. */
-    @Override
-    public Integer call() throws Exception {
-        if (spec.parent() != null && spec.parent().subcommands().containsKey(main)) {
-            args.add(0, main);
-            main = spec.root().userObject().getClass().getName();
-        }
-        Launcher launcher;
-        try {
-            launcher = new Launcher(this, System.getenv());
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
-        return launcher.launch();
+        LaunchCommand command = new LaunchCommand();
+        command.out = Required.argument("run: out", out);
+        command.err = Required.argument("run: err", err);
+        return command.execute(Required.argument("run: args", args));
     }
 }

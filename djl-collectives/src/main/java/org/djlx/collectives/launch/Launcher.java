@@ -46,7 +46,7 @@ final class Launcher {
     final Duration joinTimeout;
     final Duration lastCall;
 
-    private final Launch options;
+    private final LaunchCommand options;
     private final int processes;
     private final String bindAddress;
     private final int masterPort;
@@ -57,7 +57,7 @@ final class Launcher {
      *
      * @throws IllegalArgumentException if an option is wrong; names it
      */
-    Launcher(Launch options, Map<String, String> variables) {
+    Launcher(LaunchCommand options, Map<String, String> variables) {
         this.options = options;
         processes = processes(options.processes);
         boolean step = variables.containsKey("SLURM_STEP_ID");
@@ -71,7 +71,16 @@ final class Launcher {
         String address = options.masterAddress;
         String port = options.masterPort == null ? null : options.masterPort.toString();
         String bind = options.bindAddress;
-        if (options.endpoint != null) {
+        refuseIf(
+                !List.of("static", "c10d").contains(options.backend),
+                "--rdzv-backend is static or c10d, not " + options.backend);
+        refuseIf(
+                options.standalone && maxNodes > 1,
+                "--standalone runs on one host; with --nnodes " + options.nodes + ", leave it out");
+        if (options.standalone) {
+            address = null;
+            port = null;
+        } else if (options.endpoint != null) {
             Matcher endpoint = ENDPOINT.matcher(options.endpoint.trim());
             refuseIf(
                     !endpoint.matches(),

@@ -13,7 +13,8 @@
  * the environment variables of launchers.
  *
  * <ul>
- *   <li>{@link Launch} - the main class, and a command of picocli
+ *   <li>{@link Launch} - the main class
+ *   <li>{@link LaunchCommand} - its options, as a command of picocli
  *   <li>{@link LaunchEnvironment} - rank, world size and address, from the variables of torchrun,
  *       Slurm, MPI or Kubernetes
  *   <li>{@link TorchThreads} - sets libtorch's thread count of a CPU rank

@@ -10,7 +10,7 @@ import java.util.Map;
 /** Options of a {@link Launcher} of a test, as the command line would set them. */
 final class LaunchOptions {
 
-    private final Launch launch = new Launch();
+    private final LaunchCommand launch = new LaunchCommand();
 
     LaunchOptions(int processes, String... args) {
         launch.processes = "" + processes;

@@ -5,11 +5,13 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.File;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.Collectors;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -32,7 +34,7 @@ class LaunchTest {
     private static Launcher launcher(Map<String, String> variables, String... args) {
         List<String> all = new ArrayList<>(Arrays.asList(args));
         all.add(RankProbe.class.getName());
-        Launch command = new Launch();
+        LaunchCommand command = new LaunchCommand();
         new CommandLine(command).setStopAtPositional(true).parseArgs(all.toArray(String[]::new));
         return new Launcher(command, variables);
     }
@@ -106,6 +108,45 @@ class LaunchTest {
         }
     }
 
+    @Test
+    void standaloneIgnoresAddresses() {
+        String[] elsewhere = {"--standalone", "--rdzv-endpoint", "node0:29400", "--nproc", "2"};
+        assertEquals("127.0.0.1:0", launcher(Map.of(), elsewhere).endpoint());
+        String[] master = {"--standalone", "--master-addr", "node0", "--master-port", "29400"};
+        assertEquals("127.0.0.1:0", launcher(Map.of(), master).endpoint());
+        for (String backend : List.of("static", "c10d")) {
+            String[] args = {"--rdzv-backend", backend, "--rdzv-endpoint", "node0:29400"};
+            assertEquals("node0:29400", launcher(Map.of(), args).endpoint());
+        }
+        for (String[] wrong :
+                List.of(
+                        new String[] {"--rdzv-backend", "etcd"},
+                        new String[] {"--standalone", "--nnodes", "2"})) {
+            assertThrows(IllegalArgumentException.class, () -> launcher(Map.of(), wrong));
+        }
+    }
+
+    @Test
+    void missingPicocliIsNamed() throws Exception {
+        String path =
+                Arrays.stream(System.getProperty("java.class.path").split(File.pathSeparator))
+                        .filter(entry -> !entry.contains("picocli"))
+                        .collect(Collectors.joining(File.pathSeparator));
+        Process process =
+                new ProcessBuilder(
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                "-cp",
+                                path,
+                                Launch.class.getName(),
+                                "--help")
+                        .redirectErrorStream(true)
+                        .start();
+        String output = new String(process.getInputStream().readAllBytes());
+        assertEquals(1, process.waitFor(), output);
+        assertTrue(output.contains("add info.picocli:picocli:"), output);
+        assertEquals(1, output.lines().count(), output);
+    }
+
     /** PET_NAME sets --name, as with torchrun; an option wins. */
     @Test
     @Tag("slow")
@@ -126,6 +167,7 @@ class LaunchTest {
         builder.environment().put("PET_RDZV_ID", "some");
         builder.environment().put("PET_RDZV_CONF", "join_timeout=60,last_call_timeout=5");
         builder.environment().put("PET_NNODES", ""); // As not set.
+        builder.environment().put("PET_STANDALONE", "1");
         Process process = builder.redirectErrorStream(true).start();
         List<String> lines = process.inputReader().lines().toList();
         assertEquals(0, process.waitFor(), lines::toString);

@@ -41,6 +41,7 @@
  *   <li>{@link ServeModelCommand} - {@code serve-model}: writes a small random model
  *   <li>{@link ModelOptions} - the options of commands that generate text
  *   <li>{@link Main} - the program of {@code java -jar}
+ *   <li>{@link Commands} - its command line
  * </ul>
  */
 package org.djlx.llm.server;

@@ -419,7 +419,7 @@ class ChatPageTest {
             "--layers",
             "1"
         };
-        assertEquals(0, Main.commandLine().execute(command));
+        assertEquals(0, Commands.commandLine().execute(command));
         open(TextEngine.builder().setDirectory(tiny).build(), null);
         setValue("seed", "1");
         chat("Once upon a time");

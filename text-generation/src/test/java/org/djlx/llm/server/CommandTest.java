@@ -12,11 +12,11 @@ abstract class CommandTest {
 
     /** Runs a command; returns its exit code. */
     protected final int run(Object... args) {
-        return CommandRun.run(Main.commandLine(), out, err, args);
+        return CommandRun.run(Commands.commandLine(), out, err, args);
     }
 
     /** Runs a command that ends with an exit code; returns what it writes to stdout and stderr. */
     protected static String output(int code, Object... args) {
-        return CommandRun.output(Main.commandLine(), code, args);
+        return CommandRun.output(Commands.commandLine(), code, args);
     }
 }

@@ -31,9 +31,15 @@ public abstract class CliCommand implements Callable<Integer> {
         return spec.commandLine().getErr();
     }
 
-    /** Prints to stdout, and flushes. */
+    /**
+     * Prints to stdout, and flushes.
+     *
+     * @throws OutputClosedException if that fails, such as when {@code head} has read enough
+     */
     protected final void print(String format, Object... values) {
-        out().printf(format, values).flush();
+        if (out().printf(format, values).checkError()) {
+            throw new OutputClosedException();
+        }
     }
 
     /** Reads the file of an option. */

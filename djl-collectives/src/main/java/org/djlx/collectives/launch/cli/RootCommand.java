@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.launch.cli;
 
+import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
+import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import picocli.CommandLine;
@@ -19,12 +22,15 @@ import picocli.CommandLine.UnmatchedArgumentException;
 /**
  * The root command, with the options of all commands. A subclass names its commands.
  *
- * <p>Exit codes: 0 for success, 1 for a failed run, 2 for wrong arguments or a missing input file.
- * An error is one line on stderr; {@code --verbose} adds the stack trace.
+ * <p>Exit codes: 0 for success, 1 for a failed run, 2 for wrong arguments or a missing input file,
+ * 141 (SIGPIPE), without a message, if the reader of a pipe at stdout has gone. An error is one
+ * line on stderr; {@code --verbose} adds the stack trace.
  */
 public abstract class RootCommand {
 
     private static final String EXAMPLE = "Example: ";
+    private static final Path STDOUT = Path.of("/proc/self/fd/1");
+    private static final int SIGPIPE = 128 + 13;
 
     @Option(
             names = {"-h", "--help"},
@@ -75,11 +81,25 @@ public abstract class RootCommand {
         }
         int code = build().execute(args);
         // PrintStream throws no write errors.
-        if (System.out.checkError() && code == 0) {
-            System.err.println("error: cannot write to stdout");
-            code = 1;
+        if (System.out.checkError()) {
+            code = outputFailed(code);
         }
         System.exit(code);
+    }
+
+    /** Returns the exit code of a command whose output could not be written. */
+    private static int outputFailed(int code) {
+        try {
+            if (Files.readSymbolicLink(STDOUT).toString().startsWith("pipe:")) {
+                return SIGPIPE; // For example, head has read enough.
+            }
+        } catch (IOException | UnsupportedOperationException e) {
+            // Not Linux.
+        }
+        if (code == 0) {
+            System.err.println("error: cannot write to stdout");
+        }
+        return Math.max(1, code);
     }
 
     private static int badArguments(Exception e, CommandLine command) {
@@ -140,6 +160,9 @@ public abstract class RootCommand {
     private int failure(Exception e, CommandLine command) {
         if (e instanceof UsageException) {
             return badArguments(e, command);
+        }
+        if (e instanceof OutputClosedException) {
+            return 0; // runAndExit finds out why.
         }
         PrintWriter err = command.getErr();
         if (verbose) {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * OutputClosedException  stdout takes no more output
+ */
 /**
  * Shared code of the commands: the root command, options of ranks, and helpers for output. Start
  * with {@link RootCommand} for a command line, and with {@link RankOptions} for a command that runs

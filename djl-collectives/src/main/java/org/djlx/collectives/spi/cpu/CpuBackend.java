@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.IntFunction;
@@ -27,6 +28,8 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The base class of backends on CPUs. It opens the tensors of a call as memory, queues collectives,
@@ -101,6 +104,9 @@ public abstract class CpuBackend extends Backend {
                     .addPlain(OpType.BARRIER)
                     .build();
 
+    private static final Logger logger = LoggerFactory.getLogger(CpuBackend.class);
+    private static final AtomicBoolean TOLD = new AtomicBoolean(); // that ranks share cores
+
     /** Owns the temporary arrays of operations. */
     final NDManager manager;
 
@@ -149,6 +155,16 @@ public abstract class CpuBackend extends Backend {
             GroupContext context, HostCollectives transport, IntFunction<MessageChannel> channels) {
         String thread = name + "-" + context.name() + "-rank-" + rank;
         collectives = transport;
+        if (rank == 0 && peers.ranksPerCore() > 1 && !TOLD.getAndSet(true)) {
+            logger.warn(
+                    "group '{}': {} ranks share each core of this host, {} in all: ranks that wait"
+                            + " take time from those that compute. On 2 cores an all-reduce of 4 KB"
+                            + " takes 8 ranks 290 to 440 us, and 2 ranks 11 to 40. Start no more"
+                            + " ranks than cores",
+                    context.name(),
+                    peers.ranksPerCore(),
+                    Runtime.getRuntime().availableProcessors());
+        }
         try {
             messages = new MessageQueue(thread + "-p2p", peers, channels);
             queue = new OpQueue(thread, peers, peers.ranksPerCore());
