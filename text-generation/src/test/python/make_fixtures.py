@@ -89,6 +89,11 @@ MODELS = {
     "glm4": ("glm4", dict(
         attention_bias=True, partial_rotary_factor=0.5, rope_parameters={
             **DEFAULT, "partial_rotary_factor": 0.5}), [40]),
+    "gpt-oss": ("gpt_oss", dict(
+        num_hidden_layers=2, num_local_experts=5, num_experts_per_tok=2, sliding_window=16,
+        rope_parameters=rope(
+            "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=32.0,
+            beta_slow=1.0, truncate=False)), [40]),
     "granite": ("granite", dict(
         attention_bias=True, mlp_bias=True, embedding_multiplier=6.0, logits_scaling=3.0,
         residual_multiplier=0.3, attention_multiplier=0.4, tie_word_embeddings=True,
@@ -179,6 +184,8 @@ def uncached(model, prompt, tokens):
 
 def original_names(folder, model_type):
     """Stores experts as the published checkpoints do: one matrix an expert."""
+    if model_type == "gpt_oss":  # All experts are one tensor.
+        return
     path = os.path.join(folder, "model.safetensors")
     tensors = safetensors.torch.load_file(path)
     result = {}

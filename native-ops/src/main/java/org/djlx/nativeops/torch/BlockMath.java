@@ -56,6 +56,21 @@ public final class BlockMath {
         return gate(gate, value, BlockMath::gelu);
     }
 
+    /**
+     * Computes {@code gate * sigmoid(1.702 gate) * (value + 1)}, with gates of at most 7 and values
+     * from -7 to 7, as GPT-OSS.
+     */
+    public static NDArray clampedSiluGate(NDArray gate, NDArray value) {
+        float steepness = 1.702f;
+        try (NDArray wideGate = Torch.cast(gate, ScalarType.FLOAT32);
+                NDArray wideValue = Torch.cast(value, ScalarType.FLOAT32);
+                NDArray scaled = wideGate.minimum(7).muli(steepness);
+                NDArray activated = Torch.silu(scaled);
+                NDArray shifted = wideValue.clip(-7, 7).addi(1)) {
+            return Torch.cast(activated.muli(shifted).divi(steepness), Torch.scalarType(gate));
+        }
+    }
+
     private static NDArray gate(NDArray gate, NDArray value, UnaryOperator<NDArray> activation) {
         if (isNarrow(gate)) {
             try (NDArray wideGate = Torch.cast(gate, ScalarType.FLOAT32);

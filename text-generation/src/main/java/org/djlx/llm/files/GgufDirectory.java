@@ -67,7 +67,7 @@ public final class GgufDirectory {
 
     /**
      * Opens the weights of a model directory: its safetensors files, whose weights may be packed as
-     * AWQ or GPTQ, or its GGUF file.
+     * AWQ, GPTQ or GPT-OSS, or its GGUF file.
      */
     public static TensorFiles openWeights(Path directory) throws IOException {
         Path file = directory.resolve(LINK);
@@ -81,7 +81,9 @@ public final class GgufDirectory {
         Optional<PackedFormat> packed = PackedFormat.read(directory);
         Safetensors files = Safetensors.open(directory);
         try {
-            return packed.isPresent() ? new PackedWeights(files, packed.get()) : files;
+            return packed.isPresent()
+                    ? new PackedWeights(files, packed.get())
+                    : GptOssWeights.of(files);
         } catch (RuntimeException e) {
             files.close();
             throw e;

@@ -7,6 +7,7 @@
  * GgufTokenizer  the vocabulary of a GGUF file as tokenizer.json
  * GgufType       types of tensors in GGUF files, and how they are dequantized
  * GgufWeights    the tensors of a GGUF file
+ * GptOssWeights  the tensors of GPT-OSS, whose experts share tensors, in MXFP4
  * HubCache       a model in huggingface_hub's cache
  * HubClient      requests to a hub
  * HubException   an answer of a hub that cannot be used

@@ -29,6 +29,7 @@ abstract class Architecture {
                             Map.entry("gemma3_text", new Gemma3()),
                             Map.entry("glm", new Glm(Norms.INPUTS)),
                             Map.entry("glm4", new Glm(Norms.INPUTS_AND_RESULTS)),
+                            Map.entry("gpt_oss", new GptOss()),
                             Map.entry("granite", new Granite()),
                             Map.entry("llama", new Llama()),
                             Map.entry("mistral", new Mistral()),
@@ -42,6 +43,11 @@ abstract class Architecture {
 
     static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
         String type = json.text("model_type", "");
+        check(
+                !type.matches("qwen3_5.*|qwen3_next"),
+                "model_type '%s' is not supported: the KV cache has no state for layers with linear"
+                        + " attention; use a Qwen 3 model",
+                type);
         Architecture architecture = ALL.get(type);
         check(
                 architecture != null,
@@ -50,6 +56,10 @@ abstract class Architecture {
                 type,
                 ALL.keySet());
         PackedFormat.read(json); // Refuses those that are not supported.
+        check(
+                !PackedFormat.isMxfp4(json) || architecture.readsMxfp4(),
+                "quantization_config of %s must not be mxfp4, which gpt_oss alone has",
+                type);
         return architecture.config(type, json, kvCacheDtype);
     }
 
@@ -73,6 +83,16 @@ abstract class Architecture {
     /** Returns whether the output matrix is the embedding if {@code config.json} does not say. */
     boolean isTied() {
         return isGemma();
+    }
+
+    /** Returns the type of weights if {@code config.json} has none. */
+    String defaultType() {
+        return "float32";
+    }
+
+    /** Returns whether experts may be in MXFP4. */
+    boolean readsMxfp4() {
+        return false;
     }
 
     double epsilon(ConfigEntries json) {
@@ -99,7 +119,7 @@ abstract class Architecture {
         int count = json.integer("num_hidden_layers", null);
         ModelConfig.checkLayers(count);
         int headSize = headSize(json);
-        ScalarType dtype = type(json.text("torch_dtype", json.text("dtype", "float32")));
+        ScalarType dtype = type(json.text("torch_dtype", json.text("dtype", defaultType())));
         List<LayerConfig> layers = new ArrayList<>();
         for (int i = 0; i < count; i++) {
             layers.add(layer(json, i));

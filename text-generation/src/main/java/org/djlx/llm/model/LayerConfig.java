@@ -52,7 +52,12 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
         /** {@code x sigmoid(x)}. */
         SILU,
         /** GELU in its approximation by tanh. */
-        GELU_TANH
+        GELU_TANH,
+        /**
+         * With a gate of at most 7, and values from -7 to 7, plus 1: {@code x sigmoid(1.702 x)
+         * (value + 1)}.
+         */
+        CLAMPED_SILU
     }
 
     /**
@@ -61,6 +66,8 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
      * @param window the number of tokens that a token attends to, itself included; 0 for all
      * @param scale the factor of the scores
      * @param cap limits scores to {@code cap · tanh(score / cap)}; 0 for no limit
+     * @param sinks whether each head has a score that takes part in the softmax and belongs to no
+     *     token
      */
     public record Attention(
             Rope rope,
@@ -69,7 +76,20 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
             double cap,
             boolean inputBias,
             boolean outputBias,
-            HeadNorms headNorms) {
+            HeadNorms headNorms,
+            boolean sinks) {
+
+        /** Attention without sinks. */
+        Attention(
+                Rope rope,
+                int window,
+                double scale,
+                double cap,
+                boolean inputBias,
+                boolean outputBias,
+                HeadNorms headNorms) {
+            this(rope, window, scale, cap, inputBias, outputBias, headNorms, false);
+        }
 
         /** {@return attention as in Llama, with or without biases} */
         static Attention of(Rope rope, int headSize, boolean bias) {
@@ -80,33 +100,35 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
         /** {@return this attention with another window, in tokens; 0 for all} */
         public Attention withWindow(int tokens) {
             check(tokens >= 0, "sliding_window must be 1 or more, not %d", tokens);
-            return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms);
+            return new Attention(rope, tokens, scale, cap, inputBias, outputBias, headNorms, sinks);
         }
 
         /** {@return this attention without rotary embedding} */
         Attention withoutRotation() {
             Rope none = Rope.linear(rope.theta(), rope.pairs(), Double.POSITIVE_INFINITY);
-            return new Attention(none, window, scale, cap, inputBias, outputBias, headNorms);
+            return new Attention(none, window, scale, cap, inputBias, outputBias, headNorms, sinks);
         }
 
         Attention withScale(double factor) {
-            return new Attention(rope, window, factor, cap, inputBias, outputBias, headNorms);
+            return new Attention(
+                    rope, window, factor, cap, inputBias, outputBias, headNorms, sinks);
         }
 
         Attention withHeadNorms(HeadNorms norms) {
-            return new Attention(rope, window, scale, cap, inputBias, outputBias, norms);
+            return new Attention(rope, window, scale, cap, inputBias, outputBias, norms, sinks);
         }
 
         /** {@return whether all tokens of a sequence are attended to, by softmax of the scores} */
         public boolean isPlain(int headSize, int length) {
             boolean all = window == 0 || length <= window;
-            return all && cap == 0 && scale == 1 / Math.sqrt(headSize);
+            return all && cap == 0 && !sinks && scale == 1 / Math.sqrt(headSize);
         }
     }
 
     /**
      * An MLP, {@code down(activation(gate(x)) · up(x))}, with biases of all three projections or
-     * none; or, unless {@code experts} is null, a mixture of such experts.
+     * none; or, unless {@code experts} is null, a mixture of such experts, whose router has a bias
+     * if they have.
      */
     public record Mlp(int intermediateSize, Activation activation, boolean bias, Experts experts) {}
 

@@ -36,8 +36,13 @@ public record PackedFormat(Layout layout, int groupSize) {
         return read(new ConfigEntries(JsonParser.parseString(json).getAsJsonObject()));
     }
 
+    /** Returns whether experts are in MXFP4, and nothing else is packed. */
+    static boolean isMxfp4(ConfigEntries json) {
+        return json.entries("quantization_config").text("quant_method", "").equals("mxfp4");
+    }
+
     static Optional<PackedFormat> read(ConfigEntries json) {
-        return json.has("quantization_config")
+        return json.has("quantization_config") && !isMxfp4(json)
                 ? Optional.of(of(json.entries("quantization_config")))
                 : Optional.empty();
     }

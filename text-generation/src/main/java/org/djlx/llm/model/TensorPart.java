@@ -14,6 +14,7 @@ public enum TensorPart {
     VALUES("self_attn.v_proj", Division.KV_HEADS),
     QUERY_NORM("self_attn.q_norm", Division.NONE),
     KEY_NORM("self_attn.k_norm", Division.NONE),
+    SINKS("self_attn.sinks", Division.ROWS),
     ATTENTION_OUT("self_attn.o_proj", Division.COLUMNS),
     ATTENTION_POST_NORM("post_attention_layernorm", Division.NONE),
     MLP_NORM("post_attention_layernorm", Division.NONE),
@@ -43,7 +44,7 @@ public enum TensorPart {
         COLUMNS
     }
 
-    final String defaultName; // within the layer, without .weight; %d is the expert
+    final String defaultName; // within the layer, without .weight but of sinks; %d is the expert
     final Division division;
 
     TensorPart(String defaultName, Division division) {

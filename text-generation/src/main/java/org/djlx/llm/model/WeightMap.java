@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
  *   <li>output and down projections: by inputs (row parallel)
  *   <li>embedding and output matrix: by tokens of the vocabulary, padded with zeros on the last
  *       rank
- *   <li>norms over all heads: as the heads
+ *   <li>norms over all heads, and sinks: as the heads
  *   <li>other norm weights, routers, and biases of row-parallel projections: not divided
  *   <li>KV heads, if there are fewer than ranks: several ranks hold the same KV head
  * </ul>
@@ -121,6 +121,10 @@ public final class WeightMap {
                     norm(TensorPart.KEY_NORM, keys, TensorPart.KEYS.division);
                 }
             }
+            if (attention.sinks()) {
+                Key key = new Key(TensorPart.SINKS, 0, false);
+                add(key, "", config.heads(), 0, TensorPart.SINKS.division, config.type());
+            }
             add(TensorPart.ATTENTION_OUT, 0, hidden, queries, attention.outputBias());
             if (normsInputs) {
                 norm(TensorPart.MLP_NORM, hidden, Division.NONE);
@@ -135,7 +139,7 @@ public final class WeightMap {
             mlps = mixture ? mlp.experts().count() : 1;
             mlpParts = mixture ? TensorPart.EXPERT : TensorPart.MLP;
             if (mixture) {
-                add(TensorPart.ROUTER, 0, mlps, hidden, false);
+                add(TensorPart.ROUTER, 0, mlps, hidden, mlp.bias());
             }
             for (int expert = 0; expert < mlps; expert++) {
                 add(mlpParts.get(0), expert, inner, hidden, mlp.bias());

@@ -6,6 +6,7 @@
  * Gemma2         Gemma 2
  * Gemma3         Gemma 3 for text
  * Glm            GLM 4
+ * GptOss         GPT-OSS
  * Granite        Granite
  * Llama          Llama
  * Mistral        Mistral

@@ -80,8 +80,15 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         }
     }
 
-    static boolean supports(Device device) {
-        return !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
+    static boolean supports(Device device, ModelConfig config) {
+        return !device.isGpu()
+                && NativeLibrary.CPU_KERNELS.isAvailable()
+                && config.layerConfigs().stream().allMatch(CpuOps::supports);
+    }
+
+    private static boolean supports(LayerConfig layer) {
+        return !layer.attention().sinks()
+                && layer.mlp().activation() != LayerConfig.Activation.CLAMPED_SILU;
     }
 
     CpuOps(RankModel model, NDManager manager) {
@@ -329,10 +336,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     public void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
         long x = addAndNorm(postNorm, norm);
-        Projection router =
-                projections.computeIfAbsent(
-                        layer.router(),
-                        key -> projection(new ModelWeights.Linear(layer.router(), null)));
+        Projection router = columns(layer.router());
         router.multiply(threads, rows, x, wide);
         float[] routerLogits = new float[rows * (int) router.outputs()];
         copier.read(wide, routerLogits, routerLogits.length);

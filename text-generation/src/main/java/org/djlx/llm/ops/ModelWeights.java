@@ -98,7 +98,8 @@ public final class ModelWeights implements AutoCloseable {
      * The weights of a layer. Norms that the layer does not have are null.
      *
      * @param attentionPostNorm the norm of the attention's result
-     * @param router of shape (hidden size, experts); null if the layer has one MLP
+     * @param sinks a score of each of this rank's heads; null if there are none
+     * @param router to the experts; null if the layer has one MLP
      * @param mlps the experts, or the MLP
      * @param mlpPostNorm the norm of the MLP's result
      */
@@ -107,10 +108,11 @@ public final class ModelWeights implements AutoCloseable {
             Linear queriesKeysValues,
             NDArray queryNorm,
             NDArray keyNorm,
+            NDArray sinks,
             Linear attentionOut,
             NDArray attentionPostNorm,
             NDArray mlpNorm,
-            NDArray router,
+            Linear router,
             List<Mlp> mlps,
             NDArray mlpPostNorm) {
 

@@ -153,12 +153,14 @@ final class TorchAttention {
 
     /**
      * Returns an upper estimate of the bytes of the matmul path, for a chunk of a prompt: scores
-     * with four intermediate results, distances, and masks for all tokens and for a block.
+     * with four intermediate results, two more with sinks, distances, and masks for all tokens and
+     * for a block.
      */
     static long byteSize(ModelConfig config, int ranks, long tokens, long length) {
         long heads = config.heads() / ranks;
         long block = Math.min(tokens, QUERY_BLOCK);
-        return Float.BYTES * length * (5 * block * heads + 3 * tokens + 2 * block);
+        boolean sinks = config.layerConfigs().stream().anyMatch(of -> of.attention().sinks());
+        return Float.BYTES * length * ((sinks ? 7 : 5) * block * heads + 3 * tokens + 2 * block);
     }
 
     private Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
@@ -294,7 +296,7 @@ final class TorchAttention {
                             .reshape(grouped)
                             .add(span.masks.get(of.window()));
             NDArray probabilities =
-                    cast(scores.softmax(4), Torch.scalarType(q)).reshape(products.getShape());
+                    cast(softmax(scores, layer), Torch.scalarType(q)).reshape(products.getShape());
             NDArray output =
                     narrow(probabilities.matMul(values.transpose(0, 2, 1, 3)))
                             .reshape(span.sequences, kvHeads, groupSize, span.tokens, size)
@@ -303,6 +305,21 @@ final class TorchAttention {
             output.attach(manager);
             return output;
         }
+    }
+
+    /** Returns the softmax over tokens, and over the sink of each head if the layer has them. */
+    private NDArray softmax(NDArray scores, int layer) {
+        NDArray sinks = model.weights().layer(layer).sinks();
+        if (sinks == null) {
+            return scores.softmax(4);
+        }
+        long[] shape = scores.getShape().getShape();
+        NDArray own =
+                Torch.cast(sinks, ScalarType.FLOAT32)
+                        .reshape(1, shape[1], shape[2], 1, 1)
+                        .broadcast(shape[0], shape[1], shape[2], shape[3], 1);
+        NDArray all = NDArrays.concat(new NDList(scores, own), 4).softmax(4);
+        return all.get(new NDIndex().addAllDim(4).addSliceDim(0, shape[4]));
     }
 
     private NDArray narrow(NDArray wide) {

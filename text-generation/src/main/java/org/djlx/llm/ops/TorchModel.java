@@ -25,7 +25,7 @@ final class TorchModel extends TransformerModel {
         super(model, manager);
         attention = new TorchAttention(model);
         cpu =
-                CpuOps.supports(model.group().device())
+                CpuOps.supports(model.group().device(), model.config())
                         ? Optional.of(new CpuOps(model, manager))
                         : Optional.empty();
     }

@@ -104,9 +104,11 @@ final class TorchOps extends ArrayOps {
         long inner = gateUp.getShape().get(1) / 2;
         NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
         NDArray up = gateUp.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
-        return mlp.activation() == LayerConfig.Activation.SILU
-                ? BlockMath.siluGate(gate, up)
-                : BlockMath.geluGate(gate, up);
+        return switch (mlp.activation()) {
+            case SILU -> BlockMath.siluGate(gate, up);
+            case GELU_TANH -> BlockMath.geluGate(gate, up);
+            case CLAMPED_SILU -> BlockMath.clampedSiluGate(gate, up);
+        };
     }
 
     @Override
@@ -134,7 +136,7 @@ final class TorchOps extends ArrayOps {
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
         NDArray x = addAndNorm(postNorm, norm).elements();
         NDArray all = divided ? model.gather(x) : x;
-        NDArray scores = Torch.cast(all.matMul(layer.router()), ScalarType.FLOAT32);
+        NDArray scores = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
         Map<Integer, ExpertRouter> routes =
                 ExpertRouter.route(mlp.experts(), scores.toFloatArray());
         NDManager manager = all.getManager();
@@ -145,15 +147,23 @@ final class TorchOps extends ArrayOps {
                 ExpertRouter chosen = route.getValue();
                 NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
                 NDArray own = all.get(temporary, rows);
-                NDArray inner = gated(expert.gateUp().multiply(own), mlp);
+                NDArray inner = gated(product(own, expert.gateUp()), mlp);
+                boolean isFirst = model.group().rank() == 0; // the rank that adds the bias
+                ModelWeights.Linear down = isFirst ? expert.down() : expert.down().withBias(null);
                 NDArray result =
-                        Torch.cast(expert.down().multiply(inner), ScalarType.FLOAT32)
+                        Torch.cast(product(inner, down), ScalarType.FLOAT32)
                                 .mul(temporary.create(chosen.weights()).expandDims(1));
                 sum.set(rows, sum.get(temporary, rows).add(result));
             }
         }
         NDArray own = cast(sum);
         setPartial(divided ? sum(own) : own);
+    }
+
+    /** Multiplies rows of all tokens, and adds the bias. */
+    private static NDArray product(NDArray x, ModelWeights.Linear linear) {
+        NDArray product = linear.multiply(x);
+        return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
     @Override

@@ -172,15 +172,20 @@ final class WeightReader implements AutoCloseable {
                 rows(new Rows(map, 0, heads), order),
                 norm(map, TensorPart.QUERY_NORM, order),
                 norm(map, TensorPart.KEY_NORM, order),
+                norm(map, TensorPart.SINKS, AS_STORED),
                 columns(new Rows(map, 0, List.of(TensorPart.ATTENTION_OUT))),
                 norm(map, TensorPart.ATTENTION_POST_NORM, AS_STORED),
                 norm(map, TensorPart.MLP_NORM, AS_STORED),
-                of.mlp().experts() == null
-                        ? null
-                        : array(new Rows(map, 0, List.of(TensorPart.ROUTER)), AS_STORED, false)
-                                .transpose(),
+                of.mlp().experts() == null ? null : router(map),
                 mlps,
                 norm(map, TensorPart.MLP_POST_NORM, AS_STORED));
+    }
+
+    /** Reads a router, which is not quantized. */
+    private ModelWeights.Linear router(WeightMap.Layer map) {
+        Rows rows = new Rows(map, 0, List.of(TensorPart.ROUTER));
+        NDArray bias = rows.isBiased() ? array(rows, AS_STORED, true) : null;
+        return new ModelWeights.Linear(array(rows, AS_STORED, false).transpose(), bias);
     }
 
     /**
@@ -356,7 +361,7 @@ final class WeightReader implements AutoCloseable {
         }
     }
 
-    /** Reads the weight of a norm; null if there is none. */
+    /** Reads the weight of a norm, or sinks; null if there are none. */
     private NDArray norm(WeightMap.Layer map, TensorPart part, int[] order) {
         Slice slice = map.get(part, 0, false);
         return slice == null ? null : norm(slice, order);

@@ -17,6 +17,7 @@ import java.nio.file.Path;
 import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.llm.model.LayerConfig.HeadNorms;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -121,6 +122,19 @@ class ArchitectureTest {
         assertFalse(plain.withScale(0.2).isPlain(16, 1));
     }
 
+    @Test
+    void gptOssRefusesAnotherActivation() throws IOException {
+        JsonObject json = ReferenceModels.config("gpt_oss");
+        json.remove("dtype");
+        assertEquals(ScalarType.BFLOAT16, read(json).type());
+        assertEquals(9, read(json).layer(0).attention().window());
+        assertEquals(0, read(json).layer(1).attention().window());
+        json.addProperty("swiglu_limit", 6.5);
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> read(json)).getMessage();
+        assertTrue(message.contains("swiglu_limit must be 7.0, not 6.5"), message);
+    }
+
     /** Each multiplier matters. */
     @ParameterizedTest
     @CsvSource({
@@ -172,7 +186,9 @@ class ArchitectureTest {
 
     @ParameterizedTest
     @CsvSource({
-        "llama-bias, model_type, gpt_oss, 'model_type ''gpt_oss'' is not supported'",
+        "llama-bias, model_type, bloom, 'model_type ''bloom'' is not supported'",
+        "llama-bias, model_type, qwen3_5_text, 'layers with linear attention'",
+        "llama-bias, quantization_config, '{\"quant_method\": \"mxfp4\"}', gpt_oss alone",
         "gemma3, model_type, gemma3, take its text model",
         "llama-bias, hidden_act, relu, 'hidden_act must be silu or gelu_pytorch_tanh'",
         "gemma2, hidden_activation, gelu, 'hidden_activation must be'",
@@ -216,6 +232,7 @@ class ArchitectureTest {
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
         "glm4, 4096, 13696, 40, 32, 2, 128, 151552, false, 0, 0, 9400279040",
+        "gpt_oss, 2880, 2880, 24, 64, 8, 64, 201088, false, 32, 0, 20914757184",
         "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
         "olmo2, 4096, 11008, 32, 32, 32, 128, 100352, false, 0, 0, 7298617344",
         "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552",

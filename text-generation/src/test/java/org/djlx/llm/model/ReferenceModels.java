@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonObject;
@@ -37,34 +38,50 @@ public final class ReferenceModels {
                     + " 'tie_word_embeddings': false, 'dtype': 'float32',"
                     + " 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10000}";
 
+    private static final String GPT_OSS =
+            "'intermediate_size': 64, 'num_hidden_layers': 4, 'num_local_experts': 5,"
+                    + " 'num_experts_per_tok': 2, 'sliding_window': 9, 'attention_bias': true";
+
     /** By name: model_type, and entries that differ from those of {@link #BASE}. */
     private static final Map<String, String> MODELS =
             new TreeMap<>(
-                    Map.of(
-                            "gemma",
-                            "'hidden_act': 'gelu_pytorch_tanh', 'head_dim': 24,"
-                                    + " 'tie_word_embeddings': true",
-                            "granite",
-                            "'attention_bias': true, 'mlp_bias': true,"
-                                    + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
-                                    + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4",
-                            "glm",
-                            "'attention_bias': false, 'rope_parameters': {'rope_type': 'default',"
-                                    + " 'rope_theta': 10000, 'partial_rotary_factor': 1.0}",
-                            "glm4",
-                            "'attention_bias': true, 'rope_parameters': {'rope_type': 'default',"
-                                    + " 'rope_theta': 10000, 'partial_rotary_factor': 0.5}",
-                            "olmo2",
-                            "'num_key_value_heads': 4",
-                            "olmo2-grouped",
-                            "'attention_bias': true",
-                            "smollm3",
-                            "'num_hidden_layers': 4, 'no_rope_layers': [1, 0, 1, 1]",
-                            "smollm3-every-fourth",
-                            "'num_hidden_layers': 5, 'tie_word_embeddings': true",
-                            "smollm3-window",
-                            "'use_sliding_window': true, 'sliding_window': 9,"
-                                    + " 'no_rope_layer_interval': 2"));
+                    Map.ofEntries(
+                            Map.entry(
+                                    "gemma",
+                                    "'hidden_act': 'gelu_pytorch_tanh', 'head_dim': 24,"
+                                            + " 'tie_word_embeddings': true"),
+                            Map.entry(
+                                    "granite",
+                                    "'attention_bias': true, 'mlp_bias': true,"
+                                            + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
+                                            + " 'residual_multiplier': 0.3, 'attention_multiplier':"
+                                            + " 0.4"),
+                            Map.entry(
+                                    "glm",
+                                    "'attention_bias': false, 'rope_parameters': {'rope_type':"
+                                            + " 'default', 'rope_theta': 10000,"
+                                            + " 'partial_rotary_factor': 1.0}"),
+                            Map.entry(
+                                    "glm4",
+                                    "'attention_bias': true, 'rope_parameters': {'rope_type':"
+                                            + " 'default', 'rope_theta': 10000,"
+                                            + " 'partial_rotary_factor': 0.5}"),
+                            Map.entry("gpt_oss", GPT_OSS),
+                            Map.entry(
+                                    "gpt_oss-mxfp4",
+                                    GPT_OSS + ", 'quantization_config': {'quant_method': 'mxfp4'}"),
+                            Map.entry("olmo2", "'num_key_value_heads': 4"),
+                            Map.entry("olmo2-grouped", "'attention_bias': true"),
+                            Map.entry(
+                                    "smollm3",
+                                    "'num_hidden_layers': 4, 'no_rope_layers': [1, 0, 1, 1]"),
+                            Map.entry(
+                                    "smollm3-every-fourth",
+                                    "'num_hidden_layers': 5, 'tie_word_embeddings': true"),
+                            Map.entry(
+                                    "smollm3-window",
+                                    "'use_sliding_window': true, 'sliding_window': 9,"
+                                            + " 'no_rope_layer_interval': 2")));
 
     private ReferenceModels() {}
 
@@ -87,11 +104,9 @@ public final class ReferenceModels {
         JsonObject json = config(name);
         Files.writeString(directory.resolve("config.json"), json.toString());
         List<TensorSpec> specs = new ArrayList<>();
-        shapes(json)
-                .forEach((key, shape) -> specs.add(TensorSpec.of(key, ScalarType.FLOAT32, shape)));
+        shapes(json).forEach((key, shape) -> specs.add(TensorSpec.of(key, type(key), shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
-            SafetensorsWriter.writeModel(
-                    directory, specs, 30_000, spec -> LlamaFiles.values(manager, spec, 3));
+            SafetensorsWriter.writeModel(directory, specs, 30_000, spec -> values(manager, spec));
         }
         return read(directory);
     }
@@ -104,11 +119,27 @@ public final class ReferenceModels {
         return switch (type) {
             case "gemma" -> new Gemma1(directory);
             case "glm", "glm4" -> new Glm(directory);
+            case "gpt_oss" -> new GptOss(directory);
             case "granite" -> new Granite(directory);
             case "olmo2" -> new Olmo2(directory);
             case "smollm3" -> new SmolLm3(directory);
             default -> throw new IllegalArgumentException(type);
         };
+    }
+
+    private static ScalarType type(String name) {
+        return name.matches(".*_(blocks|scales)") ? ScalarType.UINT8 : ScalarType.FLOAT32;
+    }
+
+    private static NDArray values(NDManager manager, TensorSpec spec) {
+        if (spec.type() != ScalarType.UINT8) {
+            return LlamaFiles.values(manager, spec, 3);
+        }
+        boolean isScale = spec.name().endsWith("_scales"); // powers of 2 from -6 to -3
+        Random random = new Random(spec.name().hashCode());
+        int[] bytes =
+                random.ints(spec.shape().size(), isScale ? 121 : 0, isScale ? 125 : 256).toArray();
+        return manager.create(bytes, spec.shape());
     }
 
     /** Returns a random prompt and its greedy continuation with all log-probabilities. */
@@ -180,6 +211,28 @@ public final class ReferenceModels {
             if (type.equals("glm4")) {
                 layer.put("post_self_attn_layernorm.weight", new Shape(hidden));
                 layer.put("post_mlp_layernorm.weight", new Shape(hidden));
+            }
+            if (type.equals("gpt_oss")) {
+                List.of("gate", "up", "down")
+                        .forEach(p -> layer.remove("mlp." + p + "_proj.weight"));
+                long experts = json.get("num_local_experts").getAsLong();
+                layer.put(
+                        "self_attn.sinks", new Shape(json.get("num_attention_heads").getAsLong()));
+                layer.put("mlp.router.weight", new Shape(experts, hidden));
+                layer.put("mlp.router.bias", new Shape(experts));
+                String up = "mlp.experts.gate_up_proj";
+                String down = "mlp.experts.down_proj";
+                layer.put(up + "_bias", new Shape(experts, 2 * inner));
+                layer.put(down + "_bias", new Shape(experts, hidden));
+                if (json.has("quantization_config")) {
+                    layer.put(up + "_blocks", new Shape(experts, 2 * inner, hidden / 32, 16));
+                    layer.put(up + "_scales", new Shape(experts, 2 * inner, hidden / 32));
+                    layer.put(down + "_blocks", new Shape(experts, hidden, inner / 32, 16));
+                    layer.put(down + "_scales", new Shape(experts, hidden, inner / 32));
+                } else {
+                    layer.put(up, new Shape(experts, hidden, 2 * inner));
+                    layer.put(down, new Shape(experts, inner, hidden));
+                }
             }
             if (type.equals("olmo2")) {
                 layer.remove("input_layernorm.weight");
@@ -344,6 +397,77 @@ public final class ReferenceModels {
             add(x, normalized(attended, name + "post_self_attn_layernorm.weight"));
             double[][] inner = mlps(normalized(x, name + "post_attention_layernorm.weight"), name);
             add(x, normalized(inner, name + "post_mlp_layernorm.weight"));
+        }
+    }
+
+    /** {@code models/gpt_oss/modular_gpt_oss.py} and {@code integrations/mxfp4.py}. */
+    private static final class GptOss extends LlamaReference {
+
+        private static final double[] FP4 = {
+            0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6
+        };
+
+        GptOss(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double hiddenShare(String name, int head) {
+            return Math.exp(weight(name + "self_attn.sinks")[head]);
+        }
+
+        @Override
+        int firstAttended(int token, int layer) {
+            return layer % 2 == 0 ? Math.max(0, token - integer("sliding_window") + 1) : 0;
+        }
+
+        @Override
+        double[] mlp(double[] x, String name) {
+            double[] scores = projection(name + "mlp.router", x);
+            int[] chosen =
+                    IntStream.range(0, scores.length)
+                            .boxed()
+                            .sorted(Comparator.comparingDouble(expert -> -scores[expert]))
+                            .limit(integer("num_experts_per_tok"))
+                            .mapToInt(Integer::intValue)
+                            .toArray();
+            double sum = Arrays.stream(chosen).mapToDouble(e -> Math.exp(scores[e])).sum();
+            double[] result = new double[x.length];
+            for (int expert : chosen) {
+                double[] gateUp = expert(name + "mlp.experts.gate_up_proj", expert, x);
+                double[] inner = new double[gateUp.length / 2];
+                for (int i = 0; i < inner.length; i++) {
+                    double gate = Math.min(7, gateUp[2 * i]);
+                    double up = Math.max(-7, Math.min(7, gateUp[2 * i + 1]));
+                    inner[i] = (up + 1) * gate / (1 + Math.exp(-1.702 * gate));
+                }
+                double[] out = expert(name + "mlp.experts.down_proj", expert, inner);
+                scale(out, Math.exp(scores[expert]) / sum);
+                add(result, out);
+            }
+            return result;
+        }
+
+        private double[] expert(String name, int expert, double[] x) {
+            double[] biases = weight(name + "_bias");
+            int outputs = biases.length / integer("num_local_experts");
+            double[] y = Arrays.copyOfRange(biases, expert * outputs, (expert + 1) * outputs);
+            for (int out = 0; out < outputs; out++) {
+                for (int in = 0; in < x.length; in++) {
+                    y[out] += x[in] * element(name, expert, out, outputs, in, x.length);
+                }
+            }
+            return y;
+        }
+
+        private double element(String name, int expert, int out, int outputs, int in, int inputs) {
+            if (!json.has("quantization_config")) {
+                return weight(name)[(expert * inputs + in) * outputs + out];
+            }
+            int at = (expert * outputs + out) * inputs + in;
+            int pair = (int) weight(name + "_blocks")[at / 2];
+            double scale = Math.pow(2, weight(name + "_scales")[at / 32] - 127);
+            return scale * FP4[in % 2 == 0 ? pair % 16 : pair / 16];
         }
     }
 }

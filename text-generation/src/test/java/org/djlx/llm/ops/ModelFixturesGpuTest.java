@@ -117,7 +117,7 @@ class ModelFixturesGpuTest {
     }
 
     private static boolean isMixture(String name) {
-        return name.contains("moe") || name.equals("mixtral");
+        return name.contains("moe") || name.equals("mixtral") || name.equals("gpt-oss");
     }
 
     /** Returns logits of a first and a second chunk of a prompt, and of single tokens. */

@@ -16,12 +16,13 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
 import org.djlx.llm.model.Quantization;
@@ -99,7 +100,7 @@ public class ModelFixturesTest {
             Path directory, ModelFixture.Case of, List<ProcessGroup> groups, double greedy)
             throws Exception {
         ModelConfig config = ModelConfig.read(directory);
-        try (Safetensors files = Safetensors.open(directory)) {
+        try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             WeightMap.check(config, files);
             List<Double> all = new ArrayList<>();
             ProcessGroups.run(groups, group -> differences(config, of, group, files, greedy))
@@ -114,7 +115,7 @@ public class ModelFixturesTest {
             ModelConfig config,
             ModelFixture.Case of,
             ProcessGroup group,
-            Safetensors files,
+            TensorFiles files,
             double greedy) {
         int[] all = new int[of.length()];
         System.arraycopy(of.prompt(), 0, all, 0, of.prompt().length);
@@ -142,7 +143,7 @@ public class ModelFixturesTest {
     static TransformerModel model(
             ModelConfig config,
             ProcessGroup group,
-            Safetensors files,
+            TensorFiles files,
             boolean inPlace,
             int maxLength) {
         int ranks = group.worldSize();
