@@ -119,7 +119,7 @@ class AllReduceRmsNormTest {
     }
 
     @Test
-    void whereResultsCannotGoIsRejected() {
+    void rejectsOutputsThatDoNotFitTheResults() {
         LocalRanks.run(
                 2,
                 group -> {

@@ -364,7 +364,7 @@ class FusedGradientsTest {
 
     /** Only inputs that require a gradient get one, and only they cause communication. */
     @Test
-    void whatRequiresNoneGetsNone() {
+    void inputsWithoutRequiresGradientGetNoGradient() {
         run(
                 2,
                 group -> {
@@ -441,7 +441,7 @@ class FusedGradientsTest {
 
     /** The backward pass reads the gathered copy: the shard may change in between. */
     @Test
-    void aPartMayChangeWhenTheWholeIsKept() {
+    void theShardMayChangeWhileItsGatheredCopyIsKept() {
         run(
                 2,
                 group -> {

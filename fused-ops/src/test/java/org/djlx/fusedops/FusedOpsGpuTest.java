@@ -459,7 +459,7 @@ class FusedOpsGpuTest {
      * a shared GPU waits for running kernels. Products of small integers are exact.
      */
     @Test
-    void fusedBesideSmallPartsThatArePipelined() {
+    void oneRankRunsFusedWhileAnotherPipelinesASmallPart() {
         assumeTrue(isHopper(), "the GPU is not a Hopper");
         try (UsageCounter usage = FusedOps.countUsage()) {
             forced(
@@ -739,7 +739,7 @@ class FusedOpsGpuTest {
     /** A kernel that waits for a missing rank ends at the timeout, which breaks the group. */
     @ParameterizedTest
     @CsvSource({"FLOAT32, PIPELINED", "BFLOAT16, FUSED"})
-    void graphThatOneRankReplaysAlone(ScalarType type, Path path) {
+    void aGraphReplayedByOneRankAloneTimesOut(ScalarType type, Path path) {
         requireKernel(path);
         CountDownLatch replayed = new CountDownLatch(1);
         forced(path, () -> run(8 << 20, group -> replayAlone(group, type, replayed)));
@@ -942,7 +942,7 @@ class FusedOpsGpuTest {
      * buffer, which must not change here.
      */
     @Test
-    void partsThatAreReadLieInAHalfOfTheirOwn() {
+    void productsThatThePeerReadsLieInTheFirstHalf() {
         assumeTrue(worldSize == 2, "more ranks send what they have for each other");
         int k = 64;
         float mark = 77;

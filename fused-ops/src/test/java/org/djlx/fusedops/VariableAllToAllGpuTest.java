@@ -378,7 +378,7 @@ class VariableAllToAllGpuTest {
     }
 
     @Test
-    void outputsThatAreTooSmallAreRefused() {
+    void outputsWithTooFewRowsAreRefused() {
         assertRefused(
                 (group, manager, arguments) -> {
                     arguments.splits = equal(manager, 3);

@@ -54,7 +54,7 @@ class CostModelTest {
     }
 
     @Test
-    void constantsAreWhatTheRowsGive() {
+    void constantsAreThoseFittedToTheMeasurements() {
         assertEquals(FITTED, Machine.H200, "to be replaced by what the rows give");
     }
 
@@ -85,7 +85,7 @@ class CostModelTest {
      * how much the JVM has compiled.
      */
     @Test
-    void predictsWhatWasMeasured() {
+    void predictionsAreCloseToTheMeasurements() {
         Map<String, List<Double>> errors = new LinkedHashMap<>();
         for (Measurement row : ROWS) {
             if (MachineFit.isOperator(row)
@@ -199,7 +199,7 @@ class CostModelTest {
 
     /** Choices within each run. The bounds are the worst choices. */
     @Test
-    void choosesWhatWasMeasuredToBeFaster() {
+    void theChosenPathIsCloseToTheFastestOfItsRun() {
         List<Chosen> choices = choices(ROWS, false, Measurement::source, Measurement::micros);
         long fastest = choices.stream().filter(each -> each.overFastest() == 1).count();
         assertEquals(
@@ -216,7 +216,7 @@ class CostModelTest {
      * Rows dominated by host time are not compared.
      */
     @Test
-    void choosesWhatWasFasterInOtherRuns() {
+    void theChosenPathIsCloseToTheFastestOfOtherRuns() {
         List<Measurement> rows =
                 ROWS.stream()
                         .filter(row -> !isOfHost(row) && FIT.beside(row, "matmul") != null)
@@ -261,7 +261,7 @@ class CostModelTest {
     /** Ranks may have Bs of different widths; for reduce-scatter also As of different widths. */
     @ParameterizedTest
     @ValueSource(ints = {2, 3, 4, 8})
-    void ranksChooseAlikeWhateverIsTheirOwn(int ranks) {
+    void ranksOfDifferentWidthsChooseTheSamePath(int ranks) {
         Set<Path> seen = EnumSet.noneOf(Path.class);
         for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
             for (long rows = 1; rows <= 1 << 14; rows *= 4) {
@@ -324,7 +324,7 @@ class CostModelTest {
 
     @ParameterizedTest
     @CsvSource({"2, 8192, 8192, 8192", "8, 512, 8192, 8192", "8, 8192, 28672, 8192"})
-    void aPathTakesAtLeastWhatTheLimitSays(int ranks, long m, long n, long k) {
+    void noPathIsPredictedFasterThanTheLimit(int ranks, long m, long n, long k) {
         for (FusedOperator operator : FusedOperator.values()) {
             Workload work = bfloat16(operator, ranks, m, n, k);
             for (Path path : Path.values()) {
@@ -467,7 +467,7 @@ class CostModelTest {
     }
 
     @Test
-    void machinesSayWhatTheyRestOn() {
+    void machinesNameTheMeasurementsBehindThem() {
         assertEquals("Fitted to measurements on H200s.", Machine.H200.basis());
         assertTrue(Machine.H100.basis().contains("as measured on h100;"));
         assertEquals(

@@ -70,7 +70,7 @@ class TorchOperatorsTest {
 
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
-    void aDividedMlpIsTheWholeOne(int worldSize) throws Exception {
+    void aDividedMlpEqualsTheUndividedMlp(int worldSize) throws Exception {
         try (RankPool<ScriptedMlp.Task, Void> pool = pool(worldSize)) {
             // The interpreter optimises the model after several runs.
             for (int i = 0; i < 5; i++) {
@@ -227,7 +227,7 @@ class TorchOperatorsTest {
     }
 
     @Test
-    void ranksThatDoNotFitFailAll() {
+    void shapesThatDifferBetweenRanksFailAllRanks() {
         ExecutionException failure =
                 assertThrows(
                         ExecutionException.class,
@@ -244,7 +244,7 @@ class TorchOperatorsTest {
     }
 
     @Test
-    void aRankThatFailsFailsAll() throws Exception {
+    void aFailingRankFailsAllRanks() throws Exception {
         try (RankPool<ScriptedMlp.Task, Void> pool = pool(4)) {
             ExecutionException failure =
                     assertThrows(
@@ -288,7 +288,7 @@ class TorchOperatorsTest {
     }
 
     @Test
-    void aThreadThatIsNoRankIsRefused() throws Exception {
+    void callsFromAThreadWithoutARankAreRefused() throws Exception {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try (NDManager manager = NDManager.newBaseManager();
                 ScriptedMlp model = new ScriptedMlp(group)) {

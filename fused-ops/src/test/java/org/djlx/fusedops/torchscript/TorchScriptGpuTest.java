@@ -74,7 +74,7 @@ class TorchScriptGpuTest {
     }
 
     @Test
-    void aDividedMlpIsTheWholeOne() throws Exception {
+    void aDividedMlpEqualsTheUndividedMlp() throws Exception {
         run(
                 (model, manager) -> {
                     for (int i = 0; i < 5; i++) { // The interpreter optimises it meanwhile.

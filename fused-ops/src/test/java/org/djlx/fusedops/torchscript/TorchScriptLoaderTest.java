@@ -367,7 +367,7 @@ class TorchScriptLoaderTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"fail_alone", "fail_afterwards", "differ"})
-    void aModelWhoseRanksPartIsLost(String method) throws Exception {
+    void aModelIsLostOnceOneRankFails(String method) throws Exception {
         try (ZooModel<NDList, NDList> model = load(2);
                 Predictor<NDList, NDList> predictor = model.newPredictor();
                 NDManager manager = NDManager.newBaseManager()) {
@@ -437,7 +437,7 @@ class TorchScriptLoaderTest {
     }
 
     @Test
-    void refusesWhatIsClosed() throws Exception {
+    void aClosedModelRefusesRequests() throws Exception {
         try (NDManager manager = NDManager.newBaseManager()) {
             NDArray x = ScriptedMlp.input(manager);
             ZooModel<NDList, NDList> model = load(2);

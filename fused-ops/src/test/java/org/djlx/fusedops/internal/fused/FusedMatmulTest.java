@@ -43,7 +43,7 @@ class FusedMatmulTest {
     }
 
     @Test
-    void takesWhatTheCopyEngineTakes() {
+    void gathersOnlyShapesAndTypesThatTheCopyEngineTakes() {
         assertTrue(gathers(2, ScalarType.FLOAT16, 512, 8192, 1024));
         assertFalse(gathers(2, ScalarType.FLOAT32, 512, 8192, 1024));
         assertFalse(gathers(2, ScalarType.FLOAT16, 512, 8200, 1024)); // 4100 columns of a rank
@@ -105,7 +105,7 @@ class FusedMatmulTest {
     }
 
     @Test
-    void onlyBsThatLieAlikeAreLoadedByColumns() {
+    void onlyBsOfTheSameLayoutAreLoadedByColumns() {
         MatrixLayout rows = MatrixLayout.contiguous(64, 32);
         MatrixLayout columns = MatrixLayout.contiguous(32, 64).transposed();
         MatrixLayout odd = new MatrixLayout(64, 32, 33, 1);
