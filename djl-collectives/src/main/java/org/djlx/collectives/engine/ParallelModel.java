@@ -3,6 +3,7 @@ package org.djlx.collectives.engine;
 
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
+import java.util.List;
 import java.util.Optional;
 
 /** A model on several ranks, loaded by a {@link ParallelModelLoader}. Thread-safe. */
@@ -17,6 +18,15 @@ public interface ParallelModel extends AutoCloseable {
      *     answer with an error code and message
      */
     Output predict(Input input);
+
+    /**
+     * Serves inputs of types of its own, such as texts, at once.
+     *
+     * @return an answer for each input; empty, by default, if the model does not take such inputs
+     */
+    default Optional<List<?>> predictAll(List<?> inputs) {
+        return Optional.empty();
+    }
 
     /**
      * Receives each property that is set on the DJL model after loading. Does nothing by default.

@@ -10,14 +10,16 @@ import ai.djl.translate.TranslateException;
 import ai.djl.translate.Translator;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import org.djlx.nativeops.ContextLoader;
 
 /**
  * Passes requests to a {@link ParallelModel}: an {@link Input} is answered by an {@link Output}, an
- * {@link NDList} by an {@link NDList}. The translator is not used.
+ * {@link NDList} by an {@link NDList}, and other inputs as the model does. The translator is not
+ * used.
  *
- * @param <I> {@link Input} or {@link NDList}
- * @param <O> {@link Output} or {@link NDList}
+ * @param <I> {@link Input}, {@link NDList} or a type of the model
+ * @param <O> {@link Output}, {@link NDList} or a type of the model
  */
 final class ParallelPredictor<I, O> extends Predictor<I, O> {
 
@@ -31,6 +33,11 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
     @Override
     @SuppressWarnings("unchecked") // A model that takes an Input returns an Output; see Criteria.
     public List<O> batchPredict(List<I> inputs) throws TranslateException {
+        Optional<List<?>> all =
+                ContextLoader.of(parallel.getClass(), () -> parallel.predictAll(inputs));
+        if (all.isPresent()) {
+            return (List<O>) all.get();
+        }
         List<O> outputs = new ArrayList<>(inputs.size());
         for (I input : inputs) {
             if (input instanceof Input request) {

@@ -22,10 +22,12 @@ import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.TorchThreads;
+import org.djlx.llm.engine.EmbeddingEngine;
 import org.djlx.llm.engine.LoadingProgress;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.files.ModelHub;
+import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.server.TextApi;
@@ -37,8 +39,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Loads a language model for DJL and DJL Serving, from a model directory in Hugging Face's layout
- * with a {@code serving.properties}:
+ * Loads a language model or an {@linkplain EmbeddingConfig#isEmbeddingModel embedding model}, whose
+ * predictors also take texts and return vectors, for DJL and DJL Serving, from a model directory in
+ * Hugging Face's layout with a {@code serving.properties}:
  *
  * <pre>
  * engine=PyTorch-P2P
@@ -161,13 +164,16 @@ public final class TextModelLoader implements ParallelModelLoader {
             throw new IllegalArgumentException(
                     directory + " has no tokenizer.json; download it from where the weights are");
         }
+        Map<String, String> left = new TreeMap<>();
+        options.forEach((option, value) -> left.put(option, String.valueOf(value).trim()));
+        Integer degree = degree(left, device.getDevices());
+        if (EmbeddingConfig.isEmbeddingModel(directory)) {
+            return loadEmbeddings(name, directory, device.getDevices(), degree, left);
+        }
         TextEngine.Builder builder =
                 TextEngine.builder()
                         .setDirectory(directory)
                         .optProgress(new LoadingProgress(LOG::info));
-        Map<String, String> left = new TreeMap<>();
-        options.forEach((option, value) -> left.put(option, String.valueOf(value).trim()));
-        Integer degree = degree(left, device.getDevices());
         number(left, "max_model_len", builder::optMaxLength);
         number(left, "max_rolling_batch_size", builder::optMaxRunning);
         number(left, "max_num_batched_tokens", builder::optPrefillTokens);
@@ -199,28 +205,12 @@ public final class TextModelLoader implements ParallelModelLoader {
                 "auto or fp8",
                 value -> KvCacheDtype.valueOf(value.toUpperCase(Locale.ROOT)),
                 builder::optKvCacheDtype);
-        set(
-                left,
-                "dtype",
-                "auto, fp32, fp16 or bf16",
-                value -> TYPES.get(oneOf(value, "auto|" + String.join("|", TYPES.keySet()))),
-                builder::optDataType);
+        type(left, builder::optDataType);
         String parser = left.remove("tool_call_parser");
         ToolFormat tools = parser == null ? null : ToolFormat.named(parser);
         String thinking = left.remove("reasoning_parser");
         ReasoningFormat reasoning = thinking == null ? null : ReasoningFormat.named(thinking);
-        left.forEach(
-                (option, value) -> {
-                    String values = NEUTRAL.get(option);
-                    if (values == null || !value.matches("(?i)" + values)) {
-                        throw new IllegalArgumentException(
-                                String.format(
-                                        "option %s=%s is not supported: %s",
-                                        option,
-                                        value,
-                                        values == null ? "remove it" : "it must be " + values));
-                    }
-                });
+        refuseOthers(left);
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);
         if (!gpu) {
@@ -243,6 +233,57 @@ public final class TextModelLoader implements ParallelModelLoader {
             generator.close();
             throw e;
         }
+    }
+
+    private static ParallelModel loadEmbeddings(
+            String name,
+            Path directory,
+            List<Device> devices,
+            Integer degree,
+            Map<String, String> left)
+            throws IOException {
+        EmbeddingEngine.Builder builder = EmbeddingEngine.builder().setDirectory(directory);
+        number(left, "max_num_batched_tokens", builder::optBatchTokens);
+        number(left, "max_queue_size", builder::optMaxQueued);
+        type(left, builder::optDataType);
+        set(
+                left,
+                "task",
+                "auto, embed or text_embedding",
+                value -> oneOf(value, "auto|embed|text_embedding"),
+                task -> {});
+        refuseOthers(left);
+        if (devices.get(0).isGpu()) {
+            builder.optDevices(gpus(devices, degree));
+        } else {
+            TorchThreads.choose(degree == null ? 1 : degree);
+            builder.optRanks(degree == null ? 1 : degree);
+        }
+        return new EmbeddingModelService(name, builder.build());
+    }
+
+    private static void type(Map<String, String> left, Consumer<DataType> setter) {
+        set(
+                left,
+                "dtype",
+                "auto, fp32, fp16 or bf16",
+                value -> TYPES.get(oneOf(value, "auto|" + String.join("|", TYPES.keySet()))),
+                setter);
+    }
+
+    private static void refuseOthers(Map<String, String> left) {
+        left.forEach(
+                (option, value) -> {
+                    String values = NEUTRAL.get(option);
+                    if (values == null || !value.matches("(?i)" + values)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "option %s=%s is not supported: %s",
+                                        option,
+                                        value,
+                                        values == null ? "remove it" : "it must be " + values));
+                    }
+                });
     }
 
     private static boolean areProcesses(Integer degree) {

@@ -74,12 +74,12 @@ final class TextModelService implements ParallelModel {
         return refusal(call == null ? failure : call.format().refusal(failure));
     }
 
-    private static Output refusal(ApiException e) {
+    static Output refusal(ApiException e) {
         return output(
                 e.status(), e.getMessage(), "application/json", BytesSupplier.wrap(e.toJson()));
     }
 
-    private static Output output(int code, String message, String type, BytesSupplier content) {
+    static Output output(int code, String message, String type, BytesSupplier content) {
         Output output = new Output(code, ReasonPhrase.of(message));
         output.addProperty("Content-Type", type);
         output.add(content);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * TextModelService  serves requests of DJL Serving with a generator
+ * EmbeddingModelService  answers texts and requests of DJL Serving with an embedding model
+ * TextModelService       serves requests of DJL Serving with a generator
  */
 /**
  * Loads a model directory as a DJL model, for {@code Criteria} and DJL Serving. Start with {@link

@@ -5,6 +5,7 @@
  *
  * <ul>
  *   <li>{@link TextChatModel} - the model
+ *   <li>{@link TextEmbeddingModel} - an embedding model
  * </ul>
  */
 package org.djlx.llm.langchain4j;
