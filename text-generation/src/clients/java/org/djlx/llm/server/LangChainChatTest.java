@@ -4,6 +4,7 @@ package org.djlx.llm.server;
 import dev.langchain4j.model.chat.ChatModel;
 import dev.langchain4j.model.chat.common.AbstractChatModelIT;
 import dev.langchain4j.model.chat.request.ChatRequestParameters;
+import java.util.ArrayList;
 import java.util.List;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.langchain4j.TextChatModel;
@@ -21,12 +22,11 @@ import org.junit.jupiter.api.Timeout;
 @Tag("clients")
 class LangChainChatTest extends AbstractChatModelIT {
 
-    private static final FakeGenerator GENERATOR =
-            new FakeGenerator(10_000, LangChainChatTest::answer);
+    private static final List<FakeGenerator> GENERATORS = new ArrayList<>();
 
     @AfterAll
     static void close() {
-        GENERATOR.close();
+        GENERATORS.forEach(FakeGenerator::close);
     }
 
     private static String call(String name, String arguments) {
@@ -62,10 +62,13 @@ class LangChainChatTest extends AbstractChatModelIT {
         return prompt.contains("color?") ? "green" : "Hello World. ".repeat(20);
     }
 
+    /** Returns a model with a generator of its own: JUnit closes models that are arguments. */
     static TextChatModel model(ChatRequestParameters defaults) {
+        FakeGenerator generator = new FakeGenerator(10_000, LangChainChatTest::answer);
+        GENERATORS.add(generator);
         org.djlx.llm.ChatModel chat =
                 new org.djlx.llm.ChatModel(
-                        "tiny", GENERATOR, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
+                        "tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"), null);
         return new TextChatModel(chat, defaults, List.of());
     }
 
