@@ -3,6 +3,7 @@ package org.djlx.fusedops;
 
 import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -510,6 +511,38 @@ public final class FusedOps {
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
         return AllReduceRmsNormPlan.isFused(type, rows, hidden, group);
+    }
+
+    /**
+     * Returns the shapes of the results of {@link #allGatherMatmul} and {@link
+     * #allGatherScaledMatmul}, without arrays and without a group.
+     *
+     * @param aShard the shape of a rank's part of A
+     * @param bs the shapes of the matrices
+     * @return the shape of the gathered A, then that of each product
+     * @throws IllegalArgumentException as the operator, if the shapes do not fit
+     */
+    public static List<Shape> shapesOfAllGatherMatmul(
+            Shape aShard, List<Shape> bs, int gatherDim, int worldSize) {
+        OperandChecks checks = new OperandChecks(AllGatherMatmul.TYPE.toString());
+        checks.checkNotNull("the list of shapes", bs);
+        return AllGatherMatmul.shapes(checks, aShard, bs, gatherDim, worldSize);
+    }
+
+    /**
+     * Returns the shape of a rank's result of {@link #matmulReduceScatter} and {@link
+     * #scaledMatmulReduceScatter}, as {@link #shapesOfAllGatherMatmul}.
+     */
+    public static Shape shapeOfMatmulReduceScatter(
+            Shape a, Shape b, int scatterDim, int worldSize) {
+        OperandChecks checks = new OperandChecks(MatmulReduceScatter.TYPE.toString());
+        return MatmulReduceScatter.shape(checks, a, b, scatterDim, worldSize);
+    }
+
+    /** Returns the shape of the result of {@link #matmulAllReduce}, for any world size. */
+    public static Shape shapeOfMatmulAllReduce(Shape a, Shape b) {
+        OperandChecks checks = new OperandChecks(MatmulAllReduce.TYPE.toString());
+        return MatmulReduceScatter.product(checks, a, b);
     }
 
     /** Starts counting the calls in this JVM by path. Close the counter to end counting. */

@@ -50,6 +50,10 @@ class FusedNullArgumentsTest {
                                     "java.util.List<ai.djl.ndarray.NDArray>",
                                     () -> List.of(array.get()))
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
+                            .sample(Shape.class, () -> new Shape(1, 1))
+                            .sample(
+                                    "java.util.List<ai.djl.ndarray.types.Shape>",
+                                    () -> List.of(new Shape(1, 1)))
                             .sample(UsageCounter.class, () -> counter)
                             .sample(ShardConsumer.class, () -> (shard, rank) -> {})
                             .sample(ChunkProducer.class, () -> (chunk, rank) -> {})

@@ -88,6 +88,23 @@ public record AllGatherMatmul(
                 type, group.worldSize(), shard, dimension, List.copyOf(columns), output);
     }
 
+    /** Returns the shapes of the gathered A and of its product with each B. */
+    public static List<Shape> shapes(
+            OperandChecks checks, Shape shard, List<Shape> bs, int gatherDim, int worldSize) {
+        checks.checkWorldSize(worldSize);
+        checks.checkLeft("aShard", shard);
+        int last = shard.dimension() - 1;
+        int dimension = checks.dimension("gatherDim", gatherDim, last + 1);
+        Shape gathered = Axes.with(shard, dimension, shard.get(dimension) * worldSize);
+        List<Shape> shapes = new ArrayList<>(List.of(gathered));
+        for (int i = 0; i < bs.size(); i++) {
+            Shape b = bs.get(i);
+            checks.checkRight(OperandChecks.roleOfB(i, bs.size()), b, gathered.get(last));
+            shapes.add(Axes.with(gathered, last, b.get(1)));
+        }
+        return List.copyOf(shapes);
+    }
+
     /** Checks and runs a call. Gradients are not recorded. */
     public static GatheredMatmul run(
             OperandChecks checks,

@@ -59,12 +59,35 @@ public record MatmulReduceScatter(
         int dimension = checks.dimension("scatterDim", scatterDim, last + 1);
         checks.checkScaledDimension("scatterDim", type, dimension);
         Shape product = Axes.with(left, last, infos[1].sizes()[1]);
-        if (product.get(dimension) % group.worldSize() != 0) {
+        part(checks, product, scatterDim, group.worldSize());
+        return new MatmulReduceScatter(type, group.worldSize(), left, product, op, dimension);
+    }
+
+    /** Returns the shape of a rank's part of the product. */
+    private static Shape part(OperandChecks checks, Shape product, int scatterDim, int worldSize) {
+        int dimension = checks.dimension("scatterDim", scatterDim, product.dimension());
+        long size = product.get(dimension);
+        if (size % worldSize != 0) {
             throw checks.wrong(
                     "dimension %d of the product %s is not divisible by the world size %d",
-                    scatterDim, product, group.worldSize());
+                    scatterDim, product, worldSize);
         }
-        return new MatmulReduceScatter(type, group.worldSize(), left, product, op, dimension);
+        return Axes.with(product, dimension, size / worldSize);
+    }
+
+    /** Returns the shape of the product of two arrays. */
+    public static Shape product(OperandChecks checks, Shape a, Shape b) {
+        checks.checkLeft("A", a);
+        int last = a.dimension() - 1;
+        checks.checkRight("B", b, a.get(last));
+        return Axes.with(a, last, b.get(1));
+    }
+
+    /** Returns the shape of a rank's result. */
+    public static Shape shape(
+            OperandChecks checks, Shape a, Shape b, int scatterDim, int worldSize) {
+        checks.checkWorldSize(worldSize);
+        return part(checks, product(checks, a, b), scatterDim, worldSize);
     }
 
     /** Checks and runs a call. Gradients are not recorded. */

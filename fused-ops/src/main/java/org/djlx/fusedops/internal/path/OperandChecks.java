@@ -106,11 +106,36 @@ public final class OperandChecks {
     /** Checks the left operand and returns its element type. */
     public ScalarType checkA(String role, NDArray a, TensorInfo info, Device device) {
         checkFloating(role, info.type());
-        if (info.sizes().length < 2) {
-            throw wrong("%s has shape %s, but must have 2 or more dimensions", role, a.getShape());
-        }
+        checkLeft(role, new Shape(info.sizes()));
         checkDevice(role, a, device);
         return info.type();
+    }
+
+    /** Checks the shape of the left operand. */
+    public void checkLeft(String role, Shape shape) {
+        checkNotNull(role, shape);
+        if (shape.dimension() < 2) {
+            throw wrong("%s has shape %s, but must have 2 or more dimensions", role, shape);
+        }
+    }
+
+    /** Checks the shape of a right operand, which must have {@code inner} rows. */
+    public void checkRight(String role, Shape shape, long inner) {
+        checkNotNull(role, shape);
+        if (shape.dimension() != 2) {
+            throw wrong("%s has shape %s, but must be a matrix", role, shape);
+        }
+        if (shape.get(0) != inner) {
+            throw wrong(
+                    "%s has shape %s, but its first size must be %d, the last size of A",
+                    role, shape, inner);
+        }
+    }
+
+    public void checkWorldSize(int worldSize) {
+        if (worldSize < 1) {
+            throw wrong("the world size is %d, but must be at least 1", worldSize);
+        }
     }
 
     public void checkDevice(String role, NDArray array, Device device) {
@@ -135,15 +160,7 @@ public final class OperandChecks {
                     "%s is on %s, but A is on %s: copy one of them",
                     role, b.getDevice(), a.getDevice());
         }
-        Shape shape = b.getShape();
-        if (shape.dimension() != 2) {
-            throw wrong("%s has shape %s, but must be a matrix", role, shape);
-        }
-        if (shape.get(0) != inner) {
-            throw wrong(
-                    "%s has shape %s, but its first size must be %d, the last size of A",
-                    role, shape, inner);
-        }
+        checkRight(role, b.getShape(), inner);
         if (types == SCALED && !Axes.layout(info).transposed().isRowMajor()) {
             throw wrong(
                     "%s has strides %s, but must be column-major: pass the transpose of a"
