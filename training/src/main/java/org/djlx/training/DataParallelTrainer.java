@@ -20,12 +20,12 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.training.data.JoinListener;
 import org.djlx.training.internal.BlockReplacement;
-import org.djlx.training.internal.ParameterShard;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 import org.djlx.training.precision.Autocast;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.ParameterShard;
 import org.djlx.training.strategy.ParameterStrategy;
 import org.djlx.training.strategy.ReductionTime;
 import org.djlx.training.strategy.ShardingStrategy;
@@ -113,8 +113,13 @@ public final class DataParallelTrainer extends Trainer {
         return ranks.processes();
     }
 
-    /** {@return the replicas of this JVM's ranks, in rank order} */
-    public List<Replica> replicas() {
+    /** {@return the number of ranks in this JVM} */
+    public int ranks() {
+        return replicas().size();
+    }
+
+    /** Returns the replicas of this JVM's ranks, in rank order. */
+    List<Replica> replicas() {
         return ranks.replicas();
     }
 

@@ -310,9 +310,10 @@ public final class CheckpointManager extends TrainingListenerAdapter implements 
             return;
         }
         DataParallelTrainer own = own(trainer, "save");
-        NDManager manager = own.replicas().get(0).manager();
-        if (!Agreement.any(protocol.group(own), manager, Termination.isRequested())) {
-            return;
+        try (NDManager manager = own.getManager().newSubManager(own.getDevices()[0])) {
+            if (!Agreement.any(protocol.group(own), manager, Termination.isRequested())) {
+                return;
+            }
         }
         LOG.info("SIGTERM: saving step {} into {}, then exiting", progress.step(), directory);
         saveIfNew(trainer);

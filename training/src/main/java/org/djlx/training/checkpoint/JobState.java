@@ -57,7 +57,7 @@ record JobState(
         metadata.put("epoch", Long.toString(progress.epoch()));
         metadata.put("batch", Long.toString(progress.batch()));
         metadata.put("processes", Integer.toString(all.size()));
-        metadata.put("ranks", Integer.toString(all.size() * trainer.replicas().size()));
+        metadata.put("ranks", Integer.toString(all.size() * trainer.ranks()));
         metadata.put(
                 "random",
                 String.join(",", all.stream().map(each -> Integer.toString(each.seed)).toList()));

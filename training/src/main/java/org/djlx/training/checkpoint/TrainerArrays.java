@@ -13,7 +13,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.DataParallelTrainer;
 import org.djlx.training.internal.OptimizerState;
-import org.djlx.training.internal.ParameterShard;
+import org.djlx.training.strategy.ParameterShard;
 
 /** A trainer's parameters and optimizer state, as a checkpoint names them. */
 final class TrainerArrays {

@@ -15,7 +15,6 @@
  *   <li>{@link org.djlx.training.internal.LocalParameter} - a parameter and a rank's array of it
  *   <li>{@link org.djlx.training.internal.OptimizerState} - the state of an optimizer, such as
  *       Adam's means
- *   <li>{@link org.djlx.training.internal.ParameterShard} - a part of a parameter that a rank holds
  *   <li>{@link org.djlx.training.internal.PrivateFields} - fields that DJL keeps state in
  *   <li>{@link org.djlx.training.internal.Ranks} - replicas, threads and process groups of a
  *       trainer

@@ -18,7 +18,6 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.internal.LocalParameter;
 import org.djlx.training.internal.OptimizerState;
-import org.djlx.training.internal.ParameterShard;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 

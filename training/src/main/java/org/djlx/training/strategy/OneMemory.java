@@ -15,7 +15,6 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.ForwardPass;
 import org.djlx.training.internal.LocalParameter;
-import org.djlx.training.internal.ParameterShard;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 

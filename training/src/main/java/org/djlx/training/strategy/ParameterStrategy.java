@@ -14,7 +14,6 @@ import java.util.function.Supplier;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.training.internal.OptimizerState;
-import org.djlx.training.internal.ParameterShard;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 

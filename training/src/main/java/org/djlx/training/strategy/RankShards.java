@@ -37,7 +37,6 @@ import org.djlx.nativeops.torch.TorchInPlace;
 import org.djlx.training.internal.ForwardPass;
 import org.djlx.training.internal.LocalParameter;
 import org.djlx.training.internal.OptimizerState;
-import org.djlx.training.internal.ParameterShard;
 import org.djlx.training.internal.RankStore;
 import org.djlx.training.internal.Recomputation;
 import org.djlx.training.internal.Recomputation.Mode;

@@ -21,6 +21,7 @@
  *   <li>{@link org.djlx.training.strategy.GradientCompression} - hooks that send gradients as they
  *       are, or rounded to bfloat16
  *   <li>{@link org.djlx.training.strategy.GradientHook} - how a bucket is reduced
+ *   <li>{@link org.djlx.training.strategy.ParameterShard} - a part of a parameter that a rank holds
  *   <li>{@link org.djlx.training.strategy.ParameterStrategy} - what the trainer asks of a strategy
  *   <li>{@link org.djlx.training.strategy.PowerSgd} - a hook that sends low-rank factors
  *   <li>{@link org.djlx.training.strategy.ReductionTime} - when gradients of a backward pass are

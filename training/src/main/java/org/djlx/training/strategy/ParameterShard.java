@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.training.internal;
+package org.djlx.training.strategy;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
