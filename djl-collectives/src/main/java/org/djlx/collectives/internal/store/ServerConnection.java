@@ -231,8 +231,8 @@ final class ServerConnection extends ByteToMessageDecoder {
                     answerByte(
                             ctx, state.check(request.keys()) ? Command.READY : Command.NOT_READY);
             case WAIT -> startWaiting(ctx, request.keys());
-            case GETNUMKEYS -> answer(ctx, state.numKeys());
-            case DELETE_KEY -> answer(ctx, state.delete(request.key()) ? 1 : 0);
+            case GETNUMKEYS -> answer(ctx, state.values().size());
+            case DELETE_KEY -> answer(ctx, state.values().delete(request.key()) ? 1 : 0);
             case APPEND -> state.append(request.key(), request.value());
             case MULTI_GET -> {
                 byte[][] values = state.multiGet(request.keys());
@@ -246,24 +246,24 @@ final class ServerConnection extends ByteToMessageDecoder {
                 answerByte(ctx, Command.WAIT_CANCELED);
             }
             case PING -> send(ctx, buffer(ctx, 4).writeIntLE((int) request.number()));
-            case QUEUE_PUSH -> state.push(request.key(), request.value());
+            case QUEUE_PUSH -> state.values().push(request.key(), request.value());
             case QUEUE_POP -> pop(ctx, request.key());
-            case QUEUE_LEN -> answer(ctx, state.queueLength(request.key()));
+            case QUEUE_LEN -> answer(ctx, state.values().queueLength(request.key()));
             case LIST_KEYS -> listKeys(ctx);
         }
     }
 
     private void pop(ChannelHandlerContext ctx, String queue) {
-        byte[] first = state.peek(queue);
-        answer(ctx, state.queueLength(queue));
+        byte[] first = state.values().peek(queue);
+        answer(ctx, state.values().queueLength(queue));
         if (first != null) {
             answer(ctx, queue, first);
-            state.pop(queue); // Not before: if the answer is refused, the value stays.
+            state.values().pop(queue); // Not before: if the answer is refused, the value stays.
         }
     }
 
     private void listKeys(ChannelHandlerContext ctx) {
-        List<String> keys = state.keys();
+        List<String> keys = state.values().keys();
         long bytes = keys.stream().mapToLong(key -> Long.BYTES + key.length()).sum();
         if (bytes > state.limits().maxMessageBytes()) {
             throw new IllegalArgumentException(

@@ -64,6 +64,11 @@ final class ServerState {
         return new Hello.Challenge(token, nonce, id);
     }
 
+    /** Returns the keys and queues, for what needs no check of limits. */
+    KeyValueMap values() {
+        return values;
+    }
+
     MemoryBudget memory() {
         return memory;
     }
@@ -292,45 +297,11 @@ final class ServerState {
         return keys.stream().allMatch(values::isReady);
     }
 
-    void push(String queue, byte[] value) {
-        values.push(queue, value);
-    }
-
-    /** Returns the first value of a queue; null if it is empty. */
-    byte[] peek(String queue) {
-        return values.peek(queue);
-    }
-
-    /** Removes the first value of a queue that is not empty. */
-    void pop(String queue) {
-        values.pop(queue);
-    }
-
-    long queueLength(String queue) {
-        return values.queueLength(queue);
-    }
-
-    List<String> queues() {
-        return values.queues();
-    }
-
     /** Ends another wait for a queue whose values the client that was woken for them left there. */
     void passOn(String queue) {
         if (values.queueLength(queue) > 0) {
             waits.wakeOne(queue);
         }
-    }
-
-    boolean delete(String key) {
-        return values.delete(key);
-    }
-
-    List<String> keys() {
-        return values.keys();
-    }
-
-    int numKeys() {
-        return values.size();
     }
 
     private void checkRoom(List<String> keys) {

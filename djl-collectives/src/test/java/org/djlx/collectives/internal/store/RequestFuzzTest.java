@@ -66,7 +66,7 @@ class RequestFuzzTest {
             answered += drain(victim).length > 0 ? 1 : 0;
             if (i % 100 == 0) {
                 assertEquals(i / 100 + 1, add(bystander, "own", 1), "case " + i);
-                assertTrue(state.numKeys() <= LIMITS.maxKeys());
+                assertTrue(state.values().size() <= LIMITS.maxKeys());
                 assertTrue(state.numConnections() <= 3);
                 // A connection that an incomplete request keeps waiting is of no further use.
                 victim.close();
@@ -86,10 +86,10 @@ class RequestFuzzTest {
         victim.close();
         assertEquals(0, state.numAwaited());
         assertEquals(0, state.numConnections());
-        state.keys().forEach(state::delete);
-        for (String queue : state.queues()) {
-            while (state.peek(queue) != null) {
-                state.pop(queue);
+        state.values().keys().forEach(state.values()::delete);
+        for (String queue : state.values().queues()) {
+            while (state.values().peek(queue) != null) {
+                state.values().pop(queue);
             }
         }
         assertEquals(0, state.memory().used(), "what was taken is given back");
