@@ -531,24 +531,24 @@ class StoreExpectationsTest {
                     String message =
                             assertThrows(
                                             CollectiveException.class,
-                                            () -> ofTwo().optWaitForWorkers(true).build())
+                                            () -> ofTwo(Duration.ofSeconds(3)).build())
                                     .getMessage();
                     assertTrue(message.contains("1 of 2"), message);
                 });
         table.agrees(
                 "test_store_timeout_on_missing_clients",
                 "without waiting it does not",
-                store -> ofTwo().optWaitForWorkers(false).build().close());
+                store -> ofTwo(LONG).optWaitForWorkers(false).build().close());
         prefixes(table);
     }
 
-    private static TcpStore.Builder ofTwo() {
+    private static TcpStore.Builder ofTwo(Duration timeout) {
         return TcpStore.builder()
                 .setHost("localhost")
                 .setPort(0)
                 .optServer(true)
                 .optWorldSize(2)
-                .optTimeout(SHORT);
+                .optTimeout(timeout);
     }
 
     private static void again(TcpStore first) {

@@ -36,7 +36,7 @@ public final class StoreErrors {
     }
 
     /** Creates the exception of a method of {@link Store} that a store leaves to its default. */
-    public static UnsupportedOperationException unsupported(Store store, String method) {
+    public static UnsupportedOperationException unsupported(Object store, String method) {
         return new UnsupportedOperationException(
                 "%s: %s does not implement %s; implement it, or use TcpStore, FileStore or HashStore"
                         .formatted(store, store.getClass().getName(), method));
