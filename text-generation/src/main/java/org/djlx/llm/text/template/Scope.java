@@ -4,6 +4,7 @@ package org.djlx.llm.text.template;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Function;
 
 /** Variables by name, within those of an enclosing scope. */
 final class Scope {
@@ -12,30 +13,28 @@ final class Scope {
     private static final Object HIDDEN = new Object();
 
     final Run run;
-    private final Scope parent; // null for the scope of the template's variables
+    private final Function<String, Object> outer; // values of names that are not here
     private final Map<String, Object> variables = new HashMap<>();
 
     Scope(Run run) {
         this.run = run;
-        this.parent = null;
+        outer = Values.Undefined::new;
     }
 
     /** Creates an inner scope, in which these names are local from the start. */
     Scope(Scope parent, List<String> locals) {
-        this.run = parent.run;
-        this.parent = parent;
+        run = parent.run;
+        outer = parent::get;
         run.step(locals.size());
         locals.forEach(name -> variables.put(name, HIDDEN));
     }
 
     Object get(String name) {
-        for (Scope scope = this; scope != null; scope = scope.parent) {
-            Object value = scope.variables.getOrDefault(name, Args.ABSENT);
-            if (value != Args.ABSENT) {
-                return value == HIDDEN ? new Values.Undefined(name) : value;
-            }
+        Object value = variables.getOrDefault(name, Args.ABSENT);
+        if (value == Args.ABSENT) {
+            return outer.apply(name);
         }
-        return new Values.Undefined(name);
+        return value == HIDDEN ? new Values.Undefined(name) : value;
     }
 
     void set(String name, Object value) {
