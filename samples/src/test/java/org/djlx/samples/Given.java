@@ -9,7 +9,11 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.training.Trainer;
 import ai.djl.training.dataset.Dataset;
+import dev.langchain4j.data.document.Document;
+import dev.langchain4j.data.segment.TextSegment;
+import dev.langchain4j.store.embedding.EmbeddingStore;
 import java.nio.file.Path;
+import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.llm.ChatModel;
 import org.djlx.llm.EmbeddingModel;
@@ -68,5 +72,7 @@ public class Given {
     /** On the page of embeddings, a model is one for these. */
     public static class Embeddings extends Given {
         protected EmbeddingModel model;
+        protected EmbeddingStore<TextSegment> store;
+        protected List<Document> documents;
     }
 }
