@@ -64,9 +64,10 @@ GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
 EOF
 }
 
-# Builds the projects to copy, samples/quickstart-project and samples/spark-project, from the jars of this build, as users do, and runs
-# them. A temporary Maven repository holds these jars, and links to all other artefacts.
-check_sample_projects() (
+# Installs the project as users do, from a copy of its sources; its jars must be the same bytes as those of this build. Then builds the
+# projects to copy, samples/quickstart-project and samples/spark-project, from the installed jars, and runs them. The temporary Maven
+# repository links to all artefacts but ours.
+check_installed() (
   temporary=$(mktemp -d)
   trap 'rm -rf "$temporary"' EXIT
   repository=$(tr : '\n' <"$root/samples/target/class-path" | sed -n 's|/ai/djl/api/.*||p')
@@ -75,18 +76,15 @@ check_sample_projects() (
     [[ -e $temporary/repository${directory#"$repository"} || $directory -ef $repository/org/djlx ]] ||
       ln -s "$directory" "$temporary/repository${directory#"$repository"}"
   done
+  mkdir "$temporary/source"
+  tar -C "$root" --exclude=.git --exclude=target -c . | tar -C "$temporary/source" -x
+  maven -q -o install -DskipTests -f "$temporary/source/pom.xml" -Dmaven.repo.local="$temporary/repository"
   version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
-  # As `mvn install`, without a second build.
-  for module in djl-collectives-parent $(published_modules); do
-    directory=$temporary/repository/org/djlx/$module/$version
-    mkdir -p "$directory"
-    if [[ $module == djl-collectives-parent ]]; then
-      cp "$root/pom.xml" "$directory/$module-$version.pom"
-    else
-      cp "$root/$module/pom.xml" "$directory/$module-$version.pom"
-      cp "$root/$module/target/$module-$version"{,-sources,-javadoc}.jar "$directory"
-    fi
+  for module in $(published_modules); do
+    jar=$module/target/$module-$version.jar
+    cmp "$root/$jar" "$temporary/source/$jar" || die "two builds of $module differ"
   done
+  say "A second build, with -DskipTests, makes the same jars"
   cp -r "$root/samples/quickstart-project" "$temporary/quickstart"
   maven -q -o package -f "$temporary/quickstart/pom.xml" -Dmaven.repo.local="$temporary/repository"
   "$JAVA_HOME/bin/java" -cp "$temporary/quickstart/target/classes:$(<"$temporary/quickstart/target/class-path")" \
@@ -95,7 +93,7 @@ check_sample_projects() (
   check_spark_project
 )
 
-# Builds samples/spark-project with the temporary Maven repository of check_sample_projects, runs its tests and then its example: both
+# Builds samples/spark-project with the temporary Maven repository of check_installed, runs its tests and then its example: both
 # start two executors. Its Spark jars, if downloaded, move to the user's repository.
 check_spark_project() {
   local directory
@@ -254,7 +252,7 @@ if ((!$#)); then
   "$root/ci/javadoc.sh" >"$out/javadoc.log" 2>&1 &
   javadoc=$!
   "$root/ci/release.sh" --check
-  check_sample_projects
+  check_installed
   check_newest_java
   wait "$javadoc" || die "ci/javadoc.sh failed: $(<"$out/javadoc.log")"
 fi
