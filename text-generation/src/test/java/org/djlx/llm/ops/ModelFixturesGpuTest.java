@@ -5,6 +5,8 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -19,8 +21,10 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.llm.model.LlamaReference;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
+import org.djlx.llm.model.ReferenceModels;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -116,8 +120,44 @@ class ModelFixturesGpuTest {
         assertTrue(isMixture(name) || worst <= 6 * bound, name + " is off by " + worst);
     }
 
+    static Stream<String> references() {
+        return ReferenceModels.names().stream();
+    }
+
+    @ParameterizedTest
+    @MethodSource("references")
+    void hasTheLogProbabilitiesOfTheReferenceInFloat32(String name) throws Exception {
+        LlamaReference reference = ReferenceModels.write(name, directory);
+        for (int length : new int[] {3, 70}) {
+            ModelFixture.Case of = ReferenceModels.generate(reference, length, 6);
+            double worst = Collections.max(ModelFixturesTest.compare(directory, of, gpu(), 1e-4));
+            assertTrue(worst <= 1e-4, length + " tokens are off by " + worst);
+        }
+    }
+
+    /** Rounds at most twice as much as libtorch's operators on the CPU. */
+    @ParameterizedTest
+    @MethodSource("references")
+    void hasTheLogProbabilitiesOfTheReferenceInBfloat16(String name) throws Exception {
+        LlamaReference reference = ReferenceModels.write(name, directory);
+        Path file = directory.resolve("config.json");
+        JsonObject config = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        config.addProperty("dtype", "bfloat16");
+        Files.writeString(file, config.toString());
+        for (int length : new int[] {3, 70}) {
+            ModelFixture.Case of = ReferenceModels.generate(reference, length, 6);
+            List<Double> cpu = ModelFixturesTest.compare(directory, of, ProcessGroups.local(1), 1);
+            List<Double> gpu = ModelFixturesTest.compare(directory, of, gpu(), 1);
+            Collections.sort(cpu);
+            Collections.sort(gpu);
+            int step = isMixture(name) ? cpu.size() / 2 : cpu.size() - 1;
+            System.out.printf("bfloat16 %s: %.3f, CPU %.3f%n", name, gpu.get(step), cpu.get(step));
+            assertTrue(gpu.get(step) <= 2 * cpu.get(step), name + " is off by " + gpu.get(step));
+        }
+    }
+
     private static boolean isMixture(String name) {
-        return name.contains("moe") || name.equals("mixtral") || name.equals("gpt-oss");
+        return name.contains("moe") || name.equals("mixtral") || name.startsWith("gpt");
     }
 
     /** Returns logits of a first and a second chunk of a prompt, and of single tokens. */
