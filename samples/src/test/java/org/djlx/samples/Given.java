@@ -46,6 +46,9 @@ public class Given {
     protected Shape shape;
     protected int epochs;
     protected Dataset dataset;
+    protected Trainer trainer;
+    protected NDList data;
+    protected NDList labels;
     protected NDList firstBatch;
     protected NDList lastBatch;
     protected Path directory;
