@@ -50,8 +50,8 @@ public final class Backends {
                         + name
                         + "'; available backends: "
                         + names()
-                        + "; a backend's jar must be on the class path, such as"
-                        + " org.djlx:mpi-backend for mpi");
+                        + "; instead of gloo use shm on one host or mpi; a backend's jar must be on"
+                        + " the class path, such as org.djlx:mpi-backend for mpi");
     }
 
     /** {@return the names of all backends, sorted} */

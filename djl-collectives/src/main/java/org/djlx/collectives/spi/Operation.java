@@ -453,7 +453,10 @@ public final class Operation {
         text.append(')');
         if (isPointToPoint(signature)) {
             text.append(index < 0 ? "" : ", rank " + index);
-            return text.append(", tag ").append(signature[DETAIL]).append(')').toString();
+            long tag = signature[DETAIL];
+            return text.append(tag < 0 ? ", of monitoredBarrier" : ", tag " + tag)
+                    .append(')')
+                    .toString();
         }
         if (reduce > 0) {
             text.append(", ").append(reduceOp(signature));

@@ -156,7 +156,7 @@ class FlightRecorderGroupTest {
             destroy(groups);
         }
         FlightDump dump = FlightDump.read(files().get(0));
-        assertTrue(dump.reason().contains("tag -1"), dump::reason);
+        assertTrue(dump.reason().contains("rank 1, of monitoredBarrier"), dump::reason);
         assertEquals(List.of(1), dump.missingRanks());
         assertEquals(3, dump.entries().size());
     }

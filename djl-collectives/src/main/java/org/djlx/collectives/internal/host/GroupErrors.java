@@ -81,7 +81,7 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot run because an earlier operation has broken the group; the reason becomes the
+     * A call cannot run because an earlier failure has broken the group; the reason becomes the
      * cause.
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
@@ -89,7 +89,7 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot run because an earlier operation has broken the group or a part of it.
+     * A call cannot run because an earlier failure has broken the group or a part of it.
      *
      * @param part the broken part, such as {@code the group}
      */
@@ -98,7 +98,7 @@ public final class GroupErrors {
                 call
                         + " cannot run: "
                         + part
-                        + " is broken because an earlier operation failed ("
+                        + " is broken by an earlier failure ("
                         + reason.getMessage()
                         + "); destroy the group and create a new one",
                 reason);
