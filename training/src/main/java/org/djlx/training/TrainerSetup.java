@@ -34,6 +34,8 @@ import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 import org.djlx.training.precision.GradScaler;
 import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -79,6 +81,13 @@ final class TrainerSetup {
                     ranks.description(),
                     settings.hook().name(),
                     settings.bucketBytes());
+            ShardingStrategy sharding = settings.strategyOptions().sharding();
+            if (model.getBlock() instanceof FullyShard && sharding != ShardingStrategy.FULL_SHARD) {
+                LOG.warn(
+                        "The block has FullyShard blocks, but with {} each rank has all parameters;"
+                                + " to divide them, call optShardingStrategy(FULL_SHARD)",
+                        sharding);
+            }
         }
     }
 

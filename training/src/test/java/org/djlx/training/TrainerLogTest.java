@@ -5,12 +5,15 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import ai.djl.Device;
 import ai.djl.Model;
+import ai.djl.nn.Block;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TestLog;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -42,8 +45,12 @@ class TrainerLogTest {
     }
 
     private static void train(DataParallelConfig config) {
+        train(Training.block(), config);
+    }
+
+    private static void train(Block block, DataParallelConfig config) {
         try (Model model = Model.newInstance("model", P2pEngine.NAME)) {
-            model.setBlock(Training.block());
+            model.setBlock(block);
             model.newTrainer(config).close();
         }
     }
@@ -97,5 +104,18 @@ class TrainerLogTest {
         trainAsProcesses(config -> config);
         assertEquals(2, log.count("gradient reduction SUM"));
         assertEquals(3, log.count(""));
+    }
+
+    @Test
+    void warnsOfFullyShardBlocksThatNoStrategyDivides() {
+        for (ShardingStrategy sharding : ShardingStrategy.values()) {
+            Block block = FullyShard.apply(Training.block(), each -> false);
+            train(block, config().optRanks(2).optShardingStrategy(sharding));
+        }
+        String warning =
+                "The block has FullyShard blocks, but with %s each rank has all parameters";
+        assertEquals(1, log.count(warning.formatted(ShardingStrategy.NO_SHARD)));
+        assertEquals(1, log.count(warning.formatted(ShardingStrategy.SHARD_OPTIMIZER)));
+        assertEquals(2, log.count("The block has FullyShard blocks"));
     }
 }
