@@ -101,6 +101,10 @@ import org.djlx.training.data.DistributedSampler;
 import org.djlx.training.nn.Lora;
 import org.djlx.training.nn.TensorParallel;
 import org.djlx.training.nn.TensorParallel.Style;
+import org.djlx.training.precision.MixedPrecisionPolicy;
+import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.FullyShardPolicy;
+import org.djlx.training.strategy.ShardingStrategy;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -494,6 +498,41 @@ class ExamplesTest {
         try (GradientCollector collector = trainer.newGradientCollector()) {
             collector.backward(trainer.forward(batch).head().add(1).square().mean());
         }
+    }
+
+    @Test
+    void fullSharding() {
+        try (Model model = Model.newInstance("sharded", "PyTorch-P2P")) {
+            Block block = new SequentialBlock().add(Linear.builder().setUnits(1).build());
+            DataParallelConfig config = new DataParallelConfig(Loss.l2Loss()).optRanks(2);
+            fullSharding(model, block, config);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, 3));
+                NDList data = new NDList(model.getNDManager().ones(new Shape(4, 3)));
+                NDList labels = new NDList(model.getNDManager().ones(new Shape(4, 1)));
+                step(trainer, data, labels);
+                step(trainer, data, labels);
+            }
+        }
+    }
+
+    private static void fullSharding(Model model, Block block, DataParallelConfig config) {
+        FullyShardPolicy policy =
+                new FullyShardPolicy()
+                        .optReshardAfterForward(false)
+                        .optParameterType(ScalarType.BFLOAT16)
+                        .optReductionType(ScalarType.FLOAT32);
+        model.setBlock(FullyShard.apply(block, each -> each instanceof Linear, policy));
+        config.optShardingStrategy(ShardingStrategy.FULL_SHARD)
+                .optMixedPrecision(MixedPrecisionPolicy.BFLOAT16);
+    }
+
+    private static void step(Trainer trainer, NDList data, NDList labels) {
+        try (GradientCollector collector = trainer.newGradientCollector()) {
+            NDList predictions = trainer.forward(data);
+            collector.backward(trainer.getLoss().evaluate(labels, predictions));
+        }
+        trainer.step();
     }
 
     @Test
