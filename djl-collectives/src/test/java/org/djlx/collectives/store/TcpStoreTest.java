@@ -60,6 +60,20 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
+    void waitForAQueueLeavesItsValueToAPop() throws Exception {
+        Future<Boolean> wait = blocked(() -> waitFor("q"));
+        Future<byte[]> pop = blocked(() -> other.queuePop("q", LONG));
+        server.queuePush("q", bytes("v"));
+        assertTrue(wait.get());
+        assertEquals("v", text(pop.get()));
+    }
+
+    private boolean waitFor(String key) {
+        store.waitFor(List.of(key), LONG);
+        return true;
+    }
+
+    @Test
     void theServerWaitsForTheWorkers() throws Exception {
         int port = freePort();
         ExecutorService ranks = Executors.newCachedThreadPool();

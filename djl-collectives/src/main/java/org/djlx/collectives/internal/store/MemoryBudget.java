@@ -37,7 +37,7 @@ final class MemoryBudget {
     }
 
     private void take(long bytes, long limit) {
-        if (bytes > limit - used) {
+        if (bytes > Math.max(0, limit - used)) {
             throw new IllegalArgumentException(
                     String.format(
                             "the server's memory limit is exceeded: of %d bytes (15/16 of"

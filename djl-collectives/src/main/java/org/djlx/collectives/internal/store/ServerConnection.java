@@ -50,7 +50,7 @@ final class ServerConnection extends ByteToMessageDecoder {
     private Hello.Challenge challenge;
     private boolean refused;
     private Waits.Wait wait;
-    private String woken; // the key of the last wait, which may be a queue to pop; null if none
+    private List<String> woken = List.of(); // queues of the last wait that had values at its end
 
     /** The values in transit that are not copied. */
     private int valuesUnderWay;
@@ -93,7 +93,7 @@ final class ServerConnection extends ByteToMessageDecoder {
         // Drop other received commands: no client reads their answers.
         refused = true;
         stopWaiting();
-        leaveQueue(null);
+        leaveQueues(null);
         parser.close();
         if (context != null) {
             context = null;
@@ -216,7 +216,7 @@ final class ServerConnection extends ByteToMessageDecoder {
             refuse(ctx, "it has not authenticated with the token of " + StoreToken.VARIABLE);
             return;
         }
-        leaveQueue(request);
+        leaveQueues(request);
         switch (request.command()) {
             case VALIDATE -> refuse(ctx, "VALIDATE is allowed as the first command only");
             case SET -> state.set(request.key(), request.value());
@@ -279,15 +279,12 @@ final class ServerConnection extends ByteToMessageDecoder {
         answer(ctx, keys.size(), LIST, list.array());
     }
 
-    /** Hands the wake-up for a queue to another client, unless this one pops now. */
-    private void leaveQueue(Request next) {
-        String queue = woken;
-        woken = null;
-        boolean pops =
-                next != null && next.command() == Command.QUEUE_POP && next.key().equals(queue);
-        if (queue != null && !pops) {
-            state.passOn(queue);
-        }
+    /** Hands the wake-ups for queues to other clients, except for one that this client pops now. */
+    private void leaveQueues(Request next) {
+        List<String> queues = woken;
+        woken = List.of();
+        String popped = next != null && next.command() == Command.QUEUE_POP ? next.key() : null;
+        queues.stream().filter(queue -> !queue.equals(popped)).forEach(state::passOn);
     }
 
     private void validate(ChannelHandlerContext ctx, Request request) {
@@ -339,7 +336,8 @@ final class ServerConnection extends ByteToMessageDecoder {
      * Called while another connection's command, or a later one of this connection, is executed.
      */
     private void waitIsOver(ChannelHandlerContext ctx) {
-        woken = wait.keys().get(0);
+        KeyValueMap values = state.values();
+        woken = wait.keys().stream().filter(key -> values.queueLength(key) > 0).toList();
         wait = null;
         // Always within the budget: the completed wait has released more.
         answerByte(ctx, Command.STOP_WAITING);

@@ -115,7 +115,7 @@ final class ServerState {
     void sending(String key, byte[] value) {
         Sent on = sent.get(value);
         if (on == null) {
-            boolean stored = values.get(key) == value;
+            boolean stored = values.get(key) == value || values.peek(key) == value;
             if (!stored) {
                 memory.take(value.length);
             }

@@ -424,13 +424,23 @@ public abstract class TcpStoreClient implements Store {
 
     /** Waits on a separate connection until all keys are set. */
     private void block(String operation, List<String> keys, Deadline deadline) {
-        if (!deadline.isOver() && blockUntil(operation, keys, deadline, c -> true) != null) {
+        if (!deadline.isOver()
+                && blockUntil(operation, keys, deadline, TcpStoreClient::leaveQueues) != null) {
             return;
         }
         List<String> missing = missing(operation, keys);
         if (!missing.isEmpty()) {
             throw StoreErrors.timeout(toString(), operation, deadline.timeout(), missing);
         }
+    }
+
+    /**
+     * Sends a command that does nothing: a key may be the name of a queue, whose value the server
+     * keeps for this connection until its next command.
+     */
+    private static boolean leaveQueues(TcpConnection c) throws IOException {
+        c.send(new RequestWriter().command(Command.MULTI_SET).number(0));
+        return true;
     }
 
     /**

@@ -120,6 +120,35 @@ class ServerConnectionTest {
         }
     }
 
+    @Test
+    void waitForSeveralKeysLeavesAValueToTheNext() throws IOException {
+        send("01 0100000000000000 6b 0000000000000000");
+        send("06 0200000000000000 0100000000000000 6b 0200000000000000 2f71");
+        pingIsEchoed();
+        try (Socket second =
+                new Socket(server.address().getAddress(), server.address().getPort())) {
+            String wait = "06 0100000000000000 0200000000000000 2f71";
+            exchange(second, "00cef7853c" + wait + "0d78563412", "78563412");
+            send("0e 0200000000000000 2f71 0100000000000000 01");
+            assertAnswer("00");
+            pingIsEchoed(); // A command that is no pop.
+            exchange(second, "", "00");
+            exchange(second, "0f 0200000000000000 2f71", "0100000000000000 0100000000000000 01");
+        }
+    }
+
+    @Test
+    void poppedValuesTakeNoMemory() throws IOException {
+        byte[] value = new byte[1 << 20];
+        for (int i = 0; i < 100; i++) { // More than the server may keep.
+            send("0e 0200000000000000 2f71 0000100000000000");
+            out.write(value);
+            send("0f 0200000000000000 2f71");
+            assertAnswer("0100000000000000 0000100000000000");
+            in.readFully(value);
+        }
+    }
+
     private static void exchange(Socket socket, String hex, String answer) throws IOException {
         HexFormat format = HexFormat.of();
         socket.getOutputStream().write(format.parseHex(hex.replace(" ", "")));
