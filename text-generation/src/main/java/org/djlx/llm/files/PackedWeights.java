@@ -8,6 +8,7 @@ import ai.djl.ndarray.types.Shape;
 import java.nio.file.Path;
 import java.util.Collection;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.stream.IntStream;
@@ -76,6 +77,13 @@ final class PackedWeights implements TensorFiles {
                 files.file(layer + WORDS),
                 layer,
                 outputs);
+        for (String each : List.of(WORDS, ZEROS)) {
+            GgufFile.check(
+                    files.spec(layer + each).type() == ScalarType.INT32,
+                    "%s: %s must have the type INT32",
+                    files.file(layer + each),
+                    files.spec(layer + each));
+        }
         ScalarType type = files.spec(layer + SCALES).type();
         return TensorSpec.of(layer + ".weight", type, new Shape(outputs, inputs));
     }

@@ -13,6 +13,7 @@ import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -285,5 +286,23 @@ class PackedWeightsTest {
                         IllegalArgumentException.class, () -> GgufDirectory.openWeights(packed));
         assertTrue(e.getMessage().contains("model.safetensors"), e.getMessage());
         assertTrue(e.getMessage().contains("must have the shape (4, "), e.getMessage());
+    }
+
+    @Test
+    void packedNumbersOfAnotherTypeAreRefusedByName() throws Exception {
+        write("gptq", "gptq", 32);
+        Path file = packed.resolve("model.safetensors");
+        byte[] bytes = Files.readAllBytes(file);
+        String text = new String(bytes, StandardCharsets.ISO_8859_1);
+        String entry = "\"" + LAYER + ".qweight\":{\"dtype\":\"";
+        int at = text.indexOf(entry) + entry.length();
+        assertEquals("I32", text.substring(at, at + 3));
+        bytes[at] = 'F';
+        Files.write(file, bytes);
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class, () -> GgufDirectory.openWeights(packed));
+        assertTrue(e.getMessage().contains(LAYER + ".qweight"), e.getMessage());
+        assertTrue(e.getMessage().contains("INT32"), e.getMessage());
     }
 }
