@@ -4,6 +4,7 @@ package org.djlx.llm;
 import com.google.gson.Gson;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
+import com.google.gson.annotations.SerializedName;
 import java.lang.reflect.ParameterizedType;
 import java.lang.reflect.RecordComponent;
 import java.lang.reflect.Type;
@@ -78,14 +79,19 @@ final class RecordSchema {
                 schema.addProperty("minimum", Integer.MIN_VALUE);
                 schema.addProperty("maximum", Integer.MAX_VALUE);
             }
+            if (plain == long.class || plain == Long.class) {
+                schema.addProperty("minimum", Long.MIN_VALUE);
+                schema.addProperty("maximum", Long.MAX_VALUE);
+            }
             return schema;
         }
         JsonObject properties = new JsonObject();
         JsonArray required = new JsonArray();
         List<Type> within = Stream.concat(around.stream(), Stream.of(type)).toList();
         for (RecordComponent component : plain.getRecordComponents()) {
-            String name = component.getName();
-            properties.add(name, of(component.getGenericType(), place + '.' + name, within));
+            String name = name(component);
+            String own = place + '.' + component.getName();
+            properties.add(name, of(component.getGenericType(), own, within));
             required.add(name);
         }
         schema.addProperty("type", "object");
@@ -93,5 +99,20 @@ final class RecordSchema {
         schema.add("required", required);
         schema.addProperty("additionalProperties", false);
         return schema;
+    }
+
+    /** Returns the name of a component in JSON. */
+    private static String name(RecordComponent component) {
+        String name = component.getName();
+        try {
+            SerializedName other =
+                    component
+                            .getDeclaringRecord()
+                            .getDeclaredField(name)
+                            .getAnnotation(SerializedName.class);
+            return other == null ? name : other.value();
+        } catch (NoSuchFieldException e) {
+            throw new IllegalStateException("a record without the field of its component", e);
+        }
     }
 }

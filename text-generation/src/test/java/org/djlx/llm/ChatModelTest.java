@@ -8,6 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.JsonElement;
+import com.google.gson.annotations.SerializedName;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -70,6 +72,8 @@ class ChatModelTest {
     record Tree(String name, List<Tree> branches) {}
 
     record Dated(java.time.LocalDate date) {}
+
+    record Renamed(@SerializedName("lamp_id") Long lampId) {}
 
     @TempDir private static Path directory;
     private static ChatModel model;
@@ -193,6 +197,18 @@ class ChatModelTest {
         ChatRequest cut = chat().optGeneration(generation -> generation.optMaxTokens(3)).build();
         Exception e = assertThrows(IllegalStateException.class, () -> model.chat(cut, House.class));
         assertTrue(e.getMessage().contains("cut after 3 tokens and is no whole House"));
+    }
+
+    @Test
+    void componentsHaveTheNamesThatGsonReads() throws Exception {
+        ChatRequest request =
+                chat().optGeneration(
+                                generation ->
+                                        generation.optTemperature(1).optSeed(5).optMaxTokens(2000))
+                        .build();
+        assertNotNull(model.chat(request, Renamed.class).lampId());
+        JsonElement id = RecordSchema.of(Renamed.class).get("properties");
+        assertEquals(Long.MAX_VALUE, TestJson.at(id.toString(), "lamp_id.maximum").getAsLong());
     }
 
     @Test
