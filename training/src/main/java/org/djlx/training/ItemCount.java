@@ -9,8 +9,8 @@ import org.djlx.training.internal.Ranks;
 
 /**
  * The items that the losses of a step count: backward passes multiply each loss by its items, and
- * the step divides gradients by those of all passes and processes. This class counts none: losses
- * are not weighted.
+ * the step divides gradients by those of all passes and processes. The class itself counts nothing,
+ * for trainers without {@code optLossWeight}.
  */
 class ItemCount {
 

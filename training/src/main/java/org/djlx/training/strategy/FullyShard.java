@@ -27,19 +27,19 @@ import org.djlx.training.internal.WrapperBlock;
  * }</pre>
  *
  * <ul>
- *   <li>A parameter belongs to the innermost such block that contains all blocks with it. So a
- *       parameter that two layers share belongs to the model, as a parameter outside of all layers.
- *   <li>A block without others inside is divided again after its forward pass; the backward pass
- *       gathers it and computes it again. A block that contains others is gathered from its forward
- *       pass to the end of its backward pass.
- *   <li>Names of parameters and files stay those of the block.
+ *   <li>A parameter belongs to the innermost such block that contains all blocks with it. In the
+ *       example, a parameter that two layers share belongs to the model.
+ *   <li>A block that contains no such block is divided again after its forward pass; the backward
+ *       pass gathers and computes it again. {@link FullyShardPolicy#optReshardAfterForward} keeps
+ *       it gathered. A block that contains others stays gathered until its backward pass ends.
+ *   <li>Parameter names and saved files are those of the block alone.
  *   <li>Blocks are gathered in the order of the last pass, which must be the same on all ranks.
  * </ul>
  */
 public final class FullyShard extends WrapperBlock {
 
     private final FullyShardPolicy policy;
-    private final boolean automatic; // whether a trainer has made it
+    private final boolean automatic; // whether a trainer has wrapped the block
 
     private FullyShard(Block block, FullyShardPolicy policy, boolean automatic) {
         super(block);
@@ -57,8 +57,9 @@ public final class FullyShard extends WrapperBlock {
     }
 
     /**
-     * Wraps a block, and all blocks within it that a predicate names. Replaces the latter in the
-     * fields, lists and arrays of their parents. Blocks that are wrapped already stay as they are.
+     * Wraps a block, and the blocks within it for which {@code units} is true. Replaces the latter
+     * in the fields, lists and arrays of their parents. Blocks that are wrapped already stay as
+     * they are.
      *
      * @return the block to train
      * @throws IllegalArgumentException if a field, list or array cannot hold the replacement
@@ -100,7 +101,9 @@ public final class FullyShard extends WrapperBlock {
         block.getChildren().values().forEach(child -> collectWrapped(child, wrapped));
     }
 
-    /** Wraps a model; the children of a SequentialBlock, too, if it contains no such block. */
+    /**
+     * Wraps a model; also the children of a SequentialBlock, unless the program has wrapped blocks.
+     */
     static FullyShard ofModel(Block model) {
         if (!wrapped(model).isEmpty()) {
             return apply(model, block -> false, new FullyShardPolicy(), true);
@@ -114,7 +117,7 @@ public final class FullyShard extends WrapperBlock {
                 true);
     }
 
-    /** Gives the model the blocks again that {@link #ofModel} has wrapped. */
+    /** Unwraps the blocks that {@link #ofModel} has wrapped. */
     void undoAutomatic() {
         BlockReplacement.apply(
                 block(),

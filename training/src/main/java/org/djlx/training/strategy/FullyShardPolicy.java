@@ -32,9 +32,9 @@ public final class FullyShardPolicy {
     }
 
     /**
-     * Sets how many ranks divide the block; default all of the trainer. With fewer, groups of as
-     * many consecutive ranks each hold the whole block, and all-reduce their gradients: hybrid
-     * sharding, as FSDP2's with a mesh of two dimensions. Choose the ranks of a host.
+     * Sets how many ranks divide the block; default all of the trainer. With fewer, each group of
+     * this many consecutive ranks holds the whole block, and the groups all-reduce gradients:
+     * hybrid sharding, as FSDP2's with a mesh of two dimensions. Choose the ranks of a host.
      *
      * @param ranks a divisor of the number of ranks, which {@code initialize} checks
      */
@@ -90,7 +90,10 @@ public final class FullyShardPolicy {
     private static ScalarType floating(String option, ScalarType type) {
         if (!Required.argument(option + ": the type", type).isFloatingPoint()) {
             throw new IllegalArgumentException(
-                    option + ": " + type + " is no floating-point type, as FLOAT32 or BFLOAT16");
+                    option
+                            + ": "
+                            + type
+                            + " is not a floating-point type such as FLOAT32 or BFLOAT16");
         }
         return type;
     }

@@ -27,27 +27,27 @@ import org.djlx.training.internal.Replica;
  * instead of n · m.
  *
  * <ul>
- *   <li>What a rank's gradient loses, it adds to its next one (error feedback), and Q of a step is
- *       where the next one starts (warm start). Both take memory: a copy of each gradient.
- *   <li>Sent as it is: a gradient with fewer than two dimensions, or for which this saves nothing,
- *       or whose type is neither float32 nor float64.
- *   <li>Checkpoints do not keep this state. It begins anew when the trainer is initialised.
- *   <li>A gradient that is infinite or NaN stays in it, so {@code newTrainer} refuses a {@link
- *       org.djlx.training.precision.GradScaler}.
+ *   <li>A rank adds what P·Qᵀ lost of its gradient to its next gradient (error feedback), and
+ *       starts each step with Q of the last one (warm start). This takes a copy of each gradient.
+ *   <li>Not compressed: gradients with fewer than two dimensions, gradients whose factors are not
+ *       smaller, and types other than float32 and float64.
+ *   <li>Checkpoints do not save this state. It starts from zero when a trainer is initialised.
+ *   <li>{@code newTrainer} refuses a {@link org.djlx.training.precision.GradScaler}: its overflows
+ *       and changes of scale would stay in the error feedback.
  * </ul>
  */
 public final class PowerSgd implements GradientHook {
 
-    // Far below any gradient: only a direction for columns that would be zero.
+    // Far below any gradient: it gives columns of zeros a direction, and leaves others alone.
     private static final double TINY = 1e-12;
 
     /** The state of one gradient's matrix on this rank. */
     private static final class Factors {
 
-        private final NDArray error; // not sent yet, in the gradient's shape
-        private final NDArray matrix; // error as a matrix
+        private final NDArray error; // the part not sent yet, in the gradient's shape
+        private final NDArray matrix; // a view of error
         private final NDArray q;
-        private final NDArray directions; // of columns that would be zero
+        private final NDArray directions; // added to P's columns, times TINY
 
         Factors(NDManager manager, NDArray gradient, int rank, Random random) {
             DataType type = gradient.getDataType();
@@ -71,14 +71,14 @@ public final class PowerSgd implements GradientHook {
     private final int rank;
     private final long firstStep;
     private final Map<NDArray, Factors> factors = new IdentityHashMap<>(); // by parameter
-    private long step; // counted by the first bucket of each reduction
+    private long step; // of the running reduction; the first is 1
 
     /**
      * Creates the hook for all ranks.
      *
-     * @param rank the columns of P and Q, 1 or more: the paper uses 1 to 4
-     * @param firstStep how many steps send whole gradients first, 0 or more: early gradients are
-     *     far from low rank. PyTorch's default is 1000
+     * @param rank the number of columns of P and Q, 1 or more; the paper uses 1 to 4
+     * @param firstStep the number of steps before the first compressed one, 0 or more, because
+     *     early gradients are far from low rank; 1000 is PyTorch's default
      */
     public PowerSgd(int rank, long firstStep) {
         if (rank < 1 || firstStep < 0) {
@@ -110,7 +110,7 @@ public final class PowerSgd implements GradientHook {
         List<NDArray> sent = new ArrayList<>();
         for (int i = 0; i < bucket.gradients().size(); i++) {
             NDArray gradient = bucket.gradients().get(i);
-            if (step > firstStep && isWorthIt(gradient)) {
+            if (step > firstStep && isCompressed(gradient)) {
                 Factors own =
                         factors.computeIfAbsent(
                                 bucket.parameters().get(i),
@@ -130,7 +130,7 @@ public final class PowerSgd implements GradientHook {
         return bucket.group().allReduceCoalesced(sent, bucket.op());
     }
 
-    private boolean isWorthIt(NDArray gradient) {
+    private boolean isCompressed(NDArray gradient) {
         Shape shape = gradient.getShape();
         DataType type = gradient.getDataType();
         if (shape.dimension() < 2 || type != DataType.FLOAT32 && type != DataType.FLOAT64) {
@@ -176,9 +176,9 @@ public final class PowerSgd implements GradientHook {
     }
 
     /**
-     * Makes columns orthonormal by the Gram-Schmidt process, each twice, because the rest of a
-     * column that depends on earlier ones is a rounding error. {@code directions} replace columns
-     * of zeros.
+     * Makes columns orthonormal by the Gram-Schmidt process. A second pass for each column, because
+     * after the first a column that depends on earlier ones is only rounding errors. {@code
+     * directions} replace columns of zeros.
      */
     private static void orthogonalize(NDArray columns, NDArray directions) {
         try (NDManager temporary = columns.getManager().newSubManager()) {

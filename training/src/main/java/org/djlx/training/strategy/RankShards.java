@@ -16,12 +16,14 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Queue;
+import java.util.Set;
 import java.util.function.ToIntFunction;
 import org.djlx.collectives.DeviceMesh;
 import org.djlx.collectives.ProcessGroup;
@@ -45,20 +47,20 @@ import org.djlx.training.internal.Replica;
 /**
  * One rank's shards of a block's parameters (ZeRO stage 3, Rajbhandari et al., 2020, <a
  * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Stages, gathers
- * and reductions: docs/design/data-parallel-step.md, Fully sharded. The optimizer updates views of
- * the shard, one a parameter, under the id of the parameter.
+ * and reductions: docs/design/data-parallel-step.md, Fully sharded. The optimizer updates one view
+ * of the shard for each parameter, under the parameter's id.
  */
 final class RankShards implements RankStore.Units {
 
     /**
-     * A parameter in a unit, and this rank's part of the parameter.
+     * A parameter in a flat parameter, and this rank's part of it.
      *
      * @param parameters the parameter, and others that have the same array
-     * @param offset where the parameter begins in the row of the unit's parameters
+     * @param offset where the parameter begins in the row
      * @param owned the rank's part, a view of the shard; null if the rank has no part
      * @param from where the rank's part begins in the shard
-     * @param casts whether all layers with the parameter cast it themselves
-     * @param copies how many ranks, also of tensor parallelism, have the same part
+     * @param casts whether every layer that uses the parameter casts it itself
+     * @param copies how many ranks, tensor-parallel ones included, have the same part
      */
     private record Part(
             String name,
@@ -81,14 +83,14 @@ final class RankShards implements RankStore.Units {
         }
     }
 
-    /** A stage's parameters of one element type, in a row, and this rank's shard of the row. */
-    private static final class Unit {
+    /** A stage's parameters of one element type in a row, and this rank's shard of the row. */
+    private static final class FlatParameter {
 
         private final List<Part> parts = new ArrayList<>();
         private final NDArray shard;
         private NDArray gradient; // of the shard; null for zeros
 
-        Unit(NDArray shard) {
+        FlatParameter(NDArray shard) {
             this.shard = shard;
         }
 
@@ -104,20 +106,22 @@ final class RankShards implements RankStore.Units {
         private final FullyShardPolicy policy;
         private final Mesh mesh;
         private final Stage outer; // null for the whole model
-        private final int depth; // of outer stages
-        private final List<Unit> units = new ArrayList<>();
+        private final int depth; // number of stages around this one
+        private final List<FlatParameter> flats = new ArrayList<>();
         private final Recomputation recomputation;
-        private boolean hasInner; // stages
-        private Stage next; // that the last pass computed after this one; at first, in the model
+        private boolean hasInner; // whether the stage contains others
+        private Stage next; // in the order of the last pass; before the first one, of the model
         private NDManager gathered; // of the whole parameters; null while they are divided
-        private List<NDArray> wholes; // what a running gather writes: a row of each unit
+        private List<NDArray> wholes; // outputs of the running gather: the whole rows
         private Work gathering; // running, or null
         private int uses; // calls of acquire() without release()
 
-        Stage(FullyShard unit, Stage outer) {
-            block = unit.block();
-            policy = unit.policy();
-            mesh = meshes.computeIfAbsent(policy.shardRanks(group.worldSize()), own -> mesh(own));
+        Stage(FullyShard wrapper, Stage outer) {
+            block = wrapper.block();
+            policy = wrapper.policy();
+            mesh =
+                    meshes.computeIfAbsent(
+                            policy.shardRanks(group.worldSize()), RankShards.this::mesh);
             this.outer = outer;
             depth = outer == null ? 0 : outer.depth + 1;
             recomputation = new Recomputation(block, store);
@@ -125,7 +129,7 @@ final class RankShards implements RankStore.Units {
 
         /** Starts to gather the parameters, unless they are gathered. */
         void begin() {
-            if (gathered == null && !units.isEmpty()) {
+            if (gathered == null && !flats.isEmpty()) {
                 gathered = manager.newSubManager();
                 NoGradient.run(this::gather);
             }
@@ -134,23 +138,23 @@ final class RankShards implements RankStore.Units {
         private void gather() {
             List<NDArray> shards = new ArrayList<>();
             wholes = new ArrayList<>();
-            for (Unit unit : units) {
-                ScalarType own = Torch.scalarType(unit.shard);
-                ScalarType type = exact ? own : policy.parameterType(own);
-                wholes.add(Torch.empty(gathered, whole(unit), type));
-                shards.add(converted(gathered, unit.shard, type, device));
+            for (FlatParameter flat : flats) {
+                ScalarType own = Torch.scalarType(flat.shard);
+                ScalarType type = inOwnType ? own : policy.parameterType(own);
+                wholes.add(Torch.empty(gathered, whole(flat), type));
+                shards.add(converted(gathered, flat.shard, type, device));
             }
-            gathering = running(mesh.shards.allGatherCoalesced(wholes, shards));
+            gathering = limited(mesh.shards.allGatherCoalesced(wholes, shards));
         }
 
         /** Gives blocks the gathered parameters. */
         private void publish() {
-            for (int i = 0; i < units.size(); i++) {
-                ScalarType type = Torch.scalarType(units.get(i).shard);
-                for (Part part : units.get(i).parts) {
+            for (int i = 0; i < flats.size(); i++) {
+                ScalarType type = Torch.scalarType(flats.get(i).shard);
+                for (Part part : flats.get(i).parts) {
                     NDArray row = Torch.narrow(wholes.get(i), 0, part.offset, part.shape.size());
-                    boolean low = part.casts && Torch.scalarType(row) == store.computeType();
-                    NDArray array = low ? row : converted(gathered, row, type, device);
+                    boolean layersCast = part.casts && Torch.scalarType(row) == store.computeType();
+                    NDArray array = layersCast ? row : converted(gathered, row, type, device);
                     array = array.reshape(part.shape);
                     array.setRequiresGradient(part.parameter().requiresGradient());
                     for (Parameter parameter : part.parameters) {
@@ -158,7 +162,7 @@ final class RankShards implements RankStore.Units {
                     }
                 }
             }
-            wholes.forEach(NDArray::close); // Arrays of parameters are views, or casts.
+            wholes.forEach(NDArray::close); // The parameters' arrays are views or casts.
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
@@ -183,8 +187,8 @@ final class RankShards implements RankStore.Units {
             freeUnused();
         }
 
-        Shape whole(Unit unit) {
-            return new Shape(unit.shard.size() * mesh.shards.worldSize());
+        Shape whole(FlatParameter flat) {
+            return new Shape(flat.shard.size() * mesh.shards.worldSize());
         }
 
         void freeUnused() {
@@ -193,7 +197,7 @@ final class RankShards implements RankStore.Units {
             }
         }
 
-        /** Frees the parameters, whatever their uses. */
+        /** Frees the parameters, even if they are in use. */
         void free() {
             uses = 0;
             if (gathered != null) {
@@ -204,8 +208,8 @@ final class RankShards implements RankStore.Units {
             }
         }
 
-        /** Returns the innermost stage that contains two. */
-        Stage common(Stage other) {
+        /** Returns the innermost stage that contains both. */
+        Stage innermostCommon(Stage other) {
             Stage one = this;
             while (one != other) {
                 if (one.depth < other.depth) {
@@ -218,12 +222,12 @@ final class RankShards implements RankStore.Units {
         }
 
         List<Part> parts() {
-            return units.stream().flatMap(unit -> unit.parts.stream()).toList();
+            return flats.stream().flatMap(flat -> flat.parts.stream()).toList();
         }
     }
 
     /**
-     * Ranks that divide a stage, and ranks with the same part of it.
+     * The group of ranks that divide a stage, and the group of ranks with the same part of it.
      *
      * @param replicas null if all ranks divide it
      */
@@ -236,7 +240,7 @@ final class RankShards implements RankStore.Units {
 
     private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
 
-    private static final int MOST_RUNNING = 3; // a gather, a reduction, and one that has just ended
+    private static final int MAX_RUNNING = 3; // a gather, a reduction, and one that has just ended
 
     private final Replica replica;
     private final ProcessGroup group;
@@ -246,15 +250,15 @@ final class RankShards implements RankStore.Units {
     private final NDManager host; // of offloaded shards
     private final RankStore store;
     private final ReduceOp op;
-    // Arrays in layers that do not cast them; empty after the constructor.
-    private final Map<NDArray, Block> uncast = new IdentityHashMap<>();
-    private final Map<Integer, Mesh> meshes = new HashMap<>(); // by ranks that divide a stage
-    private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in the model
-    private boolean exact; // whether gathers are in the parameters' own type
-    private Stage last; // that the running forward pass has begun; null at its begin
+    // Arrays that a layer uses without casting them; empty after the constructor.
+    private final Set<NDArray> uncast = Collections.newSetFromMap(new IdentityHashMap<>());
+    private final Map<Integer, Mesh> meshes = new HashMap<>(); // by the number of ranks that divide
+    private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in order
+    private boolean inOwnType; // whether gathers ignore the policy's type
+    private Stage last; // that the running forward pass has begun; null if none
     private Reduction reduction; // running, or null
-    private final Queue<Work> running = new ArrayDeque<>(); // the last operations
-    private NDManager ofGradients; // owns the units' gradients and views of them; null if none
+    private final Queue<Work> running = new ArrayDeque<>(); // oldest first
+    private NDManager gradientManager; // of the shards' gradients and their views; null if none
 
     /** Copies this rank's shards of an initialised block; its arrays are not needed afterwards. */
     RankShards(Replica replica, FullyShard root, ReduceOp op) {
@@ -283,28 +287,28 @@ final class RankShards implements RankStore.Units {
                 }
             }
         }
-        Map<Stage, Map<ScalarType, List<Named>>> units = new IdentityHashMap<>();
+        Map<Stage, Map<ScalarType, List<Named>>> byStage = new IdentityHashMap<>();
         for (Named named : parameters) {
             Stage owner = owners.get(named.array());
-            if (owner == null) { // Its block returns it with all parameters only.
+            if (owner == null) { // Its block lists it in getParameters() only.
                 owner = stages.get(root);
-                uncast.put(named.array(), root);
+                uncast.add(named.array());
             }
-            units.computeIfAbsent(owner, stage -> new LinkedHashMap<>())
+            byStage.computeIfAbsent(owner, stage -> new LinkedHashMap<>())
                     .computeIfAbsent(Torch.scalarType(named.array()), t -> new ArrayList<>())
                     .add(named);
         }
         ToIntFunction<NDArray> copies = GradientNorm.copies(root, Parameter::getArray);
-        units.forEach(
+        byStage.forEach(
                 (stage, byType) ->
                         byType.values()
-                                .forEach(list -> stage.units.add(unit(stage, list, copies))));
+                                .forEach(list -> stage.flats.add(flatten(stage, list, copies))));
         Stage before = null;
         for (Stage stage : stages.values()) {
-            if (before != null && !stage.units.isEmpty()) {
+            if (before != null && !stage.flats.isEmpty()) {
                 before.next = stage;
             }
-            before = stage.units.isEmpty() ? before : stage;
+            before = stage.flats.isEmpty() ? before : stage;
         }
         uncast.clear();
         store.setUnits(this);
@@ -324,17 +328,17 @@ final class RankShards implements RankStore.Units {
      */
     private void collect(Block block, Stage outer, Map<NDArray, Stage> owners) {
         Stage stage = outer;
-        if (block instanceof FullyShard unit) {
-            stage = stages.computeIfAbsent(unit, own -> new Stage(unit, outer));
+        if (block instanceof FullyShard wrapper) {
+            stage = stages.computeIfAbsent(wrapper, key -> new Stage(wrapper, outer));
             if (outer != null) {
                 outer.hasInner = true;
             }
         }
         Stage own = stage;
         for (Parameter parameter : block.getDirectParameters().values()) {
-            owners.merge(parameter.getArray(), own, Stage::common);
+            owners.merge(parameter.getArray(), own, Stage::innermostCommon);
             if (!(block instanceof RankStore.Casting)) {
-                uncast.put(parameter.getArray(), block);
+                uncast.add(parameter.getArray());
             }
         }
         block.getChildren().values().forEach(child -> collect(child, own, owners));
@@ -349,7 +353,7 @@ final class RankShards implements RankStore.Units {
         return new Mesh(mesh.group("shards"), mesh.group("replicas"));
     }
 
-    /** Destroys the groups that this has created. */
+    /** Destroys the groups of hybrid sharding. */
     void destroyMeshes() {
         for (Mesh mesh : meshes.values()) {
             if (mesh.replicas != null) {
@@ -359,13 +363,14 @@ final class RankShards implements RankStore.Units {
         }
     }
 
-    private Unit unit(Stage stage, List<Named> parameters, ToIntFunction<NDArray> copies) {
+    private FlatParameter flatten(
+            Stage stage, List<Named> parameters, ToIntFunction<NDArray> copies) {
         ProcessGroup ranks = stage.mesh.shards;
         long total = parameters.stream().mapToLong(own -> own.array().size()).sum();
         long size = (total + ranks.worldSize() - 1) / ranks.worldSize();
         DataType dataType = parameters.get(0).array().getDataType();
         NDManager owner = stage.policy.offloads() ? host : manager;
-        Unit unit = new Unit(owner.zeros(new Shape(size), dataType));
+        FlatParameter flat = new FlatParameter(owner.zeros(new Shape(size), dataType));
         long begin = size * ranks.rank();
         long offset = 0;
         for (Named own : parameters) {
@@ -374,23 +379,23 @@ final class RankShards implements RankStore.Units {
             long last = Math.min(offset + whole.size(), begin + size);
             NDArray owned = null;
             if (first < last) {
-                owned = Torch.narrow(unit.shard, 0, first - begin, last - first);
+                owned = Torch.narrow(flat.shard, 0, first - begin, last - first);
                 copyPart(whole, first - offset, owned);
             }
             String id = replica.idOf(own.parameters.get(0));
             Shape shape = whole.getShape();
             long from = first - begin;
             int same = copies.applyAsInt(whole) * group.worldSize() / ranks.worldSize();
-            boolean casts = !uncast.containsKey(whole);
-            unit.parts.add(
+            boolean casts = !uncast.contains(whole);
+            flat.parts.add(
                     new Part(
                             own.name, own.parameters, id, shape, offset, owned, from, casts, same));
             offset += whole.size();
         }
-        return unit;
+        return flat;
     }
 
-    /** Returns an array in a type and on a device: itself, or a copy in a manager of the device. */
+    /** Returns an array of this type on this device: the given one, or a copy in {@code owner}. */
     private static NDArray converted(
             NDManager owner, NDArray array, ScalarType type, Device device) {
         if (Torch.scalarType(array) == type && array.getDevice().equals(device)) {
@@ -414,10 +419,10 @@ final class RankShards implements RankStore.Units {
     List<ParameterShard> shards() {
         List<ParameterShard> shards = new ArrayList<>();
         for (Stage stage : stages.values()) {
-            for (Unit unit : stage.units) {
-                for (Part part : unit.parts) {
+            for (FlatParameter flat : stage.flats) {
+                for (Part part : flat.parts) {
                     if (part.owned != null) {
-                        long first = unit.shard.size() * stage.mesh.shards.rank();
+                        long first = flat.shard.size() * stage.mesh.shards.rank();
                         shards.add(
                                 new ParameterShard(
                                         part.name,
@@ -436,9 +441,9 @@ final class RankShards implements RankStore.Units {
 
     void addSpecs(Map<String, TensorSpec> specs) {
         for (Stage stage : stages.values()) {
-            for (Unit unit : stage.units) {
-                ScalarType type = Torch.scalarType(unit.shard);
-                for (Part part : unit.parts) {
+            for (FlatParameter flat : stage.flats) {
+                ScalarType type = Torch.scalarType(flat.shard);
+                for (Part part : flat.parts) {
                     specs.put(part.name, TensorSpec.of(part.name, type, part.shape));
                 }
             }
@@ -459,9 +464,10 @@ final class RankShards implements RankStore.Units {
 
     /** Computes a stage; records it in the current gradient scope. */
     @Override
-    public NDList forward(Block unit, RankStore own, NDList data, NDList labels, boolean training) {
-        Stage stage = stages.get(unit);
-        Block block = ((FullyShard) unit).block();
+    public NDList forward(
+            Block wrapper, RankStore own, NDList data, NDList labels, boolean training) {
+        Stage stage = stages.get(wrapper);
+        Block block = stage.block;
         stage.acquire();
         try {
             Stage before = last;
@@ -493,9 +499,9 @@ final class RankShards implements RankStore.Units {
         }
     }
 
-    /** Starts to gather the stage that the last pass computed after this one. */
+    /** Records the order of stages, and starts to gather the next one. */
     private void visit(Stage stage) {
-        if (stage.units.isEmpty()) {
+        if (stage.flats.isEmpty()) {
             return;
         }
         if (last != null) {
@@ -510,7 +516,7 @@ final class RankShards implements RankStore.Units {
     /** Computes a stage whose graph and parameters are kept until the backward pass. */
     private NDList computeOnce(
             Stage stage, RankStore own, NDList data, NDList labels, GradientScope scope) {
-        stage.acquire(); // until the backward pass has reached its inputs
+        stage.acquire(); // reduce() releases it in the backward pass.
         List<NDArray> recorded = data.stream().filter(Torch::requiresGradient).toList();
         NDList inputs = ForwardPass.cut(scope, data, recorded, () -> reduce(stage));
         return ForwardPass.forward(stage.block, own, inputs, labels);
@@ -521,18 +527,18 @@ final class RankShards implements RankStore.Units {
         NDManager rows = manager.newSubManager();
         List<NDArray> inputs = new ArrayList<>();
         List<NDArray> results = new ArrayList<>();
-        for (Unit unit : stage.units) {
-            ScalarType type = stage.policy.reductionType(Torch.scalarType(unit.shard));
-            NDArray zeros = rows.zeros(stage.whole(unit), unit.shard.getDataType());
+        for (FlatParameter flat : stage.flats) {
+            ScalarType type = stage.policy.reductionType(Torch.scalarType(flat.shard));
+            NDArray zeros = rows.zeros(stage.whole(flat), flat.shard.getDataType());
             NDArray row = converted(rows, zeros, type, device);
-            unit.parts.forEach(part -> fill(rows, row, part));
+            flat.parts.forEach(part -> fill(rows, row, part));
             inputs.add(row);
-            results.add(Torch.empty(rows, unit.shard.getShape(), type));
+            results.add(Torch.empty(rows, flat.shard.getShape(), type));
         }
         stage.release();
         finishReduction();
         if (!inputs.isEmpty()) {
-            Work work = running(stage.mesh.shards.reduceScatterCoalesced(results, inputs, op));
+            Work work = limited(stage.mesh.shards.reduceScatterCoalesced(results, inputs, op));
             reduction = new Reduction(stage, rows, results, work);
         } else {
             rows.close();
@@ -540,14 +546,14 @@ final class RankShards implements RankStore.Units {
     }
 
     /**
-     * Limits how far the host is ahead, as PyTorch's {@code limit_all_gathers}: an operation keeps
-     * its arrays until the GPU has ended it, so a host that is far ahead would keep all gathered
-     * parameters.
+     * Waits for the oldest operation if too many are running, as PyTorch's {@code
+     * limit_all_gathers}. An operation keeps its arrays until the GPU has ended it, so a host that
+     * is far ahead would keep all gathered parameters.
      */
-    private Work running(Work work) {
+    private Work limited(Work work) {
         running.add(work);
-        if (running.size() > MOST_RUNNING) {
-            running.remove().await(Duration.ofDays(1)); // Its own timeout ends it before.
+        if (running.size() > MAX_RUNNING) {
+            running.remove().await(Duration.ofDays(1)); // Its own timeout is shorter.
         }
         return work;
     }
@@ -574,16 +580,16 @@ final class RankShards implements RankStore.Units {
             Replica.complete(device, replicas.allReduceCoalesced(reduction.results, op));
         }
         for (int i = 0; i < reduction.results.size(); i++) {
-            Unit unit = reduction.stage.units.get(i);
-            ScalarType type = Torch.scalarType(unit.shard);
-            try (NDManager temporary = unit.shard.getManager().newSubManager()) {
-                Device owner = unit.shard.getDevice();
+            FlatParameter flat = reduction.stage.flats.get(i);
+            ScalarType type = Torch.scalarType(flat.shard);
+            try (NDManager temporary = flat.shard.getManager().newSubManager()) {
+                Device owner = flat.shard.getDevice();
                 NDArray result = converted(temporary, reduction.results.get(i), type, owner);
-                if (unit.gradient == null) {
-                    unit.gradient = result;
-                    result.attach(gradients());
+                if (flat.gradient == null) {
+                    flat.gradient = result;
+                    result.attach(gradientManager());
                 } else {
-                    TorchInPlace.add(unit.gradient, result);
+                    TorchInPlace.add(flat.gradient, result);
                 }
             }
         }
@@ -591,11 +597,11 @@ final class RankShards implements RankStore.Units {
         reduction = null;
     }
 
-    private NDManager gradients() {
-        if (ofGradients == null) {
-            ofGradients = manager.newSubManager();
+    private NDManager gradientManager() {
+        if (gradientManager == null) {
+            gradientManager = manager.newSubManager();
         }
-        return ofGradients;
+        return gradientManager;
     }
 
     /** Returns the reduced gradients of this rank's parts of trained parameters. */
@@ -603,14 +609,14 @@ final class RankShards implements RankStore.Units {
         finishReduction();
         PairList<Part, NDArray> gradients = new PairList<>();
         for (Stage stage : stages.values()) {
-            for (Unit unit : stage.units) {
-                if (unit.gradient == null) {
-                    unit.gradient = unit.shard.zerosLike();
-                    unit.gradient.attach(gradients());
+            for (FlatParameter flat : stage.flats) {
+                if (flat.gradient == null) {
+                    flat.gradient = flat.shard.zerosLike();
+                    flat.gradient.attach(gradientManager());
                 }
-                for (Part part : unit.parts) {
+                for (Part part : flat.parts) {
                     if (part.isTrained()) {
-                        gradients.add(part, unit.gradient(part));
+                        gradients.add(part, flat.gradient(part));
                     }
                 }
             }
@@ -640,10 +646,10 @@ final class RankShards implements RankStore.Units {
 
     void zeroGradients() {
         finishReduction();
-        if (ofGradients != null) {
-            ofGradients.close();
-            ofGradients = null;
-            stages.values().forEach(stage -> stage.units.forEach(unit -> unit.gradient = null));
+        if (gradientManager != null) {
+            gradientManager.close();
+            gradientManager = null;
+            stages.values().forEach(stage -> stage.flats.forEach(flat -> flat.gradient = null));
         }
     }
 
@@ -653,15 +659,16 @@ final class RankShards implements RankStore.Units {
     }
 
     /**
-     * Gathers all parameters, until as many calls of {@link #releaseAll}; {@code inOwnType} not in
-     * the type of the policy.
+     * Gathers all parameters, and keeps them until {@link #releaseAll}. Calls nest.
+     *
+     * @param inOwnType whether to ignore the policy's {@code optParameterType}
      */
     void acquireAll(boolean inOwnType) {
-        exact = inOwnType;
+        this.inOwnType = inOwnType;
         try {
             stages.values().forEach(Stage::acquire);
         } finally {
-            exact = false;
+            this.inOwnType = false;
         }
     }
 
