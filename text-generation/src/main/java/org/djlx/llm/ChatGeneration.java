@@ -36,7 +36,8 @@ public final class ChatGeneration {
      * Takes the next parts: reasoning, content, or parts of calls. Blocks until a token is
      * generated or the generation has ended.
      *
-     * @return the parts, none if the text may still belong to another part; null if all were taken
+     * @return the parts; empty if the token may begin a marker, so that its part is not known yet;
+     *     null after the last part
      * @throws TimeoutException if the time is up; the generation continues, as after an {@link
      *     InterruptedException}
      * @throws ai.djl.engine.EngineException if the generation has failed
@@ -62,7 +63,7 @@ public final class ChatGeneration {
     }
 
     /**
-     * {@return the answer, of all its parts}
+     * {@return the whole answer}
      *
      * @throws IllegalStateException if {@link #next} has not yet returned null
      * @throws CancellationException if the generation was cancelled

@@ -17,8 +17,8 @@ import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
 
 /**
- * Chats with a model: messages in; a text, its parts as they come, or a record (here: Review) out.
- * Thread-safe.
+ * Answers chats: with a text, with its parts while they are generated, or with a record of a type
+ * such as {@code Review} below. Thread-safe.
  *
  * <pre>{@code
  * try (ChatModel model = ChatModel.of("Qwen/Qwen3-0.6B")) {
@@ -29,11 +29,12 @@ import org.djlx.llm.text.ToolFormat;
  * }</pre>
  *
  * <ul>
- *   <li>Requests have the sampling parameters that the model's authors recommend, and as many new
- *       tokens as the context takes, unless {@link ChatRequest.Builder#optGeneration} sets others.
+ *   <li>Defaults, which {@link ChatRequest.Builder#optGeneration} changes: the sampling parameters
+ *       of {@code generation_config.json}, and as many new tokens as fit the context.
  *   <li>The methods {@code chat} block until the answer is complete. Interrupting their thread
- *       cancels the answer. They throw as {@link #submit} does, a {@link CancellationException} if
- *       the generator is closed meanwhile, and an {@code EngineException} if generating fails.
+ *       cancels the answer. They throw the exceptions of {@link #submit}, a {@link
+ *       CancellationException} if the generator is closed, and an {@code EngineException} if it
+ *       fails.
  * </ul>
  */
 public final class ChatModel implements AutoCloseable {
@@ -45,9 +46,9 @@ public final class ChatModel implements AutoCloseable {
     /**
      * Creates a model from a generator, which {@link #close} closes.
      *
-     * @param name the name that answers have in other libraries
-     * @param tools how the model writes calls of tools; null for what the template knows
-     * @param reasoning how it writes its reasoning; null for what the template knows
+     * @param name the model's name in the responses of LangChain4j and Spring AI
+     * @param tools how the model writes tool calls; null to find it from the template
+     * @param reasoning how it writes its reasoning; null to find it from the template
      * @throws IllegalArgumentException if the generator has no tokenizer
      */
     public ChatModel(
@@ -123,8 +124,8 @@ public final class ChatModel implements AutoCloseable {
     }
 
     /**
-     * Passes the parts of an answer to {@code listener}, on the calling thread, as they come. If it
-     * throws, the answer is cancelled.
+     * Passes the parts of an answer to {@code listener} on the calling thread, while they are
+     * generated. If the listener throws, the answer is cancelled.
      *
      * @return the whole answer
      */
@@ -143,10 +144,11 @@ public final class ChatModel implements AutoCloseable {
     }
 
     /**
-     * Answers with a record, by a JSON schema that is made of its type: {@link ChatAnswer#as}.
+     * Answers with a record. The record's JSON schema constrains the answer: {@link ChatAnswer#as}.
      *
      * @throws IllegalArgumentException if the type is not supported
-     * @throws IllegalStateException if the answer was cut, for example by its maximum length
+     * @throws IllegalStateException if the answer is incomplete, for example because of its maximum
+     *     length
      */
     public <T extends Record> T chat(ChatRequest request, Class<T> type)
             throws InterruptedException {

@@ -9,7 +9,7 @@ import org.djlx.llm.text.ChatTemplate.Message;
 import org.djlx.llm.text.ChatTools;
 
 /**
- * The messages of a chat that a {@link ChatModel} answers, and how. Immutable.
+ * The messages of a chat, and how a {@link ChatModel} answers them. Immutable.
  *
  * <pre>{@code
  * ChatRequest request =
@@ -80,7 +80,7 @@ public final class ChatRequest {
 
         private Builder() {}
 
-        /** Adds what holds for the whole chat, usually as the first message. */
+        /** Adds a system message, usually the first. */
         public Builder addSystem(String text) {
             return addMessage(Message.system(text));
         }
@@ -90,7 +90,7 @@ public final class ChatRequest {
         }
 
         /**
-         * Adds a message, such as {@link ChatAnswer#message} of an answer before, or the
+         * Adds a message, such as {@link ChatAnswer#message} of an earlier answer, or the
          * {@linkplain Message#tool result} of a call.
          */
         public Builder addMessage(Message message) {
@@ -129,8 +129,8 @@ public final class ChatRequest {
         }
 
         /**
-         * Sets how the answer is generated: sampling parameters, stop conditions, a grammar. The
-         * prompt is set later.
+         * Sets how the answer is generated: sampling parameters, stop conditions, a grammar. A
+         * prompt that it sets is replaced by the messages.
          */
         public Builder optGeneration(Consumer<GenerationRequest.Builder> options) {
             this.options = options;

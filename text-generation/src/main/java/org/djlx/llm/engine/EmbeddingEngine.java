@@ -27,12 +27,12 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Computes embeddings with a model directory in Hugging Face's layout, pooled and normalised as
- * sentence-transformers' {@code modules.json} in it says; see {@link EmbeddingConfig}.
+ * Computes embeddings with a model directory in Hugging Face's layout. {@link EmbeddingConfig}
+ * reads from sentence-transformers' {@code modules.json} how vectors are pooled and normalised.
  *
- * <p>Ranks are threads of this JVM and compute different batches (data parallel): CPU ranks share
- * one copy of the weights, and each GPU has its own. The vector of a text does not depend on other
- * texts, except for rounding.
+ * <p>Ranks are threads of this JVM and compute different batches (data parallel). CPU ranks share
+ * one copy of the weights; each GPU has its own. The vector of a text does not depend on the other
+ * texts of its batch, except for rounding.
  */
 public final class EmbeddingEngine implements EmbeddingModel {
 
@@ -61,9 +61,9 @@ public final class EmbeddingEngine implements EmbeddingModel {
                     encoders.add(SequenceEncoder.load(directory, files, device, builder.type));
                 }
             }
-            SequenceEncoder first = encoders.get(0);
-            int most = first.maxLength();
-            maxLength = config.maxLength() == 0 ? most : Math.min(most, config.maxLength());
+            int positions = encoders.get(0).maxLength();
+            maxLength =
+                    config.maxLength() == 0 ? positions : Math.min(positions, config.maxLength());
             tokenizer = reader.tokenizer();
             int count = builder.devices.isEmpty() ? builder.ranks : devices.size();
             queue = new EmbeddingQueue(count, builder.batchTokens, builder.maxQueued);
@@ -106,7 +106,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
             for (int i = 0; i < vectors.length; i++) {
                 batch.get(i).call().complete(batch.get(i).index(), vectors[i]);
             }
-        } catch (Throwable e) { // Such as a lack of memory: other batches may be smaller.
+        } catch (Throwable e) { // For example out of memory: a smaller batch may fit.
             LOG.warn("a batch of {} texts has failed", batch.size(), e);
             batch.forEach(text -> text.call().fail(e));
         }
@@ -172,7 +172,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
         return truncated(whole, tokens);
     }
 
-    /** Drops the last tokens of a text, but no special ones after them. */
+    /** Drops tokens at the end of a text, but keeps the special tokens after it. */
     private int[] truncated(String text, int[] tokens) {
         int[] plain = tokenizer.encode(text, false);
         int before =
@@ -247,54 +247,57 @@ public final class EmbeddingEngine implements EmbeddingModel {
 
         private Builder() {}
 
-        /** Sets a model by its name on a hub, or by its directory, as {@link ModelHub} does. */
+        /** Sets the model: a name on a Hugging Face hub, or a directory; see {@link ModelHub}. */
         public Builder setModel(String model) {
             this.model = model;
             return this;
         }
 
-        /** Sets a directory. This or {@link #setModel} is required. */
+        /** Sets the model's directory. Either this or {@link #setModel} is required. */
         public Builder setDirectory(Path directory) {
             this.directory = directory;
             return this;
         }
 
-        /** Sets the number of CPU ranks, which compute batches at the same time; default 1. */
+        /** Sets the number of CPU ranks, each on its thread; default 1. Ignored with GPUs. */
         public Builder optRanks(int ranks) {
             this.ranks = ranks;
             return this;
         }
 
-        /** Sets the GPUs; empty, the default, for the CPU. */
+        /** Sets the GPUs, one rank each; default none: the CPU. */
         public Builder optDevices(List<Device> devices) {
             this.devices = List.copyOf(devices);
             return this;
         }
 
         /**
-         * Sets the type of weights and computation: float32, float16, bfloat16, or null, the
-         * default, for that of {@code config.json}, but float32 for encoders on the CPU.
+         * Sets the type of weights and computation: float32, float16 or bfloat16. Default null:
+         * float32 for encoders on the CPU, otherwise that of {@code config.json}.
          */
         public Builder optDataType(DataType type) {
             this.type = type;
             return this;
         }
 
-        /** Sets the number of tokens of a batch; default 16384 on GPUs, 2048 on the CPU. */
+        /** Sets the maximum tokens of a batch; default 16384 on GPUs, 2048 on the CPU. */
         public Builder optBatchTokens(int batchTokens) {
             this.batchTokens = batchTokens;
             return this;
         }
 
-        /** Sets the maximum number of waiting texts of several calls; default 65536. */
+        /**
+         * Sets the maximum number of waiting texts; default 65536. A single call may have more if
+         * no other texts wait.
+         */
         public Builder optMaxQueued(int maxQueued) {
             this.maxQueued = maxQueued;
             return this;
         }
 
         /**
-         * Sets whether texts that are too long are cut off, as sentence-transformers does it;
-         * default false: they are an error.
+         * Sets whether texts that are too long are truncated, as sentence-transformers does.
+         * Default false: they are an error.
          */
         public Builder optTruncation(boolean truncation) {
             this.truncation = truncation;

@@ -10,8 +10,9 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 
 /**
- * The texts that wait for an {@link EmbeddingEngine}. Ranks take batches of about as many tokens,
- * of any callers. Texts of a call are sorted by length, so that a batch has few different lengths.
+ * The texts that wait for an {@link EmbeddingEngine}. A rank takes a batch of texts of any callers;
+ * waiting tokens are shared equally between ranks. The texts of a call are sorted by length, so
+ * that a batch has few different lengths.
  */
 final class EmbeddingQueue {
 
@@ -23,7 +24,7 @@ final class EmbeddingQueue {
     private final int batchTokens;
     private final int maxQueued;
     private long waitingTokens; // guarded by this
-    private IllegalStateException end; // why no text is taken; null while they are
+    private IllegalStateException end; // why the queue is closed; null while it is open
 
     /** A text of a call. */
     record Text(Call call, int index, int[] tokens) {}
@@ -63,7 +64,7 @@ final class EmbeddingQueue {
         }
     }
 
-    /** {@code batchTokens} is the number of tokens of a batch, unless a single text has more. */
+    /** A batch has at most {@code batchTokens} tokens, or a single text. */
     EmbeddingQueue(int ranks, int batchTokens, int maxQueued) {
         this.ranks = ranks;
         this.batchTokens = batchTokens;
@@ -114,7 +115,7 @@ final class EmbeddingQueue {
         while (waiting.isEmpty() && end == null) {
             wait();
         }
-        // Ranks share what waits.
+        // An equal part for each rank.
         long budget = Math.min(batchTokens, (waitingTokens + ranks - 1) / ranks);
         List<Text> batch = new ArrayList<>();
         long taken = 0;
@@ -129,7 +130,7 @@ final class EmbeddingQueue {
         return batch;
     }
 
-    /** Refuses texts that wait, and all later ones. */
+    /** Fails the calls that wait, and all later ones. */
     synchronized void close(String reason) {
         if (end == null) {
             end = new IllegalStateException(reason);

@@ -22,14 +22,14 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The tensors of GPT-OSS with a matrix for each expert. Its files have one tensor for all experts
- * of a layer, in which rows of gate and up alternate:
+ * Files of GPT-OSS, with a matrix for each expert in place of one tensor for all experts of a
+ * layer. In the files, rows of gate and up alternate, and a tensor is stored
  *
  * <ul>
  *   <li>in MXFP4, {@code _blocks} of shape (experts, rows, groups, 16 bytes) and {@code _scales} of
- *       shape (experts, rows, groups): a group is 32 numbers of 4 bits, the lower ones first, and a
- *       power of 2. Read as bfloat16, which holds each of them;
- *   <li>otherwise of shape (experts, columns, rows).
+ *       shape (experts, rows, groups). A group is 32 numbers of 4 bits, the lower half of a byte
+ *       first, times a power of 2. Read as bfloat16, which is exact;
+ *   <li>or in its type, of shape (experts, columns, rows).
  * </ul>
  */
 final class GptOssWeights implements TensorFiles {
@@ -69,10 +69,11 @@ final class GptOssWeights implements TensorFiles {
         }
     }
 
-    /** Returns the files, or the view of them if they have experts as GPT-OSS. Takes ownership. */
+    /** Returns the files, wrapped if they are of GPT-OSS. Takes ownership. */
     static TensorFiles of(TensorFiles files) {
-        boolean has = files.specs().stream().anyMatch(s -> s.name().endsWith("gate_up_proj_bias"));
-        return has ? new GptOssWeights(files) : files;
+        boolean isGptOss =
+                files.specs().stream().anyMatch(s -> s.name().endsWith("gate_up_proj_bias"));
+        return isGptOss ? new GptOssWeights(files) : files;
     }
 
     private void add(TensorSpec stored, Matcher name, String part, int first, int step) {
@@ -164,7 +165,7 @@ final class GptOssWeights implements TensorFiles {
                 .reshape(count, -1);
     }
 
-    /** Returns what a stored tensor has of an expert. */
+    /** Returns an expert's part of a stored tensor. */
     private NDArray expert(NDManager manager, Entry entry, String stored) {
         TensorSpec spec = files.spec(stored);
         Shape shape = spec.shape().slice(1);
@@ -179,12 +180,12 @@ final class GptOssWeights implements TensorFiles {
                 .reshape(shape);
     }
 
-    /** Returns the values of bytes, a row for each byte. */
-    private static NDArray values(NDArray bytes, IntFunction<float[]> of) {
-        int width = of.apply(0).length;
+    /** Looks up the values of each byte, a row for each. */
+    private static NDArray values(NDArray bytes, IntFunction<float[]> decoder) {
+        int width = decoder.apply(0).length;
         float[] table = new float[256 * width];
         for (int i = 0; i < 256; i++) {
-            System.arraycopy(of.apply(i), 0, table, i * width, width);
+            System.arraycopy(decoder.apply(i), 0, table, i * width, width);
         }
         NDArray index = bytes.toType(DataType.INT64, false).flatten();
         return bytes.getManager()

@@ -21,19 +21,19 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Files whose linear layers are packed, as {@link PackedFormat} says, with {@code NAME.weight} of
- * shape (outputs, inputs) in place of {@code NAME.qweight}, {@code .qzeros}, {@code .scales} and
- * {@code .g_idx}. Weights are computed in float32 when they are read.
+ * Files whose linear layers have packed 4-bit weights: {@link PackedFormat}. A layer's {@code
+ * .qweight}, {@code .qzeros}, {@code .scales} and {@code .g_idx} appear as one {@code .weight} of
+ * shape (outputs, inputs), which is dequantised in float32 when it is read.
  */
 final class PackedWeights implements TensorFiles {
 
-    private static final int IN_WORD = 8; // numbers of 4 bits
+    private static final int IN_WORD = 8; // numbers of 4 bits in an integer
     private static final String WORDS = ".qweight";
     private static final String ZEROS = ".qzeros";
     private static final String SCALES = ".scales";
     private static final String GROUPS = ".g_idx";
 
-    /** Where an integer of AutoAWQ has each of its outputs. */
+    /** The place of each of 8 consecutive outputs in an integer of AutoAWQ. */
     private static final int[] INTERLEAVED = {0, 4, 1, 5, 2, 6, 3, 7};
 
     private final TensorFiles files;
@@ -51,7 +51,7 @@ final class PackedWeights implements TensorFiles {
         for (TensorSpec each : files.specs()) {
             String name = each.name();
             if (name.endsWith(WORDS)) {
-                TensorSpec spec = weight(name.substring(0, name.length() - WORDS.length()));
+                TensorSpec spec = unpacked(name.substring(0, name.length() - WORDS.length()));
                 specs.put(spec.name(), spec);
             } else if (Stream.of(ZEROS, SCALES, GROUPS).noneMatch(name::endsWith)) {
                 specs.put(name, each);
@@ -59,17 +59,18 @@ final class PackedWeights implements TensorFiles {
         }
     }
 
-    private TensorSpec weight(String layer) {
+    /** Checks the shapes of a layer's tensors; returns its unpacked weight. */
+    private TensorSpec unpacked(String layer) {
         long[] words = sizes(layer + WORDS, 2);
         boolean packsOutputs = format.layout() == Layout.AWQ;
         long inputs = words[0] * (packsOutputs ? 1 : IN_WORD);
         long outputs = words[1] * (packsOutputs ? IN_WORD : 1);
         long size = format.groupSize() == 0 ? inputs : format.groupSize();
         long groups = (inputs + size - 1) / size;
-        require(layer + SCALES, groups, outputs);
-        require(layer + ZEROS, groups, outputs / IN_WORD);
+        requireShape(layer + SCALES, groups, outputs);
+        requireShape(layer + ZEROS, groups, outputs / IN_WORD);
         if (files.contains(layer + GROUPS)) {
-            require(layer + GROUPS, inputs);
+            requireShape(layer + GROUPS, inputs);
         }
         GgufFile.check(
                 outputs % IN_WORD == 0,
@@ -99,7 +100,7 @@ final class PackedWeights implements TensorFiles {
         return sizes;
     }
 
-    private void require(String name, long... sizes) {
+    private void requireShape(String name, long... sizes) {
         Shape expected = new Shape(sizes);
         GgufFile.check(
                 files.spec(name).shape().equals(expected),
@@ -125,7 +126,8 @@ final class PackedWeights implements TensorFiles {
         return spec == null ? files.spec(name) : spec;
     }
 
-    private static String part(String weight, String suffix) {
+    /** Returns the name of a tensor from which a weight is computed. */
+    private static String packed(String weight, String suffix) {
         return weight.substring(0, weight.length() - ".weight".length()) + suffix;
     }
 
@@ -135,7 +137,7 @@ final class PackedWeights implements TensorFiles {
 
     @Override
     public Path file(String name) {
-        return files.file(isPacked(name) ? part(name, WORDS) : name);
+        return files.file(isPacked(name) ? packed(name, WORDS) : name);
     }
 
     @Override
@@ -172,9 +174,9 @@ final class PackedWeights implements TensorFiles {
                 from,
                 to,
                 dimension);
-        boolean isOutputs = dimension == 0;
-        Range outputs = new Range(isOutputs ? from : 0, isOutputs ? to : shape.get(0));
-        Range inputs = new Range(isOutputs ? 0 : from, isOutputs ? shape.get(1) : to);
+        Range slice = new Range(from, to);
+        Range outputs = dimension == 0 ? slice : new Range(0, shape.get(0));
+        Range inputs = dimension == 1 ? slice : new Range(0, shape.get(1));
         try (NDManager manager = destination.getManager().newSubManager(Device.cpu());
                 NDArray weights =
                         manager.create(
@@ -190,13 +192,13 @@ final class PackedWeights implements TensorFiles {
             return to - from;
         }
 
-        /** Returns the integers that have these numbers. */
+        /** Returns the integers that contain these numbers. */
         Range words() {
             return new Range(from / IN_WORD, (to + IN_WORD - 1) / IN_WORD);
         }
     }
 
-    /** What has the weights of some outputs and inputs. */
+    /** The packed weights of some outputs and inputs. */
     private final class Block {
 
         private final Range outputs;
@@ -204,7 +206,7 @@ final class PackedWeights implements TensorFiles {
         private final int[] words;
         private final int[] zeros;
         private final float[] scales;
-        private final int[] groups; // of the inputs
+        private final int[] groups; // of each input
         private final boolean packsOutputs = format.layout() == Layout.AWQ;
 
         Block(String name, Range outputs, Range inputs, NDManager manager) {
@@ -212,24 +214,24 @@ final class PackedWeights implements TensorFiles {
             this.inputs = inputs;
             Shape all = spec(name).shape();
             boolean someOutputs = outputs.count() < all.get(0);
-            String packed = part(name, WORDS);
+            String stored = packed(name, WORDS);
             Range ofOutputs = packsOutputs ? outputs.words() : outputs;
             Range ofInputs = packsOutputs ? inputs : inputs.words();
             words =
                     someOutputs
-                            ? integers(packed, 1, ofOutputs, manager)
-                            : integers(packed, 0, ofInputs, manager);
-            zeros = integers(part(name, ZEROS), 1, outputs.words(), manager);
-            String of = part(name, SCALES);
-            try (NDArray array = manager.zeros(shape(of, 1, outputs))) {
-                files.read(of, 1, outputs.from, outputs.to, array);
+                            ? integers(stored, 1, ofOutputs, manager)
+                            : integers(stored, 0, ofInputs, manager);
+            zeros = integers(packed(name, ZEROS), 1, outputs.words(), manager);
+            String factors = packed(name, SCALES);
+            try (NDArray array = manager.zeros(shape(factors, 1, outputs))) {
+                files.read(factors, 1, outputs.from, outputs.to, array);
                 scales = array.toFloatArray();
             }
             groups = groups(name, (int) (scales.length / Math.max(1, outputs.count())), manager);
         }
 
         private int[] groups(String name, int count, NDManager manager) {
-            String indices = part(name, GROUPS);
+            String indices = packed(name, GROUPS);
             if (files.contains(indices)) {
                 int[] groups = integers(indices, 0, inputs, manager);
                 GgufFile.check(

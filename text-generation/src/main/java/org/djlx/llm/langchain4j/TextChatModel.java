@@ -56,8 +56,8 @@ import org.djlx.llm.text.ToolCall;
 
 /**
  * A {@link org.djlx.llm.ChatModel} as LangChain4j's {@link ChatModel}, and with {@link #streaming}
- * as its {@link StreamingChatModel}. Chats have texts, reasoning, tools and tool results; {@code
- * AiServices} gets structured output by a JSON schema.
+ * as its {@link StreamingChatModel}. Supports text, reasoning, tools and tool results, and
+ * structured output of {@code AiServices} by a JSON schema.
  *
  * <pre>{@code
  * try (TextChatModel model = TextChatModel.of("Qwen/Qwen3-0.6B")) {
@@ -66,10 +66,10 @@ import org.djlx.llm.text.ToolCall;
  * }</pre>
  *
  * <ul>
- *   <li>Requests that are not valid fail with {@code InvalidRequestException}, a full queue is a
- *       {@code RateLimitException}, a failed generator an {@code InternalServerException}.
- *   <li>Streaming callbacks of a request run on one thread of its own; one that blocks delays only
- *       this request.
+ *   <li>Errors: {@code InvalidRequestException} for an invalid request, {@code RateLimitException}
+ *       for a full queue, {@code InternalServerException} for a failed generator.
+ *   <li>Each streamed request has a thread, which runs its callbacks. A callback that blocks delays
+ *       only this request.
  *   <li>Interrupting a thread in {@code chat} cancels its request.
  *   <li>Thread-safe. {@link #close} closes the model and its generator.
  * </ul>
@@ -78,8 +78,8 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
 
     private static final Gson GSON = new Gson();
 
-    /** For answers that are not streamed. */
-    private static final StreamingChatResponseHandler NOTHING =
+    /** Ignores the parts of an answer that is not streamed. */
+    private static final StreamingChatResponseHandler IGNORED =
             new StreamingChatResponseHandler() {
                 @Override
                 public void onCompleteResponse(ChatResponse response) {}
@@ -92,15 +92,17 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
     private final ChatRequestParameters defaults;
     private final List<ChatModelListener> listeners;
 
-    /** Creates a model whose requests have the model's own defaults. */
+    /** Creates a model without defaults other than the model's own, and without listeners. */
     public TextChatModel(org.djlx.llm.ChatModel model) {
         this(model, ChatRequestParameters.builder().build(), List.of());
     }
 
     /**
-     * Creates a model. {@code defaults} are for requests that leave parameters out; their model
-     * name is one by which requests may ask for this model. The listeners are told of requests,
-     * responses and errors.
+     * Creates a model.
+     *
+     * @param defaults for parameters that a request leaves out; their model name is accepted in
+     *     requests
+     * @param listeners receive requests, responses and errors
      */
     public TextChatModel(
             org.djlx.llm.ChatModel model,
@@ -146,7 +148,7 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
     @Override
     public ChatResponse doChat(ChatRequest request) {
         try {
-            return submit(converted(request), request.modelName(), NOTHING).await();
+            return submit(converted(request), request.modelName(), IGNORED).await();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CancellationException("interrupted while waiting for an answer");
@@ -221,12 +223,12 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
 
     private Response submit(
             org.djlx.llm.ChatRequest request, String name, StreamingChatResponseHandler handler) {
-        String asked = name == null ? model.name() : name;
-        if (!asked.equals(model.name()) && !asked.equals(defaults.modelName())) {
+        String requested = name == null ? model.name() : name;
+        if (!requested.equals(model.name()) && !requested.equals(defaults.modelName())) {
             throw new ModelNotFoundException(
-                    "unknown model '" + asked + "'; this is '" + model.name() + "'");
+                    "unknown model '" + requested + "'; this is '" + model.name() + "'");
         }
-        return new Response(model.submit(request), asked, handler);
+        return new Response(model.submit(request), requested, handler);
     }
 
     private static org.djlx.llm.ChatRequest converted(ChatRequest request) {
@@ -311,7 +313,7 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
                 Boolean.TRUE.equals(tool.strict()));
     }
 
-    /** Reads an answer as it is generated. */
+    /** Passes an answer to a handler while it is generated. */
     private static final class Response implements StreamingHandle {
 
         private final ChatGeneration generation;
@@ -359,7 +361,7 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
                                             : answer.content())
                             .thinking(answer.reasoning().isEmpty() ? null : answer.reasoning())
                             .build();
-            FinishReason called =
+            FinishReason complete =
                     requests.isEmpty() ? FinishReason.STOP : FinishReason.TOOL_EXECUTION;
             boolean isCut = answer.finishReason() == org.djlx.llm.FinishReason.LENGTH;
             return ChatResponse.builder()
@@ -367,7 +369,7 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
                     .modelName(modelName)
                     .aiMessage(message)
                     .tokenUsage(new TokenUsage(answer.promptTokens(), answer.generatedTokens()))
-                    .finishReason(isCut ? FinishReason.LENGTH : called)
+                    .finishReason(isCut ? FinishReason.LENGTH : complete)
                     .build();
         }
 

@@ -18,14 +18,14 @@ import java.util.Locale;
 import java.util.Map;
 
 /**
- * What follows a model's last layer to make one vector of a text, from sentence-transformers'
- * {@code modules.json} and the files that it names. Without that file, the mean of all tokens, not
- * normalised, as in sentence-transformers.
+ * How the vectors of a text's tokens become one: pooling, normalisation and prompts, from
+ * sentence-transformers' {@code modules.json} and the files that it names. Without that file, the
+ * mean of all tokens, not normalised, as in sentence-transformers.
  *
- * @param normalizes whether vectors have the length 1
+ * @param normalizes whether vectors are scaled to length 1
  * @param maxLength the maximum number of tokens of a text; 0 for that of the model
- * @param prompts texts that are put before a text, by name, such as {@code query}
- * @param defaultPrompt the name of the prompt of texts without one; null for none
+ * @param prompts prefixes of texts, by their names, such as {@code query}
+ * @param defaultPrompt the name of the prompt that is used if none is named; null for none
  */
 public record EmbeddingConfig(
         Pooling pooling,
@@ -65,7 +65,7 @@ public record EmbeddingConfig(
                 prompts.keySet());
     }
 
-    /** {@return whether a model is for embeddings: an encoder, or any with {@link #MODULES}} */
+    /** {@return whether a model is for embeddings: an encoder, or a model with {@link #MODULES}} */
     public static boolean isEmbeddingModel(Path directory) throws IOException {
         return Files.exists(directory.resolve(MODULES))
                 || Files.exists(directory.resolve("config.json"))
@@ -145,8 +145,8 @@ public record EmbeddingConfig(
     }
 
     /**
-     * Returns the vector of a text: the first {@code dimensions} of the pooled vector, with the
-     * length 1 if the model normalises.
+     * Returns the vector of a text: the first {@code dimensions} elements of the pooled vector,
+     * scaled to length 1 if the model normalises.
      */
     public float[] finish(float[] pooled, int dimensions) {
         float[] vector = Arrays.copyOf(pooled, dimensions);

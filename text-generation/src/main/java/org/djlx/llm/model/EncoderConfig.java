@@ -21,10 +21,10 @@ public sealed interface EncoderConfig {
     /** The values of {@code model_type}. */
     List<String> MODEL_TYPES = List.of("bert", "modernbert", "roberta", "xlm-roberta");
 
-    /** The function of an MLP. */
+    /** The activation function of an MLP. */
     enum Activation {
         GELU,
-        /** GELU in its approximation by tanh. */
+        /** The tanh approximation of GELU. */
         GELU_TANH,
         RELU,
         SILU
@@ -34,7 +34,7 @@ public sealed interface EncoderConfig {
      * The sizes of an encoder.
      *
      * @param maxLength the maximum number of tokens of a sequence
-     * @param epsilon that of layer norms
+     * @param epsilon of layer norms
      */
     record Sizes(
             int vocabulary,
@@ -60,19 +60,26 @@ public sealed interface EncoderConfig {
                     "hidden_size %d is not a multiple of num_attention_heads %d",
                     hidden,
                     heads);
-            check(epsilon > 0 && epsilon < 1, "the epsilon must be from 0 to 1, not %s", epsilon);
+            check(
+                    epsilon > 0 && epsilon < 1,
+                    "the epsilon of norms must be above 0 and below 1, not %s",
+                    epsilon);
         }
 
         static Sizes read(
-                ConfigEntries json, String activation, String epsilon, double usual, int unused) {
+                ConfigEntries json,
+                String activation,
+                String epsilon,
+                double defaultEpsilon,
+                int reservedPositions) {
             return new Sizes(
                     json.integer("vocab_size", null),
                     json.integer("hidden_size", null),
                     json.integer("num_hidden_layers", null),
                     json.integer("num_attention_heads", null),
                     json.integer("intermediate_size", null),
-                    json.integer("max_position_embeddings", 512) - unused,
-                    json.number(epsilon, usual),
+                    json.integer("max_position_embeddings", 512) - reservedPositions,
+                    json.number(epsilon, defaultEpsilon),
                     Sizes.activation(activation, json.text(activation, "gelu")),
                     Architecture.type(json.text("torch_dtype", json.text("dtype", "float32"))));
         }
@@ -98,8 +105,8 @@ public sealed interface EncoderConfig {
     Sizes sizes();
 
     /**
-     * BERT, and RoBERTa and XLM-RoBERTa, which differ in names and first position: positions are
-     * embedded, and norms follow attention and MLP.
+     * BERT: learned position embeddings, and norms after attention and MLP. RoBERTa and XLM-RoBERTa
+     * have other tensor names and another first position.
      *
      * @param firstPosition the index of the first token's position embedding
      */
@@ -127,7 +134,7 @@ public sealed interface EncoderConfig {
     /**
      * ModernBERT (Warner et al., 2024, <a
      * href="https://arxiv.org/abs/2412.13663">arXiv:2412.13663</a>): rotary embeddings, norms
-     * before attention and MLP, gated activations, and layers whose tokens attend to near ones.
+     * before attention and MLP, gated activations, and sliding windows in some layers.
      */
     record ModernBert(Sizes sizes, List<Attention> layers) implements EncoderConfig {
 
@@ -148,8 +155,8 @@ public sealed interface EncoderConfig {
                     "the size of a head must be even, not %d",
                     sizes.headSize());
             ConfigEntries ropes = json.entries("rope_parameters");
-            double near = theta(json, ropes, "sliding_attention", "local_rope_theta", 10_000);
-            double far = theta(json, ropes, "full_attention", "global_rope_theta", 160_000);
+            double local = theta(json, ropes, "sliding_attention", "local_rope_theta", 10_000);
+            double global = theta(json, ropes, "full_attention", "global_rope_theta", 160_000);
             int every = json.integer("global_attn_every_n_layers", 3);
             ModelConfig.size("global_attn_every_n_layers", every);
             int reach = json.integer("local_attention", 128) / 2;
@@ -170,21 +177,23 @@ public sealed interface EncoderConfig {
                                                     ? i % every == 0
                                                     : types.get(i).equals("full_attention"))
                             .map(
-                                    all ->
+                                    isGlobal ->
                                             new Attention(
-                                                    Rope.of(all ? far : near, sizes.headSize()),
-                                                    all ? 0 : reach))
+                                                    Rope.of(
+                                                            isGlobal ? global : local,
+                                                            sizes.headSize()),
+                                                    isGlobal ? 0 : reach))
                             .toList());
         }
 
         private static double theta(
-                ConfigEntries json, ConfigEntries ropes, String kind, String old, double usual) {
+                ConfigEntries json, ConfigEntries ropes, String kind, String name, double usual) {
             ConfigEntries entries = ropes.entries(kind);
             String type = entries.text("rope_type", "default");
             check(type.equals("default"), "rope_type must be default, not '%s'", type);
-            // Newer files have both under rope_parameters.
-            double theta = entries.number("rope_theta", json.number(old, usual));
-            check(theta > 0 && Double.isFinite(theta), "%s must be above 0, not %s", old, theta);
+            // Newer files have the bases of all kinds of layers in rope_parameters.
+            double theta = entries.number("rope_theta", json.number(name, usual));
+            check(theta > 0 && Double.isFinite(theta), "%s must be above 0, not %s", name, theta);
             return theta;
         }
     }

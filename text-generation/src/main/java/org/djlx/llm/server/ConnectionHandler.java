@@ -391,9 +391,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             Route of = Route.of(request.uri());
             byte[] json = read(request);
             ServedModel model = server.model(of).orElseThrow();
-            Function<byte[], String> texts = model.texts().get(of);
-            if (texts != null) {
-                String answer = texts.apply(json);
+            Function<byte[], String> handler = model.handlers().get(of);
+            if (handler != null) {
+                String answer = handler.apply(json);
                 onLoop(
                         context,
                         () -> reply(context, Replies.text(200, "application/json", answer)));

@@ -11,8 +11,8 @@ import org.djlx.llm.TextGenerator;
 /** A model of a server, and the paths that it answers. */
 sealed interface ServedModel {
 
-    /** Paths whose answer is one text, and how a request's JSON becomes it. */
-    Map<Route, Function<byte[], String>> texts();
+    /** Handlers of the routes that only this kind of model has: request body to response body. */
+    Map<Route, Function<byte[], String>> handlers();
 
     boolean serves(Route route);
 
@@ -29,7 +29,7 @@ sealed interface ServedModel {
     record Generator(TextApi api, TextGenerator generator) implements ServedModel {
 
         @Override
-        public Map<Route, Function<byte[], String>> texts() {
+        public Map<Route, Function<byte[], String>> handlers() {
             return Map.of(Route.TOKENIZE, api::tokenize, Route.DETOKENIZE, api::detokenize);
         }
 
@@ -64,7 +64,7 @@ sealed interface ServedModel {
     record Embedder(EmbeddingApi api, EmbeddingModel model) implements ServedModel {
 
         @Override
-        public Map<Route, Function<byte[], String>> texts() {
+        public Map<Route, Function<byte[], String>> handlers() {
             return Map.of(Route.EMBEDDINGS, api::embeddings);
         }
 

@@ -41,9 +41,9 @@ import reactor.core.publisher.FluxSink;
 import reactor.core.scheduler.Schedulers;
 
 /**
- * A {@link org.djlx.llm.ChatModel} as Spring AI's {@link ChatModel}. Chats have texts, reasoning
- * (the metadata {@value #REASONING} of an assistant's message), tools and their responses; {@link
- * StructuredOutputChatOptions} give a JSON schema.
+ * A {@link org.djlx.llm.ChatModel} as Spring AI's {@link ChatModel}. Supports text, reasoning (the
+ * metadata {@value #REASONING} of an assistant's message), tools and their responses, and the JSON
+ * schema of {@link StructuredOutputChatOptions}.
  *
  * <pre>{@code
  * try (SpringChatModel model = SpringChatModel.of("Qwen/Qwen3-0.6B")) {
@@ -52,8 +52,11 @@ import reactor.core.scheduler.Schedulers;
  * }</pre>
  *
  * <ul>
- *   <li>Calls of tools are returned, not executed: {@code ChatClient} executes them.
- *   <li>Options that a prompt leaves out are the defaults', then the model's own.
+ *   <li>Tool calls are returned, not executed: {@code ChatClient} executes them.
+ *   <li>A sampling option comes from the prompt, else from the defaults, else from the model.
+ *   <li>Tools come from the prompt's options, or from the defaults if those options have no tools
+ *       by their type. The JSON schema comes from the prompt's options. A prompt without options
+ *       has the defaults.
  *   <li>Cancelling a {@code Flux} or interrupting {@code call} cancels the answer. A {@code Flux}
  *       generates on Reactor's elastic threads, once for each subscriber.
  *   <li>Exceptions are those of {@link org.djlx.llm.ChatModel#submit}.
@@ -62,18 +65,22 @@ import reactor.core.scheduler.Schedulers;
  */
 public final class SpringChatModel implements ChatModel, AutoCloseable {
 
-    /** The metadata of an assistant's message that has its reasoning. */
+    /** The key of the reasoning in the metadata of an assistant's message. */
     public static final String REASONING = "reasoningContent";
 
     private final org.djlx.llm.ChatModel model;
     private final ChatOptions defaults;
 
-    /** Creates a model whose requests have the model's own defaults. */
+    /** Creates a model without defaults other than the model's own. */
     public SpringChatModel(org.djlx.llm.ChatModel model) {
         this(model, ToolCallingChatOptions.builder().build());
     }
 
-    /** Creates a model. {@code defaults} are for prompts that leave options out. */
+    /**
+     * Creates a model.
+     *
+     * @param defaults for options that a prompt leaves out; their model name is accepted in prompts
+     */
     public SpringChatModel(org.djlx.llm.ChatModel model, ChatOptions defaults) {
         if (model == null || defaults == null) {
             throw new IllegalArgumentException("the model or the defaults are null");
@@ -112,7 +119,10 @@ public final class SpringChatModel implements ChatModel, AutoCloseable {
         }
     }
 
-    /** Streams texts and reasoning as they come, and with the last response calls and metadata. */
+    /**
+     * Streams text and reasoning while they are generated. The last response has the tool calls and
+     * the metadata.
+     */
     @Override
     public Flux<ChatResponse> stream(Prompt prompt) {
         ChatRequest request = converted(prompt);
@@ -182,19 +192,19 @@ public final class SpringChatModel implements ChatModel, AutoCloseable {
                     "unknown model '" + name + "'; this is '" + model.name() + "'");
         }
         ChatRequest.Builder builder =
-                ChatRequest.builder().optGeneration(generation -> setAll(options, generation));
+                ChatRequest.builder().optGeneration(generation -> setOptions(options, generation));
         prompt.getInstructions().stream()
                 .flatMap(SpringChatModel::messages)
                 .forEach(builder::addMessage);
-        ChatOptions ofTools = options instanceof ToolCallingChatOptions ? options : defaults;
-        if (ofTools instanceof ToolCallingChatOptions tools && tools.getToolCallbacks() != null) {
+        ChatOptions withTools = options instanceof ToolCallingChatOptions ? options : defaults;
+        if (withTools instanceof ToolCallingChatOptions tools && tools.getToolCallbacks() != null) {
             tools.getToolCallbacks()
                     .forEach(callback -> builder.addTool(tool(callback.getToolDefinition())));
         }
         return builder.build();
     }
 
-    private void setAll(ChatOptions options, GenerationRequest.Builder generation) {
+    private void setOptions(ChatOptions options, GenerationRequest.Builder generation) {
         set(options, ChatOptions::getTemperature, generation::optTemperature);
         set(options, ChatOptions::getTopP, generation::optTopP);
         set(options, ChatOptions::getTopK, generation::optTopK);
@@ -226,7 +236,7 @@ public final class SpringChatModel implements ChatModel, AutoCloseable {
     private static Stream<ChatTemplate.Message> messages(Message message) {
         if (message instanceof MediaContent content && !content.getMedia().isEmpty()) {
             throw new IllegalArgumentException(
-                    "media of a message is not supported; the model reads text only");
+                    "media in a message are not supported; the model reads text only");
         }
         if (message instanceof ToolResponseMessage results) {
             return results.getResponses().stream()

@@ -10,8 +10,8 @@ import java.util.stream.IntStream;
 import org.djlx.llm.sampling.Grammar;
 
 /**
- * How a model reads chats and writes answers: its chat template, and its formats of calls of tools
- * and of reasoning. Immutable.
+ * How a model reads chats and writes answers: its chat template, and its formats of tool calls and
+ * reasoning. Immutable.
  */
 public final class ChatFormat {
 
@@ -21,11 +21,11 @@ public final class ChatFormat {
     private final ChatTemplate template;
     private final ToolFormat tools; // null if the model has none
     private final ReasoningFormat reasoning; // null if the model has none
-    private final Map<Integer, String> markers = new HashMap<>(); // of these formats, if special
+    private final Map<Integer, String> markers = new HashMap<>(); // by token, of both formats
 
     /**
-     * Creates a format; {@code tools} and {@code reasoning} are null for those that the template
-     * knows.
+     * Creates a format. {@code tools} and {@code reasoning} may be null: they are then found from
+     * the template.
      */
     public ChatFormat(
             TextTokenizer tokenizer,

@@ -46,7 +46,7 @@ public record ChatTools(
                 true);
     }
 
-    /** {@return these tools, of which the answer has to call one} */
+    /** {@return these tools; the answer has to be a call} */
     public ChatTools forced() {
         return new ChatTools(tools, callable, true, isParallel);
     }
@@ -55,14 +55,17 @@ public record ChatTools(
      * A tool.
      *
      * @param parameters the JSON schema of its arguments
-     * @param isStrict whether calls follow the schema even if they are not forced. Forced calls of
-     *     another tool are any JSON objects if its schema is not supported
+     * @param isStrict whether all calls follow the schema, forced or not. If a tool is not strict
+     *     and its schema is not supported, the arguments of a forced call are any JSON object
      * @param declaration the tool as the chat template shows it to the model
      */
     public record Tool(
             String name, JsonObject parameters, boolean isStrict, Map<String, Object> declaration) {
 
-        /** The arguments are an object if the schema does not say so; without one, an empty one. */
+        /**
+         * Adds the type {@code object} to a schema without a type. Without a schema, a tool takes
+         * no arguments.
+         */
         public Tool {
             JsonObject schema = parameters == null ? new JsonObject() : parameters.deepCopy();
             if (parameters == null) {
@@ -98,7 +101,9 @@ public record ChatTools(
             return declaration;
         }
 
-        /** Returns the schema, or that of any object if it is not strict and not supported. */
+        /**
+         * Returns the schema; that of any object if it is not supported and the tool not strict.
+         */
         private JsonObject supported() {
             if (!isStrict) {
                 try {
@@ -113,7 +118,7 @@ public record ChatTools(
         }
     }
 
-    /** Returns the tools in the schema of chats, for the chat template. */
+    /** Returns the tools in OpenAI's schema, for the chat template. */
     List<Map<String, Object>> declarations() {
         return tools.stream()
                 .map(
@@ -127,8 +132,8 @@ public record ChatTools(
     }
 
     /**
-     * Returns the grammar of answers; null if they are free. {@code answer} is that of answers
-     * without calls; null if these are free.
+     * Returns the grammar of answers; null if none constrains them. {@code answer} is the grammar
+     * of answers without calls, or null.
      */
     Grammar grammar(ToolFormat format, Grammar answer) {
         boolean isStrict = tools.stream().anyMatch(Tool::isStrict);
