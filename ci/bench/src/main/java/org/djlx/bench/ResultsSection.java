@@ -18,8 +18,8 @@ import java.util.stream.Stream;
 
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
- * chart where PyTorch was measured, and tables. The resource {@code tables.json} has the texts and
- * columns by the benchmark's name; a text with a missing value is left out.
+ * chart if PyTorch was measured, and tables. The resource {@code tables.json} has the texts and
+ * columns of each benchmark; a text with a missing value is left out.
  */
 final class ResultsSection {
 
@@ -40,7 +40,7 @@ final class ResultsSection {
     private final JsonObject report;
     private final JsonObject texts;
 
-    /** Takes a report as a benchmark wrote it, or an earlier version of it. */
+    /** Takes a report of a benchmark; older formats in {@code ci/results} are read, too. */
     ResultsSection(String name, JsonObject original) {
         this.name = name;
         report = original.deepCopy();
@@ -59,19 +59,19 @@ final class ResultsSection {
         complete();
     }
 
-    /** Adds what pages derive from the figures. */
+    /** Adds the values that pages show but files do not have. */
     private void complete() {
         report.addProperty("file", name);
         report.addProperty("cards", cards());
         report.addProperty("one", report.has("gpus") ? "one GPU" : "one rank");
         report.addProperty("day", text("date").substring(0, 10));
-        // 7 digits; "-dirty" stays.
+        // 7 digits, and "-dirty" if it is there
         report.addProperty("commit", text("commit").replaceFirst("^(\\w{7})\\w*", "$1"));
         if (report.has("torch") && Character.isDigit(text("torch").charAt(0))) {
             report.getAsJsonObject("versions")
                     .addProperty("torch", text("torch").replaceFirst("\\+.*", ""));
         } else {
-            report.remove("torch"); // the cause why there was none
+            report.remove("torch"); // the reason why PyTorch is missing
         }
         if (report.get("jvmOptions") instanceof JsonArray options && !options.isEmpty()) {
             report.addProperty(
@@ -125,8 +125,8 @@ final class ResultsSection {
             double communication = replay.get(GpuBenchRow.COMMUNICATION).getAsDouble();
             row.addProperty("limit", Math.max(matmul, communication));
         }
-        boolean right = row.get("error").getAsDouble() <= row.get("allowedError").getAsDouble();
-        row.addProperty("verdict", right ? "" : "WRONG");
+        boolean isRight = row.get("error").getAsDouble() <= row.get("allowedError").getAsDouble();
+        row.addProperty("verdict", isRight ? "" : "WRONG");
     }
 
     /** Returns the best time of PyTorch's operators. */
@@ -251,7 +251,7 @@ final class ResultsSection {
                                 List.copyOf(bars.values())));
     }
 
-    /** Returns the report, with what pages derive from it. */
+    /** Returns the report with the values that pages show. */
     JsonObject report() {
         return report;
     }

@@ -60,13 +60,15 @@ public final class LaunchCommand implements Callable<Integer> {
             paramLabel = "N|MIN:MAX",
             description =
                     "Number of hosts (nodes). With MIN:MAX the job starts again with fewer if one"
-                            + " is lost, and with more if one comes.")
+                            + " is lost, and with more if one joins.")
     String nodes;
 
     @Option(
             names = "--node-rank",
             paramLabel = "RANK",
-            description = "Number of this node; 0 serves the store. If not given, the nodes agree.")
+            description =
+                    "Number of this node, from 0; node 0 serves the store. If not given, the nodes"
+                            + " agree on their numbers.")
     Integer nodeRank;
 
     @Option(

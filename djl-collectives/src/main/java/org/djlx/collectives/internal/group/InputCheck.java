@@ -17,10 +17,10 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** The search for NaN in the inputs of calls, with {@link DebugLevel#DETAIL}. */
+/** Finds NaN in the inputs of calls, with {@link DebugLevel#DETAIL}. */
 final class InputCheck {
 
-    private static final Set<ScalarType> TYPES =
+    private static final Set<ScalarType> CHECKED =
             EnumSet.of(
                     ScalarType.FLOAT64,
                     ScalarType.FLOAT32,
@@ -29,9 +29,9 @@ final class InputCheck {
 
     private InputCheck() {}
 
-    /** Breaks the group if an input contains NaN. */
+    /** Breaks the group and throws if an input contains NaN. Waits for the GPU. */
     static void check(GroupState state, OpType type, NDArray input, TensorInfo info) {
-        boolean checked = TYPES.contains(info.type()) && info.count() > 0;
+        boolean checked = CHECKED.contains(info.type()) && info.count() > 0;
         if (!checked || isCapturing(input.getDevice())) {
             return;
         }
@@ -59,7 +59,7 @@ final class InputCheck {
                                             count,
                                             Arrays.toString(index(first, info.sizes())),
                                             DebugLevel.VARIABLE));
-            state.abort(failure); // The other ranks would wait.
+            state.abort(failure); // Otherwise the other ranks wait for this one.
             throw failure;
         }
     }
