@@ -3,10 +3,9 @@ package org.djlx.llm.model;
 
 import static org.djlx.llm.model.ConfigEntries.check;
 
-import com.google.gson.Gson;
-import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -81,8 +80,7 @@ public record EmbeddingConfig(
     public static EmbeddingConfig read(Path directory) throws IOException {
         Pooling pooling = Pooling.MEAN;
         boolean normalizes = false;
-        for (JsonElement each : modules(directory.resolve(MODULES))) {
-            ConfigEntries module = new ConfigEntries(each.getAsJsonObject());
+        for (ConfigEntries module : modules(directory.resolve(MODULES))) {
             String type = module.text("type", "");
             switch (type.substring(type.lastIndexOf('.') + 1)) {
                 case "Transformer" -> {}
@@ -107,12 +105,15 @@ public record EmbeddingConfig(
                 all.text("default_prompt_name", null));
     }
 
-    private static JsonArray modules(Path file) throws IOException {
+    private static List<ConfigEntries> modules(Path file) throws IOException {
         if (!Files.exists(file)) {
-            return new JsonArray();
+            return List.of();
         }
         try {
-            return new Gson().fromJson(Files.readString(file), JsonArray.class);
+            JsonElement modules = JsonParser.parseString(Files.readString(file));
+            return modules.getAsJsonArray().asList().stream()
+                    .map(each -> new ConfigEntries(each.getAsJsonObject()))
+                    .toList();
         } catch (RuntimeException e) {
             throw new IllegalArgumentException(file + ": not a list of modules", e);
         }

@@ -23,6 +23,7 @@ import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.Embeddings;
 import org.djlx.llm.files.FakeHub;
 import org.djlx.llm.files.ModelHub;
+import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.model.EncoderFiles;
 import org.djlx.llm.model.EncoderReference;
 import org.djlx.llm.text.ContextLengthException;
@@ -32,6 +33,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Embeddings of random models equal those of a reference in float64. */
 class EmbeddingEngineTest {
@@ -268,6 +270,15 @@ class EmbeddingEngineTest {
                 List.of(Map.of("path", "", "type", "sentence_transformers.models.WordWeights")));
         String message = assertThrows(IllegalArgumentException.class, this::load).getMessage();
         assertTrue(message.contains("WordWeights"), message);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"", "null", "[1]", "[null]", "{}", "["})
+    void namesModulesThatAreNoList(String modules) throws IOException {
+        Files.writeString(directory.resolve("modules.json"), modules);
+        Exception e =
+                assertThrows(IllegalArgumentException.class, () -> EmbeddingConfig.read(directory));
+        assertTrue(e.getMessage().contains("modules.json"), e.getMessage());
     }
 
     @Test
