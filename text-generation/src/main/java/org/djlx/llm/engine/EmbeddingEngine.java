@@ -38,6 +38,10 @@ public final class EmbeddingEngine implements EmbeddingModel {
 
     private static final Logger LOG = LoggerFactory.getLogger(EmbeddingEngine.class);
 
+    private static final String NOT_FINITE =
+            "a vector has NaN or infinity; if the type is float16, use bfloat16 or float32, whose"
+                    + " range is larger; otherwise check the files of the weights";
+
     private final Path directory;
     private final EmbeddingConfig config;
     private final TokenizerReader reader; // closes the tokenizer
@@ -104,12 +108,21 @@ public final class EmbeddingEngine implements EmbeddingModel {
             List<int[]> tokens = batch.stream().map(EmbeddingQueue.Text::tokens).toList();
             float[][] vectors = encoder.encode(tokens, config.pooling());
             for (int i = 0; i < vectors.length; i++) {
-                batch.get(i).call().complete(batch.get(i).index(), vectors[i]);
+                EmbeddingQueue.Text text = batch.get(i);
+                if (isFinite(vectors[i])) {
+                    text.call().complete(text.index(), vectors[i]);
+                } else { // JSON has no such number, and other texts may have none.
+                    text.call().fail(new ArithmeticException(NOT_FINITE));
+                }
             }
         } catch (Throwable e) { // For example out of memory: a smaller batch may fit.
             LOG.warn("a batch of {} texts has failed", batch.size(), e);
             batch.forEach(text -> text.call().fail(e));
         }
+    }
+
+    private static boolean isFinite(float[] vector) {
+        return IntStream.range(0, vector.length).allMatch(i -> Float.isFinite(vector[i]));
     }
 
     @Override

@@ -13,6 +13,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
@@ -279,6 +280,32 @@ class EmbeddingEngineTest {
         Exception e =
                 assertThrows(IllegalArgumentException.class, () -> EmbeddingConfig.read(directory));
         assertTrue(e.getMessage().contains("modules.json"), e.getMessage());
+    }
+
+    @Test
+    void vectorsThatAreNoNumbersAreAnError() throws IOException {
+        EncoderFiles.write(directory, "bert", "", "mean_tokens");
+        for (Path file : list(directory)) {
+            if (file.toString().endsWith(".safetensors")) {
+                byte[] bytes = Files.readAllBytes(file);
+                Arrays.fill(bytes, bytes.length - 4, bytes.length, (byte) -1); // NaN
+                Files.write(file, bytes);
+            }
+        }
+        try (EmbeddingModel model = load()) {
+            List<int[]> texts = List.of(new int[] {1, 2});
+            Exception e =
+                    assertThrows(
+                            IllegalStateException.class,
+                            () -> model.embedTokens(texts, model.dimensions()));
+            assertTrue(e.getMessage().contains("NaN"), e.getMessage());
+        }
+    }
+
+    private static List<Path> list(Path directory) throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.toList();
+        }
     }
 
     @Test
