@@ -209,17 +209,22 @@ abstract class Architecture {
      * if {@code layer_types} is missing.
      */
     static int window(ConfigEntries json, int index, boolean sliding) {
-        boolean slides = sliding;
+        return slides(json, index, sliding) ? json.integer("sliding_window", 0) : 0;
+    }
+
+    /** Returns whether {@code layer_types} gives a layer a window; {@code usual} if missing. */
+    static boolean slides(ConfigEntries json, int index, boolean usual) {
         List<JsonElement> types = json.array("layer_types");
-        if (!types.isEmpty()) {
-            check(index < types.size(), "layer_types has no entry for layer %d", index);
-            String type = types.get(index).getAsString();
-            slides = type.equals("sliding_attention");
-            check(
-                    slides || type.equals("full_attention"),
-                    "layer_types must hold full_attention or sliding_attention, not '%s'",
-                    type);
+        if (types.isEmpty()) {
+            return usual;
         }
-        return slides ? json.integer("sliding_window", 0) : 0;
+        check(index < types.size(), "layer_types has no entry for layer %d", index);
+        String type = types.get(index).getAsString();
+        boolean slides = type.equals("sliding_attention");
+        check(
+                slides || type.equals("full_attention"),
+                "layer_types must hold full_attention or sliding_attention, not '%s'",
+                type);
+        return slides;
     }
 }

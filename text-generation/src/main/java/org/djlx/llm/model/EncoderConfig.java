@@ -161,21 +161,10 @@ public sealed interface EncoderConfig {
             ModelConfig.size("global_attn_every_n_layers", every);
             int reach = json.integer("local_attention", 128) / 2;
             ModelConfig.size("half of local_attention", reach);
-            List<String> types =
-                    json.array("layer_types").stream().map(each -> each.getAsString()).toList();
-            check(
-                    types.isEmpty() || types.size() == sizes.layers,
-                    "layer_types must have %d entries, not %d",
-                    sizes.layers,
-                    types.size());
             return new ModernBert(
                     sizes,
                     IntStream.range(0, sizes.layers)
-                            .mapToObj(
-                                    i ->
-                                            types.isEmpty()
-                                                    ? i % every == 0
-                                                    : types.get(i).equals("full_attention"))
+                            .mapToObj(i -> !Architecture.slides(json, i, i % every != 0))
                             .map(
                                     isGlobal ->
                                             new Attention(

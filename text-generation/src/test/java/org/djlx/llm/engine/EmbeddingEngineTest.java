@@ -263,6 +263,15 @@ class EmbeddingEngineTest {
         assertTrue(message.contains(named), message);
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"chunked_attention", "full_attention"})
+    void namesLayerTypesThatItDoesNotHaveOrThatAreTooFew(String type) throws IOException {
+        EncoderFiles.write(directory, "modernbert", "model.", "mean_tokens");
+        change(directory.resolve("config.json"), "layer_types", List.of(type));
+        String message = assertThrows(IllegalArgumentException.class, this::load).getMessage();
+        assertTrue(message.contains("layer_types"), message);
+    }
+
     @Test
     void refusesModulesThatItDoesNotHave() throws IOException {
         EncoderFiles.write(directory, "bert", "", "mean_tokens");
