@@ -5,12 +5,13 @@ import java.io.IOException;
 import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 
 /**
  * Forwards connections to a server on this host. On request, it closes current and new connections,
- * or delays new ones.
+ * or delays new ones, or what the server sends.
  */
 public final class RefusingProxy implements AutoCloseable {
 
@@ -20,6 +21,7 @@ public final class RefusingProxy implements AutoCloseable {
     private final List<Socket> open = new ArrayList<>();
     private boolean refuses;
     private boolean holds;
+    private volatile Duration delay = Duration.ZERO;
 
     public RefusingProxy(int server) throws IOException {
         this.server = server;
@@ -38,6 +40,11 @@ public final class RefusingProxy implements AutoCloseable {
 
     public synchronized void hold(boolean hold) {
         holds = hold;
+    }
+
+    /** Delays what the server sends, except for single bytes. */
+    public void delayLonger(Duration time) {
+        delay = time;
     }
 
     private synchronized void endAll() throws IOException {
@@ -69,18 +76,23 @@ public final class RefusingProxy implements AutoCloseable {
         Socket target = new Socket(InetAddress.getByName("localhost"), server);
         open.add(client);
         open.add(target);
-        hand(client, target);
-        hand(target, client);
+        hand(client, target, false);
+        hand(target, client, true);
     }
 
-    private static void hand(Socket from, Socket to) {
+    private void hand(Socket from, Socket to, boolean delays) {
         Thread thread =
                 new Thread(
                         () -> {
                             try (from;
                                     to) {
-                                from.getInputStream().transferTo(to.getOutputStream());
-                            } catch (IOException e) {
+                                byte[] piece = new byte[8192];
+                                int count;
+                                while ((count = from.getInputStream().read(piece)) >= 0) {
+                                    Thread.sleep(delays && count > 1 ? delay.toMillis() : 0);
+                                    to.getOutputStream().write(piece, 0, count);
+                                }
+                            } catch (IOException | InterruptedException e) {
                                 // Ended.
                             }
                         },

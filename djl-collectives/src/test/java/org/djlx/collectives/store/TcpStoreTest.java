@@ -68,6 +68,29 @@ class TcpStoreTest extends StoreContractTest {
         assertEquals("v", text(pop.get()));
     }
 
+    @Test
+    void popWhoseAnswerComesAfterTheDeadlineLosesNoValue() throws Exception {
+        try (RefusingProxy proxy = new RefusingProxy(server.port());
+                Store slow =
+                        TcpStore.builder().setHost("localhost").setPort(proxy.port()).build()) {
+            Future<byte[]> pop = blocked(() -> popOrNull(slow, Duration.ofSeconds(2)));
+            // The end of the wait, a byte, comes at once, and the value after the deadline.
+            proxy.delayLonger(Duration.ofSeconds(3));
+            server.queuePush("q", bytes("v"));
+            byte[] value = pop.get();
+            proxy.delayLonger(Duration.ZERO);
+            assertEquals("v", text(value == null ? server.queuePop("q", SHORT) : value));
+        }
+    }
+
+    private static byte[] popOrNull(Store store, Duration timeout) {
+        try {
+            return store.queuePop("q", timeout);
+        } catch (StoreTimeoutException e) {
+            return null;
+        }
+    }
+
     private boolean waitFor(String key) {
         store.waitFor(List.of(key), LONG);
         return true;

@@ -499,6 +499,8 @@ public abstract class TcpStoreClient implements Store {
         if (answer != Command.STOP_WAITING) {
             throw new ProtocolException("WAIT was answered with " + answer);
         }
+        // A pop that gave up at the deadline would lose the value.
+        c.setReadTimeout(answerMillis);
         return true;
     }
 
