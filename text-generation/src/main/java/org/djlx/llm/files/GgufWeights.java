@@ -29,6 +29,7 @@ import org.djlx.nativeops.torch.Torch;
 final class GgufWeights implements TensorFiles {
 
     private static final int CHUNK = 1 << 20; // numbers that are dequantized at a time
+    private static final int MAX_EXPERTS = 1 << 14;
     private static final long PARALLEL = 1 << 16; // numbers from which on threads share the work
 
     /**
@@ -95,6 +96,13 @@ final class GgufWeights implements TensorFiles {
         long[] sizes = tensor.sizes();
         boolean isStack = name.contains("%d");
         long parts = isStack ? sizes[sizes.length - 1] : 1;
+        GgufFile.check(
+                parts <= MAX_EXPERTS,
+                "%s: %s has %d experts, more than %d",
+                file.path(),
+                tensor.name(),
+                parts,
+                MAX_EXPERTS);
         int dimensions = sizes.length - (isStack ? 1 : 0);
         long[] shape = new long[dimensions];
         for (int i = 0; i < dimensions; i++) {

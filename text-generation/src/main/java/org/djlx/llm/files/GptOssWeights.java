@@ -89,6 +89,9 @@ final class GptOssWeights implements TensorFiles {
                 "the experts of %s must have %d dimensions, of blocks the last one 16",
                 stored,
                 dimensions);
+        if (isPacked) {
+            requireScales(stored);
+        }
         long rows = sizes[kind.isEmpty() ? 2 : 1] / step;
         Shape shape =
                 switch (kind) {
@@ -104,6 +107,25 @@ final class GptOssWeights implements TensorFiles {
             specs.put(own, spec);
             entries.put(own, new Entry(spec, stored.name(), expert, first, step));
         }
+    }
+
+    private void requireScales(TensorSpec blocks) {
+        String name = scales(blocks.name());
+        Shape expected = blocks.shape().slice(0, 3);
+        GgufFile.check(
+                files.contains(name)
+                        && files.spec(name).shape().equals(expected)
+                        && files.spec(name).type() == ScalarType.UINT8
+                        && blocks.type() == ScalarType.UINT8,
+                "%s: %s must be UINT8, with %s of UINT8 and shape %s",
+                files.file(blocks.name()),
+                blocks,
+                name,
+                expected);
+    }
+
+    private static String scales(String blocks) {
+        return blocks.replaceFirst("_blocks$", "_scales");
     }
 
     @Override
@@ -157,8 +179,8 @@ final class GptOssWeights implements TensorFiles {
         if (!entry.stored.endsWith("_blocks")) {
             return all.transpose().get(rows);
         }
-        String scales = entry.stored.replaceFirst("_blocks$", "_scales");
-        NDArray powers = values(expert(manager, entry, scales).get(rows), GptOssWeights::power);
+        NDArray scales = expert(manager, entry, scales(entry.stored));
+        NDArray powers = values(scales.get(rows), GptOssWeights::power);
         return values(all.get(rows), GptOssWeights::pair)
                 .reshape(-1, GROUP)
                 .mul(powers)
