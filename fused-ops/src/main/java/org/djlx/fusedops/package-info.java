@@ -2,7 +2,8 @@
 /**
  * Tensor-parallel operators that overlap communication with the matmul. Each operator has a package
  * under {@code internal}: its checked sizes, its plan and its paths. {@code internal.path} holds
- * their common part, such as {@code PathChooser}, which decides the path of a call.
+ * their common part, such as {@code PathChooser}, which decides the path of all-gather + matmul and
+ * of matmul + reduce-scatter.
  *
  * <ul>
  *   <li>{@link ChunkProducer} - a computation before a pipelined all-to-all

@@ -82,7 +82,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>An operation writes only to its half of a peer's buffer. On CPUs it can then start while a
  *       slower rank still reads the data of the previous operation.
  *   <li>On GPUs, an operation reads all received data before it ends, and writes to a peer only
- *       after the peer has reached the operation. {@linkplain P2pStream#put Puts} wait for that.
+ *       after the peer has entered it. {@linkplain P2pStream#put Puts} wait for all ranks to enter.
  *       Code that writes by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
  *   <li>Copy to and from views of peers by {@link Torch#copy} or {@link P2pStream#put}. On GPUs
  *       these copies wait for this rank's stream only. {@code NDArray.copyTo} and other code of

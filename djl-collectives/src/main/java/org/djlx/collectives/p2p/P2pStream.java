@@ -26,8 +26,8 @@ public interface P2pStream extends AutoCloseable {
 
     /**
      * Copies bytes to a rank's P2P memory. On GPUs a stream's first put to a peer waits until all
-     * ranks have reached the operation. A rank reaches it with its first put, signal, wait, epoch
-     * or barrier.
+     * ranks have entered the operation. A rank enters with its first put, signal, wait, epoch or
+     * barrier of all ranks.
      *
      * @param offset the destination, in bytes from the start of the buffer
      */
@@ -50,7 +50,7 @@ public interface P2pStream extends AutoCloseable {
     void waitSignals(int channel, long epoch);
 
     /**
-     * Makes later work of this stream wait until all ranks have reached their barrier, and finished
+     * Makes later work of this stream wait until all ranks are at their barrier, and have finished
      * the work of their streams before it. All ranks call it in the same order within an operation,
      * on one of their streams. Includes an {@link P2pBuffers#awaitAgreement}.
      */

@@ -5,8 +5,11 @@
 /**
  * Symmetric memory, which peers read and write directly, and streams for operators on it; the
  * counterpart of PyTorch's {@code SymmetricMemory}. Start with {@link P2pBuffers}: its rules say
- * who may write into a peer's memory, and when. Writers on GPUs are {@code P2pStream.put}, the
- * exchange and all-reduce kernels of {@code internal.cudap2p}, and the FUSED kernels of fused-ops.
+ * who may write into a peer's buffer and heap, and when. Writers there are {@code P2pStream.put},
+ * {@code P2pBuffers.exchange}, copies to views, {@code CopyExchange} of {@code internal.cudap2p},
+ * and of fused-ops the FUSED kernels and the all-to-all by device sizes. {@link OneShotSlots} are
+ * other memory with rules of their own: there the all-reduce kernels, {@code ExchangeKernels},
+ * GATHERED and all-reduce + RMSNorm write.
  *
  * <ul>
  *   <li>{@link P2pBuffers} - a group's symmetric memory and signals

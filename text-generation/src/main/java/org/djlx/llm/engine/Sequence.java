@@ -153,7 +153,7 @@ final class Sequence {
         }
     }
 
-    /** Forgets the blocks: all tokens have to be computed again. */
+    /** Forgets the blocks. Tokens that are not found in the prefix cache are computed again. */
     void removeBlocks() {
         blocks.clear();
         slots = new int[0];

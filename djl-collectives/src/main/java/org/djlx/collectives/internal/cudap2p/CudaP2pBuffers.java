@@ -52,7 +52,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private enum Progress {
         OUTSIDE, // the current stream has not entered, or the side stream is not in use
         ENTERED, // peers may write to this rank's memory
-        REACHED // all peers have entered: the stream may write to their memory
+        PEERS_ENTERED // all peers have entered: the stream may write to their memory
     }
 
     private final P2pRegion region;
@@ -221,7 +221,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         Required.argument("exchange: operation", operation);
         requireUnderWay();
         checkRange(rank, offset, byteSize);
-        progress = Progress.REACHED;
+        progress = Progress.PEERS_ENTERED;
         signals.exchange(running, offset, part, byteSize, operation.timeout());
         return true;
     }
@@ -271,7 +271,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Lets a stream wait until all peers have entered, before it first writes to them. */
     private void reach(CudaStream stream) {
         enter();
-        if ((stream == side ? sideProgress : progress) != Progress.REACHED) {
+        if ((stream == side ? sideProgress : progress) != Progress.PEERS_ENTERED) {
             setReached(stream);
             signals.awaitEntered(stream, underWay.timeout());
         }
@@ -279,9 +279,9 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     private void setReached(CudaStream stream) {
         if (stream == side) {
-            sideProgress = Progress.REACHED;
+            sideProgress = Progress.PEERS_ENTERED;
         } else {
-            progress = Progress.REACHED;
+            progress = Progress.PEERS_ENTERED;
         }
     }
 

@@ -26,8 +26,10 @@
 /**
  * Backend {@code cuda_p2p}: NCCL, and next to it all-reduces and operators over peer-mapped memory.
  * Hosts do not wait for each other: a rank publishes a call and enqueues it, and the calls are
- * compared afterwards. A rank writes into a peer's memory only after the peer has entered the
- * operation: docs/design/memory-and-signals.md, invariants 7 and 8.
+ * compared afterwards. Into a peer's buffer and heap a rank writes only after the peer has entered
+ * the operation (docs/design/memory-and-signals.md, invariants 7 and 8); into its slots of the
+ * one-shot kernels at once, because two halves take turns and the data is its own flag
+ * (docs/design/all-reduce.md, invariants 1 and 2).
  *
  * <p>Streams:
  *

@@ -18,11 +18,11 @@ import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.cuda.GpuRates;
 
 /**
- * Decides the path of an operator, from values that all ranks know. The first rule that applies
- * decides:
+ * Decides the path of all-gather + matmul and of matmul + reduce-scatter, from values that all
+ * ranks know, where {@link Fallbacks} have no reason for NCCL. The first rule that applies decides:
  *
  * <ol>
- *   <li>a forced path, if it is possible here ({@link Fallbacks})
+ *   <li>a forced path, if it is possible here; if it is not, only FUSED and PIPELINED are left
  *   <li>one rank: PIPELINED, a matmul without communication
  *   <li>on CPUs: the size of a part
  *   <li>the fastest path of a {@linkplain PathMeasurement measurement}

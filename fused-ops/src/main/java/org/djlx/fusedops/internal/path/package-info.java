@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The common part of operators: arguments, plans, the choice of a path, and building blocks of
- * paths. {@link PathChooser} decides the path of an operator; its paths stand in the operator's own
- * package.
+ * paths. {@link MatmulPlan} asks {@link PathChooser} for the path, unless {@link Fallbacks} has a
+ * reason for NCCL; the paths stand in the operator's own package.
  *
  * <ul>
  *   <li>{@link Axes} - moves and merges dimensions of arrays
