@@ -86,7 +86,8 @@ final class TorchOps extends ArrayOps {
 
     @Override
     Sum add(NDArray residual, NDArray partial, NDArray postNorm, NDArray norm) {
-        if (!divided && postNorm == null) {
+        // Gemma's norms are in float32.
+        if (!divided && postNorm == null && Torch.scalarType(norm) == Torch.scalarType(partial)) {
             return allReduceAndAdd(residual, partial, norm);
         }
         NDArray complete = divided ? partial : sum(partial);

@@ -21,7 +21,7 @@ import picocli.CommandLine.Command;
 public final class Commands extends RootCommand {
 
     /** Runs a command and ends the JVM with its exit code. */
-    static void run(String[] args) {
+    public static void main(String[] args) {
         new Commands().runAndExit(args);
     }
 

@@ -11,6 +11,6 @@ public final class Main {
     /** Runs a command and ends the JVM with its exit code. */
     public static void main(String[] args) {
         Launch.requirePicocli();
-        Commands.run(args);
+        Commands.main(args);
     }
 }

@@ -139,6 +139,7 @@ class ModelFixturesGpuTest {
     @ParameterizedTest
     @MethodSource("references")
     void hasTheLogProbabilitiesOfTheReferenceInBfloat16(String name) throws Exception {
+        GpuTests.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         LlamaReference reference = ReferenceModels.write(name, directory);
         Path file = directory.resolve("config.json");
         JsonObject config = JsonParser.parseString(Files.readString(file)).getAsJsonObject();

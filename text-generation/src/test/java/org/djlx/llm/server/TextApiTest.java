@@ -1080,6 +1080,7 @@ class TextApiTest {
                         .sample(Runnable.class, () -> () -> {})
                         .sample("requests", List::of)
                         .except("AnswerFormat", "what it words comes from a generation")
+                        .except("Commands.main", "it ends the JVM")
                         .except("Main.main", "it ends the JVM")
                         .except("ModelOptions", "a command line fills it")
                         .except("ServerOptions", "a command line fills it");
