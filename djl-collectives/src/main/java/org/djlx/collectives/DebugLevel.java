@@ -12,10 +12,10 @@ import org.djlx.nativeops.host.Required;
  */
 public enum DebugLevel {
 
-    /** No more than what costs nothing. */
+    /** Only checks that cost no time. */
     OFF,
 
-    /** The log tells of each group when it is created and when it is destroyed. */
+    /** Logs the creation and the end of each group. */
     INFO,
 
     /**

@@ -51,8 +51,8 @@ public interface Work {
     /**
      * {@return how long the operation ran; empty until it has ended, if it was recorded in a CUDA
      * graph, or if the backend does not tell} From the start of its work, or on a GPU from when the
-     * host enqueued it, until the host noticed its end: on a GPU up to a millisecond later, if
-     * nobody waits. Measure GPU work with CUDA events.
+     * host enqueued it, until the host noticed its end: on a GPU up to a millisecond later, if no
+     * thread waits for the work. Measure GPU work with CUDA events.
      */
     default Optional<Duration> duration() {
         return Optional.empty();

@@ -20,7 +20,9 @@ public final class CreatingThread {
     private final Thread thread = Thread.currentThread();
     private volatile boolean alone = true;
 
-    /** Has a wait for the other ranks logged soon, if no other thread has called so far. */
+    /**
+     * Warns of a long wait sooner, after {@link #PATIENCE}, if no other thread has called so far.
+     */
     void called(Operation operation) {
         if (alone && Thread.currentThread() != thread) {
             alone = false;

@@ -38,7 +38,8 @@ final class InputCheck {
         long count;
         long first;
         try (NDArray nan = input.isNaN();
-                NDArray ones = nan.toType(DataType.INT64, false).flatten();
+                NDArray wide = nan.toType(DataType.INT64, false);
+                NDArray ones = wide.flatten();
                 NDArray sum = ones.sum();
                 NDArray place = ones.argMax()) {
             CurrentStreams.await(input.getDevice());

@@ -12,7 +12,7 @@
  *   <li>SubGroups - creates sub-groups
  *   <li>MonitoredBarrier - barrier that names missing ranks
  *   <li>Lifeline - frees a group that is garbage but was not destroyed
- *   <li>CreatingThread - has the log tell of a thread that calls for all ranks of a local group
+ *   <li>CreatingThread - warns of a thread that calls for all ranks of a local group
  *   <li>HostWait - blocks the host until a work has ended
  *   <li>JobId - identifier that separates the flight records of jobs
  *   <li>RankThreads - one thread per rank
