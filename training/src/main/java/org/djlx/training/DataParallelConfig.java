@@ -58,7 +58,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private MixedPrecisionPolicy precision =
             property("mixedPrecision", MixedPrecisionPolicy.class, MixedPrecisionPolicy.NONE);
     private GradScaler scaler; // null if it is not set here
-    private LossWeight weight; // null if losses are not weighted
+    private Optional<LossWeight> weight = Optional.empty();
     private ProcessGroup group;
 
     /** Throws an {@link IllegalArgumentException} if a system property has an illegal value. */
@@ -76,7 +76,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                     ranks() != null && ranks() > 1
                             || group != null
                             || join
-                            || weight != null
+                            || weight.isPresent()
                             || sharding != ShardingStrategy.NO_SHARD
                             || precision != MixedPrecisionPolicy.NONE;
             if (ignored && !(trainer instanceof DataParallelTrainer)) {
@@ -169,7 +169,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * ranks.
      */
     public DataParallelConfig optLossWeight(LossWeight weight) {
-        this.weight = Required.argument("optLossWeight: weight", weight);
+        this.weight = Optional.of(Required.argument("optLossWeight: weight", weight));
         return this;
     }
 
@@ -338,7 +338,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     Optional<LossWeight> lossWeight() {
-        return Optional.ofNullable(weight);
+        return weight;
     }
 
     GradientHook hook() {
@@ -376,7 +376,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                         + " sharding %s",
                 precision,
                 reduction(),
-                weight != null,
+                weight.isPresent(),
                 hook.name(),
                 bucketBytes(),
                 syncBatchNorm,
