@@ -3,7 +3,6 @@ package org.djlx.llm.engine;
 
 import ai.djl.Device;
 import ai.djl.ndarray.types.DataType;
-import ai.djl.util.Progress;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -45,7 +44,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
     private final Path directory;
     private final EmbeddingConfig config;
     private final TokenizerReader reader; // closes the tokenizer
-    private final ModelTokenizer tokenizer; // null if the model has none
+    private final Optional<ModelTokenizer> tokenizer;
     private final List<SequenceEncoder> encoders = new ArrayList<>(); // one a device
     private final List<Thread> ranks = new ArrayList<>();
     private final EmbeddingQueue queue;
@@ -53,7 +52,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
     private final boolean truncates;
 
     private EmbeddingEngine(Builder builder) throws IOException {
-        directory = GgufDirectory.of(builder.directory);
+        directory = GgufDirectory.of(builder.source.directory());
         config = EmbeddingConfig.read(directory);
         truncates = builder.truncation;
         reader = new TokenizerReader(directory);
@@ -68,7 +67,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
             int positions = encoders.get(0).maxLength();
             maxLength =
                     config.maxLength() == 0 ? positions : Math.min(positions, config.maxLength());
-            tokenizer = reader.tokenizer();
+            tokenizer = Optional.ofNullable(reader.tokenizer());
             int count = builder.devices.isEmpty() ? builder.ranks : devices.size();
             queue = new EmbeddingQueue(count, builder.batchTokens, builder.maxQueued);
             for (int i = 0; i < count; i++) {
@@ -162,7 +161,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
     @Override
     public int[] encode(String text, String prompt) {
         check(
-                tokenizer != null,
+                tokenizer.isPresent(),
                 "a text requires a tokenizer, and %s has no tokenizer.json; pass tokens",
                 directory);
         String name = prompt == null ? config.defaultPrompt() : prompt;
@@ -172,6 +171,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
                 name,
                 config.prompts().keySet());
         String whole = name == null ? text : config.prompts().get(name) + text;
+        ModelTokenizer tokenizer = this.tokenizer.get();
         if (!truncates) {
             ContextLengthException.check(whole, tokenizer, maxLength);
         }
@@ -182,12 +182,11 @@ public final class EmbeddingEngine implements EmbeddingModel {
         if (!truncates) {
             throw new ContextLengthException(tokens.length, 0, maxLength);
         }
-        return truncated(whole, tokens);
+        return truncated(tokenizer.encode(whole, false), tokens);
     }
 
-    /** Drops tokens at the end of a text, but keeps the special tokens after it. */
-    private int[] truncated(String text, int[] tokens) {
-        int[] plain = tokenizer.encode(text, false);
+    /** Drops tokens at the end of a text, {@code plain}, but keeps the special tokens after it. */
+    private int[] truncated(int[] plain, int[] tokens) {
         int before =
                 IntStream.rangeClosed(0, tokens.length - plain.length)
                         .filter(
@@ -224,7 +223,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
 
     @Override
     public Optional<TextTokenizer> tokenizer() {
-        return Optional.ofNullable(tokenizer);
+        return tokenizer.map(each -> each);
     }
 
     @Override
@@ -249,8 +248,7 @@ public final class EmbeddingEngine implements EmbeddingModel {
 
     public static final class Builder {
 
-        private String model;
-        private Path directory;
+        private ModelSource source = ModelSource.missing();
         private List<Device> devices = List.of();
         private int ranks = 1;
         private DataType type;
@@ -262,13 +260,13 @@ public final class EmbeddingEngine implements EmbeddingModel {
 
         /** Sets the model: a name on a Hugging Face hub, or a directory; see {@link ModelHub}. */
         public Builder setModel(String model) {
-            this.model = model;
+            source = ModelSource.named(model, LOG);
             return this;
         }
 
         /** Sets the model's directory. Either this or {@link #setModel} is required. */
         public Builder setDirectory(Path directory) {
-            this.directory = directory;
+            source = () -> directory;
             return this;
         }
 
@@ -324,9 +322,6 @@ public final class EmbeddingEngine implements EmbeddingModel {
          * @throws IllegalArgumentException if the model or an option is not supported
          */
         public EmbeddingEngine build() throws IOException {
-            check(
-                    (directory == null) != (model == null),
-                    "set the model's directory or its name: setDirectory or setModel");
             for (Device device : devices) {
                 check(device.isGpu(), "%s is not a GPU; set CPU ranks with optRanks", device);
             }
@@ -336,11 +331,6 @@ public final class EmbeddingEngine implements EmbeddingModel {
             check(ranks >= 1, "ranks must be 1 or more, not %d", ranks);
             check(batchTokens >= 1, "batchTokens must be 1 or more, not %d", batchTokens);
             check(maxQueued >= 1, "maxQueued must be 1 or more, not %d", maxQueued);
-            if (directory == null) {
-                Progress download = new LoadingProgress(LOG::info);
-                directory = ModelHub.builder().optProgress(download).build().directory(model);
-                model = null;
-            }
             return ContextLoader.of(EmbeddingEngine.class, () -> new EmbeddingEngine(this));
         }
     }

@@ -94,6 +94,9 @@ final class EmbeddingQueue {
         }
         try {
             return call.await();
+        } catch (IllegalStateException e) {
+            remove(call); // Its other texts are not needed.
+            throw e;
         } catch (InterruptedException e) {
             remove(call);
             Thread.currentThread().interrupt();

@@ -213,20 +213,11 @@ public final class TextEngine implements TextGenerator {
         reader.close();
     }
 
-    /** Where a model comes from. */
-    private interface ModelSource {
-        Path directory() throws IOException;
-    }
-
     /** Options of an engine. */
     public static final class Builder {
 
         // Package-private fields are read by GeneratorSettings.
-        private ModelSource source =
-                () -> {
-                    throw new IllegalArgumentException(
-                            "set the model's directory or its name: setDirectory or setModel");
-                };
+        private ModelSource source = ModelSource.missing();
         private DataType type; // null for that of config.json
         private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
         Quantization quantization = Quantization.NONE;
@@ -252,8 +243,7 @@ public final class TextEngine implements TextGenerator {
          * shows the progress.
          */
         public Builder setModel(String model) {
-            Progress download = new LoadingProgress(LOG::info);
-            source = () -> ModelHub.builder().optProgress(download).build().directory(model);
+            source = ModelSource.named(model, LOG);
             return this;
         }
 

@@ -10,6 +10,7 @@
  * KvCacheManager     allocates blocks for sequences, and finds the blocks of a cached prefix
  * ModelRank          the worker of one rank
  * ModelRanks         all ranks of a generator, and loading the model onto them
+ * ModelSource        where the model of a builder comes from: a directory or a name
  * PieceQueue         the queue between the engine thread and the caller
  * Scheduler          continuous batching, chunked prefill, preemption (a sequence loses its blocks and waits)
  * Sequence           a request being served

@@ -19,8 +19,8 @@ public final class ChatFormat {
 
     private final TextTokenizer tokenizer;
     private final ChatTemplate template;
-    private final ToolFormat tools; // null if the model has none
-    private final ReasoningFormat reasoning; // null if the model has none
+    private final Optional<ToolFormat> tools;
+    private final Optional<ReasoningFormat> reasoning;
     private final Map<Integer, String> markers = new HashMap<>(); // by token, of both formats
 
     /**
@@ -37,14 +37,10 @@ public final class ChatFormat {
         }
         this.tokenizer = tokenizer;
         this.template = template;
-        this.tools = tools == null ? ToolFormat.of(template).orElse(null) : tools;
-        this.reasoning = reasoning == null ? ReasoningFormat.of(template).orElse(null) : reasoning;
-        if (this.tools != null) {
-            addMarker(this.tools.marker());
-        }
-        if (this.reasoning != null) {
-            this.reasoning.markers().forEach(this::addMarker);
-        }
+        this.tools = Optional.ofNullable(tools).or(() -> ToolFormat.of(template));
+        this.reasoning = Optional.ofNullable(reasoning).or(() -> ReasoningFormat.of(template));
+        this.tools.ifPresent(format -> addMarker(format.marker()));
+        this.reasoning.ifPresent(format -> format.markers().forEach(this::addMarker));
     }
 
     /** Keeps the text of a marker that is a special token, which detokenizing leaves out. */
@@ -62,12 +58,12 @@ public final class ChatFormat {
 
     /** {@return how the model writes calls of tools; empty if it calls none} */
     public Optional<ToolFormat> tools() {
-        return Optional.ofNullable(tools);
+        return tools;
     }
 
     /** {@return how the model writes its reasoning; empty if it has none} */
     public Optional<ReasoningFormat> reasoning() {
-        return Optional.ofNullable(reasoning);
+        return reasoning;
     }
 
     /**
@@ -93,13 +89,12 @@ public final class ChatFormat {
     }
 
     private ToolFormat toolFormat() {
-        if (tools == null) {
-            throw new IllegalArgumentException(
-                    "this model has no known format of tool calls; name one of "
-                            + ToolFormat.names()
-                            + " when you load it");
-        }
-        return tools;
+        return tools.orElseThrow(
+                () ->
+                        new IllegalArgumentException(
+                                "this model has no known format of tool calls; name one of "
+                                        + ToolFormat.names()
+                                        + " when you load it"));
     }
 
     /** {@return the grammar of calls and contents; {@code content} is null if these are free} */
@@ -114,20 +109,23 @@ public final class ChatFormat {
      * @throws IllegalArgumentException as {@link ReasoningFormat#grammar}
      */
     public Grammar grammar(int[] prompt, ChatTools tools, Grammar answer) {
-        return reasoning == null || answer == null
+        return reasoning.isEmpty() || answer == null
                 ? answer
-                : reasoning.grammar(start(prompt, tools), answer);
+                : reasoning.get().grammar(start(reasoning.get(), prompt, tools), answer);
     }
 
     /** {@return parts for the answer to a prompt} */
     public AnswerParts newParts(int[] prompt, ChatTools tools, boolean includesReasoning) {
         ToolCallStream calls = tools == null ? null : tools.newStream(toolFormat());
         AnswerStream stream =
-                reasoning == null ? calls : reasoning.newStream(start(prompt, tools), calls);
+                reasoning
+                        .<AnswerStream>map(
+                                format -> format.newStream(start(format, prompt, tools), calls))
+                        .orElse(calls);
         return new AnswerParts(markers, includesReasoning, stream);
     }
 
-    private ReasoningFormat.Start start(int[] prompt, ChatTools tools) {
+    private ReasoningFormat.Start start(ReasoningFormat reasoning, int[] prompt, ChatTools tools) {
         boolean isCall =
                 tools != null && tools.isForced() && !toolFormat().promptSuffix().isEmpty();
         return isCall ? ReasoningFormat.Start.ANSWER : reasoning.start(end(prompt));
