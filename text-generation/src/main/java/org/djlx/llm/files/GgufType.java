@@ -30,7 +30,7 @@ enum GgufType {
         void dequantize(ByteBuffer block, float[] out, int at);
     }
 
-    private final int code;
+    final int code; // ggml's
     final int blockSize; // numbers
     final int blockBytes;
     private final Block block;

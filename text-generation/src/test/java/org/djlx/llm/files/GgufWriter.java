@@ -20,10 +20,12 @@ import java.util.TreeMap;
 import java.util.stream.IntStream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.LlamaFiles;
+import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Rope;
 
 /** Writes GGUF files, of Hugging Face's models as llama.cpp's convert_hf_to_gguf.py does. */
-final class GgufWriter {
+public final class GgufWriter {
 
     private record Tensor(long[] sizes, int type, byte[] data) {}
 
@@ -31,7 +33,7 @@ final class GgufWriter {
     private final Map<String, Tensor> tensors = new LinkedHashMap<>();
     private int entries;
 
-    GgufWriter put(String key, Object value) {
+    public GgufWriter put(String key, Object value) {
         entries++;
         text(metadata, key);
         value(metadata, value, true);
@@ -42,6 +44,32 @@ final class GgufWriter {
     GgufWriter tensor(String name, int type, byte[] data, long... sizes) {
         tensors.put(name, new Tensor(sizes, type, data));
         return this;
+    }
+
+    /** Converts rows of float32 numbers, whose length is given. */
+    interface Conversion {
+
+        byte[] apply(byte[] rows, long columns);
+    }
+
+    /** Returns the same model with all matrices in another type. */
+    GgufWriter converted(int type, Conversion conversion) {
+        GgufWriter result = new GgufWriter();
+        result.metadata.writeBytes(metadata.toByteArray());
+        result.entries = entries;
+        tensors.forEach(
+                (name, tensor) -> {
+                    long columns = tensor.sizes[tensor.sizes.length - 1];
+                    result.tensors.put(
+                            name,
+                            tensor.sizes.length == 1
+                                    ? tensor
+                                    : new Tensor(
+                                            tensor.sizes,
+                                            type,
+                                            conversion.apply(tensor.data, columns)));
+                });
+        return result;
     }
 
     static byte[] floats(float[] numbers) {
@@ -144,12 +172,22 @@ final class GgufWriter {
         return files.get(0);
     }
 
-    Path write(Path file) throws IOException {
+    public Path write(Path file) throws IOException {
         return Files.write(file, bytes());
     }
 
+    /** Writes a random Llama of {@link LlamaFiles}. */
+    public static GgufWriter random(Path directory, ModelConfig config) throws IOException {
+        LlamaFiles.write(directory, config, 1);
+        JsonObject json = LlamaFiles.json(config);
+        JsonObject rope = json.getAsJsonObject("rope_scaling");
+        rope.add("rope_theta", json.get("rope_theta"));
+        json.add("rope_parameters", rope);
+        return of(directory, json);
+    }
+
     /** Writes the float32 model of a directory with rope_parameters, and a tokenizer of letters. */
-    static GgufWriter of(Path directory, JsonObject config) throws IOException {
+    public static GgufWriter of(Path directory, JsonObject config) throws IOException {
         GgufWriter writer = new GgufWriter();
         String type = config.get("model_type").getAsString();
         String name =

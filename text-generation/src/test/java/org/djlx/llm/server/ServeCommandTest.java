@@ -22,6 +22,11 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.stream.IntStream;
 import org.djlx.llm.files.FakeHub;
+import org.djlx.llm.files.GgufWriter;
+import org.djlx.llm.model.LlamaFiles;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.nativeops.TestJson;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -74,6 +79,51 @@ class ServeCommandTest extends CommandTest {
             assertEquals(200, answer.statusCode(), answer::body);
             assertTrue(answer.body().contains("\"completion_tokens\":8"), answer::body);
         }
+    }
+
+    /** A chat, a call and an answer that has a schema; the file has the template, too. */
+    @Test
+    void servesAGgufFile() throws Exception {
+        ModelConfig config = LlamaFiles.decodable(ScalarType.FLOAT32, false, 16);
+        String template =
+                "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+                        + "{% if tools %}<tool_call>{{ tools | tojson }}</tool_call>{% endif %}";
+        name = "small";
+        model =
+                GgufWriter.random(folder.resolve("original"), config)
+                        .put("tokenizer.chat_template", template)
+                        .write(folder.resolve("small.gguf"))
+                        .toString();
+        start();
+        String chat = "{'messages':[{'role':'user','content':'Hello'}],'max_tokens':60,'seed':1";
+        String plain = body("v1/chat/completions", chat + ",'ignore_eos':true}");
+        assertEquals(60, TestJson.at(plain, "usage.completion_tokens").getAsInt());
+        String schema =
+                "{'type':'object','properties':{'size':{'enum':['small','large']}},"
+                        + "'required':['size'],'additionalProperties':false}";
+        String object = "\\s*\\{\\s*\"size\"\\s*:\\s*\"(small|large)\"\\s*\\}\\s*";
+        String format = "'json_schema':{'name':'s','schema':" + schema + "}}}";
+        String shaped =
+                body(
+                        "v1/chat/completions",
+                        chat + ",'response_format':{'type':'json_schema'," + format);
+        String content = TestJson.at(shaped, "choices.0.message.content").getAsString();
+        assertTrue(content.matches(object), content);
+        String tool = "{'type':'function','function':{'name':'buy','parameters':" + schema + "}}";
+        String called =
+                body(
+                        "v1/chat/completions",
+                        chat + ",'tools':[" + tool + "],'tool_choice':'required'}");
+        String call = "choices.0.message.tool_calls.0.function.";
+        assertEquals("buy", TestJson.at(called, call + "name").getAsString());
+        String arguments = TestJson.at(called, call + "arguments").getAsString();
+        assertTrue(arguments.matches(object), arguments);
+    }
+
+    private String body(String path, String json) throws IOException, InterruptedException {
+        HttpResponse<String> answer = send(post(path, json));
+        assertEquals(200, answer.statusCode(), answer::body);
+        return answer.body();
     }
 
     /** Starts the server; its ranks are threads, or processes of launch. */
