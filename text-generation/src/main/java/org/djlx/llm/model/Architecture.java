@@ -3,43 +3,95 @@ package org.djlx.llm.model;
 
 import static org.djlx.llm.model.ConfigEntries.check;
 
-import com.google.gson.JsonElement;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
-import org.djlx.llm.model.LayerConfig.Activation;
 import org.djlx.llm.model.LayerConfig.Norms;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * What is particular to an architecture: how its {@code config.json} is read, where its weights
- * are, and what its layers compute. A subclass describes its layers as data; one forward pass
- * computes them. To add one, write a subclass and add it to {@link #ALL}; see {@code
- * docs/design/models.md}.
+ * What is particular to an architecture, as data; one forward pass computes all of them. To add
+ * one, add it to {@link #ALL}; see {@code docs/design/models.md}.
+ *
+ * @param layers describes the layers
+ * @param defaults the values of entries that {@code config.json} leaves out, if they differ from
+ *     Llama's
+ * @param names the names of tensors that differ from {@link TensorPart}'s
  */
-abstract class Architecture {
+record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart, String> names) {
+
+    /** Reads what a layer computes. */
+    interface LayerReader {
+        LayerConfig layer(ConfigEntries json, int index);
+    }
+
+    private static final Map<String, ?> GEMMA =
+            Map.of("head_dim", 256, "tie_word_embeddings", true);
+    private static final Map<TensorPart, String> GEMMA_NAMES =
+            Map.of(TensorPart.MLP_NORM, "pre_feedforward_layernorm");
+    private static final Map<String, ?> GLM = Map.of("head_dim", 128, "attention_bias", true);
+    private static final Map<TensorPart, String> GLM_NAMES =
+            Map.of(
+                    TensorPart.GATE, "mlp.gate_up_proj",
+                    TensorPart.UP, "mlp.gate_up_proj",
+                    TensorPart.ATTENTION_POST_NORM, "post_self_attn_layernorm",
+                    TensorPart.MLP_POST_NORM, "post_mlp_layernorm");
+    private static final Map<String, ?> GPT_OSS = // Files in MXFP4 name no type.
+            Map.of("head_dim", 64, "attention_bias", true, "dtype", "bfloat16");
+    private static final Map<TensorPart, String> MIXTRAL_NAMES =
+            Map.of(
+                    TensorPart.ROUTER, "block_sparse_moe.gate",
+                    TensorPart.EXPERT_GATE, "block_sparse_moe.experts.%d.w1",
+                    TensorPart.EXPERT_UP, "block_sparse_moe.experts.%d.w3",
+                    TensorPart.EXPERT_DOWN, "block_sparse_moe.experts.%d.w2");
+    private static final Map<TensorPart, String> PHI3_NAMES =
+            Map.of(
+                    TensorPart.QUERIES, "self_attn.qkv_proj",
+                    TensorPart.KEYS, "self_attn.qkv_proj",
+                    TensorPart.VALUES, "self_attn.qkv_proj",
+                    TensorPart.GATE, "mlp.gate_up_proj",
+                    TensorPart.UP, "mlp.gate_up_proj");
+    private static final Map<String, ?> QWEN3 = Map.of("head_dim", 128);
+
+    private static final Map<String, ?> TIED = Map.of("tie_word_embeddings", true);
 
     /** The architectures by {@code model_type}. */
     private static final Map<String, Architecture> ALL =
             new TreeMap<>(
                     Map.ofEntries(
-                            Map.entry("gemma", new Gemma()),
-                            Map.entry("gemma2", new Gemma2()),
-                            Map.entry("gemma3_text", new Gemma3()),
-                            Map.entry("glm", new Glm(Norms.INPUTS)),
-                            Map.entry("glm4", new Glm(Norms.INPUTS_AND_RESULTS)),
-                            Map.entry("gpt_oss", new GptOss()),
-                            Map.entry("granite", new Granite()),
-                            Map.entry("llama", new Llama()),
-                            Map.entry("mistral", new Mistral()),
-                            Map.entry("mixtral", new Mixtral()),
-                            Map.entry("olmo2", new Olmo2()),
-                            Map.entry("phi3", new Phi3()),
-                            Map.entry("qwen2", new Qwen2()),
-                            Map.entry("qwen3", new Qwen3()),
-                            Map.entry("qwen3_moe", new Qwen3Moe()),
-                            Map.entry("smollm3", new SmolLm3())));
+                            entry("gemma", Layers::gemma, GEMMA, Map.of()),
+                            entry("gemma2", Layers::gemma2, GEMMA, GEMMA_NAMES),
+                            entry("gemma3_text", Layers::gemma3, GEMMA, GEMMA_NAMES),
+                            entry("glm", (j, i) -> Layers.glm(j, Norms.INPUTS), GLM, GLM_NAMES),
+                            entry(
+                                    "glm4",
+                                    (j, i) -> Layers.glm(j, Norms.INPUTS_AND_RESULTS),
+                                    GLM,
+                                    GLM_NAMES),
+                            entry(
+                                    "gpt_oss",
+                                    Layers::gptOss,
+                                    GPT_OSS,
+                                    Map.of(TensorPart.ROUTER, "mlp.router")),
+                            entry("granite", Layers::granite, Map.of(), Map.of()),
+                            entry("llama", Layers::llama, Map.of(), Map.of()),
+                            entry("mistral", Layers::mistral, Map.of(), Map.of()),
+                            entry("mixtral", Layers::mixtral, Map.of(), MIXTRAL_NAMES),
+                            entry("olmo2", Layers::olmo2, Map.of(), Map.of()),
+                            entry("phi3", Layers::mistral, Map.of(), PHI3_NAMES),
+                            entry("qwen2", Layers::qwen2, Map.of(), Map.of()),
+                            entry("qwen3", Layers::qwen3, QWEN3, Map.of()),
+                            entry("qwen3_moe", Layers::qwen3Moe, QWEN3, Map.of()),
+                            entry("smollm3", Layers::smolLm3, TIED, Map.of())));
+
+    private static Map.Entry<String, Architecture> entry(
+            String modelType,
+            LayerReader layers,
+            Map<String, ?> defaults,
+            Map<TensorPart, String> names) {
+        return Map.entry(modelType, new Architecture(layers, defaults, names));
+    }
 
     static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
         String type = json.text("model_type", "");
@@ -57,7 +109,7 @@ abstract class Architecture {
                 ALL.keySet());
         PackedFormat.read(json); // Refuses those that are not supported.
         check(
-                !PackedFormat.isMxfp4(json) || architecture.readsMxfp4(),
+                !PackedFormat.isMxfp4(json) || type.equals("gpt_oss"),
                 "quantization_config of %s must not be mxfp4, which gpt_oss alone has",
                 type);
         return architecture.config(type, json, kvCacheDtype);
@@ -67,66 +119,34 @@ abstract class Architecture {
         return ALL.get(config.modelType());
     }
 
-    /** Describes a layer. */
-    abstract LayerConfig layer(ConfigEntries json, int index);
-
-    /** Returns the names of tensors that differ from {@link TensorPart}'s. */
-    Map<TensorPart, String> names() {
-        return Map.of();
-    }
-
-    /** Returns whether norms multiply by 1 plus their weight. */
-    boolean isGemma() {
-        return false;
-    }
-
-    /** Returns whether the output matrix is the embedding if {@code config.json} does not say. */
-    boolean isTied() {
-        return isGemma();
-    }
-
-    /** Returns the type of weights if {@code config.json} has none. */
-    String defaultType() {
-        return "float32";
-    }
-
-    /** Returns whether experts may be in MXFP4. */
-    boolean readsMxfp4() {
-        return false;
-    }
-
-    double epsilon(ConfigEntries json) {
-        return json.number("rms_norm_eps", 1e-6);
-    }
-
-    /** Returns the factor of embeddings in a model that computes in {@code type}. */
-    double embeddingScale(ConfigEntries json, ScalarType type) {
-        return 1;
-    }
-
-    double logitScale(ConfigEntries json) {
-        return 1;
-    }
-
-    /** Returns the head size if {@code config.json} has none; 0 for hidden size / heads. */
-    int defaultHeadSize() {
-        return 0;
-    }
-
-    private ModelConfig config(String type, ConfigEntries json, KvCacheDtype kvCacheDtype) {
+    ModelConfig config(String type, ConfigEntries file, KvCacheDtype kvCacheDtype) {
+        ConfigEntries json = file.withDefaults(defaults);
         int hidden = json.integer("hidden_size", null);
         int heads = json.integer("num_attention_heads", null);
         int count = json.integer("num_hidden_layers", null);
         ModelConfig.checkLayers(count);
-        int headSize = headSize(json);
-        ScalarType dtype = type(json.text("torch_dtype", json.text("dtype", defaultType())));
-        List<LayerConfig> layers = new ArrayList<>();
+        int headSize = Layers.headSize(json);
+        ScalarType dtype = type(json.text("torch_dtype", json.text("dtype", "float32")));
+        List<LayerConfig> read = new ArrayList<>();
         for (int i = 0; i < count; i++) {
-            layers.add(layer(json, i));
+            read.add(layers.layer(json, i));
         }
         int length = json.integer("max_position_embeddings", 2048);
-        for (LayerConfig layer : layers) {
+        for (LayerConfig layer : read) {
             length = Math.max(length, layer.attention().rope().maxLength());
+        }
+        boolean isGemma = type.startsWith("gemma");
+        double embeddingScale = isGemma ? gemmaScale(hidden, dtype) : 1;
+        double epsilon = json.number("rms_norm_eps", 1e-6);
+        double logitScale = 1;
+        if (type.equals("granite")) {
+            // Attention and MLP are multiplied by residual_multiplier before they are added to the
+            // residual stream. Only norms read the stream, so it is divided by it instead:
+            // embeddings are, and epsilon by its square.
+            double residual = Layers.positive(json, "residual_multiplier");
+            epsilon /= Math.pow(residual, 2);
+            embeddingScale = Layers.positive(json, "embedding_multiplier") / residual;
+            logitScale = 1 / Layers.positive(json, "logits_scaling");
         }
         return new ModelConfig(
                 type,
@@ -136,16 +156,29 @@ abstract class Architecture {
                 json.integer("num_key_value_heads", heads),
                 headSize,
                 length,
-                epsilon(json),
-                json.flag("tie_word_embeddings", isTied()),
+                epsilon,
+                json.flag("tie_word_embeddings", false),
                 json.integers("eos_token_id"),
                 dtype,
-                layers,
-                embeddingScale(json, dtype),
-                logitScale(json),
+                read,
+                embeddingScale,
+                logitScale,
                 json.number("final_logit_softcapping", 0.0),
-                isGemma(),
+                isGemma,
                 kvCacheDtype);
+    }
+
+    /** Returns a factor that is rounded to the model's type, as in transformers. */
+    private static double gemmaScale(int hidden, ScalarType type) {
+        double scale = Math.sqrt(hidden);
+        int bits =
+                switch (type) {
+                    case BFLOAT16 -> 8;
+                    case FLOAT16 -> 11;
+                    default -> 24;
+                };
+        double unit = Math.scalb(1.0, Math.getExponent(scale) + 1 - bits);
+        return Math.rint(scale / unit) * unit;
     }
 
     static ScalarType type(String name) {
@@ -157,74 +190,5 @@ abstract class Architecture {
                     throw new IllegalArgumentException(
                             "torch_dtype must be float32, float16 or bfloat16, not '" + name + "'");
         };
-    }
-
-    int headSize(ConfigEntries json) {
-        int hidden = json.integer("hidden_size", null);
-        int heads = json.integer("num_attention_heads", null);
-        ModelConfig.size("num_attention_heads", heads);
-        if (defaultHeadSize() != 0) {
-            return json.integer("head_dim", defaultHeadSize());
-        }
-        check(
-                json.has("head_dim") || hidden % heads == 0,
-                "hidden_size %d is not a multiple of num_attention_heads %d, and head_dim is"
-                        + " missing",
-                hidden,
-                heads);
-        return json.integer("head_dim", hidden / heads);
-    }
-
-    /** Reads the rotary embedding that all layers share. */
-    Rope rope(ConfigEntries json) {
-        // Newer files have these entries in rope_parameters.
-        String name = json.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-        double theta = json.number("rope_theta", 10000.0);
-        return Rope.read(json, json.entries(name), theta, headSize(json));
-    }
-
-    /** Reads attention as in Llama, without biases. */
-    LayerConfig.Attention attention(ConfigEntries json) {
-        return LayerConfig.Attention.of(rope(json), headSize(json), false);
-    }
-
-    static LayerConfig.Mlp mlp(ConfigEntries json) {
-        return new LayerConfig.Mlp(
-                json.integer("intermediate_size", null), activation(json), false, null);
-    }
-
-    static Activation activation(ConfigEntries json) {
-        String name = json.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-        String activation = json.text(name, "silu");
-        check(
-                List.of("silu", "gelu_pytorch_tanh").contains(activation),
-                "%s must be silu or gelu_pytorch_tanh, not '%s'",
-                name,
-                activation);
-        return activation.equals("silu") ? Activation.SILU : Activation.GELU_TANH;
-    }
-
-    /**
-     * Returns the sliding window of a layer, 0 if it attends to all tokens. {@code sliding} is used
-     * if {@code layer_types} is missing.
-     */
-    static int window(ConfigEntries json, int index, boolean sliding) {
-        return slides(json, index, sliding) ? json.integer("sliding_window", 0) : 0;
-    }
-
-    /** Returns whether {@code layer_types} gives a layer a window; {@code usual} if missing. */
-    static boolean slides(ConfigEntries json, int index, boolean usual) {
-        List<JsonElement> types = json.array("layer_types");
-        if (types.isEmpty()) {
-            return usual;
-        }
-        check(index < types.size(), "layer_types has no entry for layer %d", index);
-        String type = types.get(index).getAsString();
-        boolean slides = type.equals("sliding_attention");
-        check(
-                slides || type.equals("full_attention"),
-                "layer_types must hold full_attention or sliding_attention, not '%s'",
-                type);
-        return slides;
     }
 }

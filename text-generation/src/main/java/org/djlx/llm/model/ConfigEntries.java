@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
+import com.google.gson.Gson;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Predicate;
 
 /** The entries of a JSON object of a model's files. An entry of null counts as missing. */
@@ -15,6 +17,15 @@ record ConfigEntries(JsonObject json) {
         if (!condition) {
             throw new IllegalArgumentException(String.format(problem, values));
         }
+    }
+
+    /** Returns these entries, and others in place of those that are missing. */
+    ConfigEntries withDefaults(Map<String, ?> defaults) {
+        JsonObject all = json.deepCopy();
+        JsonObject others = new Gson().toJsonTree(defaults).getAsJsonObject();
+        others.asMap().keySet().removeIf(this::has);
+        others.asMap().forEach(all::add);
+        return new ConfigEntries(all);
     }
 
     JsonElement get(String name) {

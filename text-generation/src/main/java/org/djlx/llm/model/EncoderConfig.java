@@ -164,7 +164,7 @@ public sealed interface EncoderConfig {
             return new ModernBert(
                     sizes,
                     IntStream.range(0, sizes.layers)
-                            .mapToObj(i -> !Architecture.slides(json, i, i % every != 0))
+                            .mapToObj(i -> !Layers.slides(json, i, i % every != 0))
                             .map(
                                     isGlobal ->
                                             new Attention(

@@ -79,22 +79,10 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
             HeadNorms headNorms,
             boolean sinks) {
 
-        /** Attention without sinks. */
-        Attention(
-                Rope rope,
-                int window,
-                double scale,
-                double cap,
-                boolean inputBias,
-                boolean outputBias,
-                HeadNorms headNorms) {
-            this(rope, window, scale, cap, inputBias, outputBias, headNorms, false);
-        }
-
         /** {@return attention as in Llama, with or without biases} */
         static Attention of(Rope rope, int headSize, boolean bias) {
             double scale = 1 / Math.sqrt(headSize);
-            return new Attention(rope, 0, scale, 0, bias, bias, HeadNorms.NONE);
+            return new Attention(rope, 0, scale, 0, bias, bias, HeadNorms.NONE, false);
         }
 
         /** {@return this attention with another window, in tokens; 0 for all} */
@@ -112,6 +100,10 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
         Attention withScale(double factor) {
             return new Attention(
                     rope, window, factor, cap, inputBias, outputBias, headNorms, sinks);
+        }
+
+        Attention withBiases(boolean input, boolean output) {
+            return new Attention(rope, window, scale, cap, input, output, headNorms, sinks);
         }
 
         Attention withHeadNorms(HeadNorms norms) {

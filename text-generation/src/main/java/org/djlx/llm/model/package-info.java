@@ -2,21 +2,7 @@
 /* Package-private:
  * Architecture   what is particular to an architecture; found by model_type
  * ConfigEntries  checked entries of a JSON file
- * Gemma          Gemma 1
- * Gemma2         Gemma 2
- * Gemma3         Gemma 3 for text
- * Glm            GLM 4
- * GptOss         GPT-OSS
- * Granite        Granite
- * Llama          Llama
- * Mistral        Mistral
- * Mixtral        Mixtral
- * Olmo2          OLMo 2
- * Phi3           Phi 3
- * Qwen2          Qwen 2 and 2.5
- * Qwen3          Qwen 3
- * Qwen3Moe       Qwen 3 with experts
- * SmolLm3        SmolLM 3
+ * Layers         what the layers of each architecture compute
  */
 /**
  * What a model is: its configuration and the map of its weights. Computes nothing.

@@ -117,7 +117,7 @@ class ArchitectureTest {
         assertTrue(plain.withWindow(40).isPlain(16, 40));
         assertFalse(plain.withWindow(40).isPlain(16, 41));
         assertFalse(
-                new LayerConfig.Attention(rope, 0, 0.25, 5, false, false, HeadNorms.NONE)
+                new LayerConfig.Attention(rope, 0, 0.25, 5, false, false, HeadNorms.NONE, false)
                         .isPlain(16, 1));
         assertFalse(plain.withScale(0.2).isPlain(16, 1));
     }
@@ -284,15 +284,20 @@ class ArchitectureTest {
                 .sum();
     }
 
-    /** The page docs/design/models.md shows the class {@link SeedOss}. */
+    /** The page docs/design/models.md shows the method of {@link SeedOss}. */
     @Test
     void theExampleOfTheDocsWorks() throws IOException {
         String code = Files.readString(Path.of("src/test/java/org/djlx/llm/model/SeedOss.java"));
-        String example = code.substring(code.indexOf("/** Seed-OSS"));
+        String example =
+                code.substring(code.indexOf("/** Seed-OSS"), code.lastIndexOf("}")).strip();
         assertTrue(Files.readString(Path.of("../docs/design/models.md")).contains(example));
         JsonObject json = ModelFixture.config("llama-bias");
         json.remove("attention_bias");
-        LayerConfig layer = new SeedOss().layer(new ConfigEntries(json), 0);
+        json.remove("head_dim");
+        ModelConfig config =
+                SeedOss.ARCHITECTURE.config("seed_oss", new ConfigEntries(json), KvCacheDtype.AUTO);
+        assertEquals(128, config.headSize());
+        LayerConfig layer = config.layer(0);
         assertTrue(layer.attention().inputBias() && layer.mlp().bias());
         assertFalse(layer.attention().outputBias());
     }

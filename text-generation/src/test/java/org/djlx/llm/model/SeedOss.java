@@ -1,32 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
-/** Seed-OSS: Llama with a switch of its own for the bias of the output projection. */
-final class SeedOss extends Architecture {
+import java.util.Map;
 
-    @Override
-    LayerConfig layer(ConfigEntries json, int index) {
-        LayerConfig.Attention plain = attention(json);
+/** An architecture as one is added to {@link Architecture} and {@link Layers}. */
+final class SeedOss {
+
+    static final Architecture ARCHITECTURE =
+            new Architecture(
+                    SeedOss::seedOss, Map.of("head_dim", 128, "attention_bias", true), Map.of());
+
+    private SeedOss() {}
+
+    /** Seed-OSS: Llama with a switch of its own for the bias of the output projection. */
+    static LayerConfig seedOss(ConfigEntries json, int index) {
+        LayerConfig llama = Layers.llama(json, index);
         LayerConfig.Attention attention =
-                new LayerConfig.Attention(
-                        plain.rope(),
-                        window(json, index, false),
-                        plain.scale(),
-                        0,
-                        json.flag("attention_bias", true),
-                        json.flag("attention_out_bias", false),
-                        LayerConfig.HeadNorms.NONE);
-        LayerConfig.Mlp mlp =
-                new LayerConfig.Mlp(
-                        json.integer("intermediate_size", null),
-                        activation(json),
-                        json.flag("mlp_bias", false),
-                        null);
-        return new LayerConfig(attention, mlp);
-    }
-
-    @Override
-    int defaultHeadSize() {
-        return 128;
+                llama.attention()
+                        .withBiases(
+                                json.flag("attention_bias", false),
+                                json.flag("attention_out_bias", false))
+                        .withWindow(Layers.window(json, index, false));
+        return new LayerConfig(attention, llama.mlp());
     }
 }
