@@ -75,6 +75,11 @@ public final class NcclOptions extends BackendOptions {
         return values.intraNodeComm;
     }
 
+    /** {@return whether messages have communicators of their own, also if the GPUs are named} */
+    public boolean isPairCommunicators() {
+        return values.pairCommunicators;
+    }
+
     /** {@return the NCCL configuration of communicators} */
     public NcclConfig config() {
         return values.config;
@@ -99,6 +104,7 @@ public final class NcclOptions extends BackendOptions {
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
+        private boolean pairCommunicators;
         private NcclConfig config = NcclConfig.DEFAULT;
         private List<Device> devices = List.of();
 
@@ -151,6 +157,31 @@ public final class NcclOptions extends BackendOptions {
          */
         public Builder optIntraNodeComm(boolean intraNode) {
             this.intraNodeComm = intraNode;
+            return this;
+        }
+
+        /**
+         * Sets whether messages (send, recv, batchIsendIrecv) have NCCL communicators of their own,
+         * two for each pair of ranks, which the first message in each direction creates. Messages
+         * then wait neither for collectives nor for each other. Otherwise, if {@linkplain
+         * #optDevices all ranks name their GPUs}, messages run on the group's communicator, with a
+         * stream for each pair:
+         *
+         * <ul>
+         *   <li>Operations of a rank run in the order of its calls, messages included. Two ranks
+         *       must call the messages between them and the collectives in the same order, and no
+         *       ranks may wait for each other in a circle. If two ranks both send first and then
+         *       receive, they wait until the timeout.
+         *   <li>The messages of one {@link ProcessGroup#batchIsendIrecv} run at the same time, in
+         *       any order. In an {@link NcclBatch}, messages come after all collectives.
+         *   <li>A message that times out breaks the whole group.
+         * </ul>
+         *
+         * @param pairs true for communicators of the pairs; false unless set. Groups without named
+         *     GPUs have them in any case
+         */
+        public Builder optPairCommunicators(boolean pairs) {
+            this.pairCommunicators = pairs;
             return this;
         }
 
@@ -217,7 +248,8 @@ public final class NcclOptions extends BackendOptions {
 
         /**
          * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator of
-         * several ranks is then created with the group.
+         * several ranks is then created with the group, and carries the messages, too: see {@link
+         * #optPairCommunicators}.
          *
          * <p>Unless set, the communicator is created with the first operation, on GPU {@code
          * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU whose index is the

@@ -454,8 +454,8 @@ public interface ProcessGroup extends AutoCloseable {
      * </ul>
      *
      * <p>NCCL differs: it ignores tags, matches the messages of a pair in call order, and compares
-     * them only with {@link DebugLevel#DETAIL}. A message that times out breaks this direction
-     * between the two ranks; the rest of the group stays usable.
+     * them only with {@link DebugLevel#DETAIL}. What a message waits for and what its timeout
+     * breaks: {@link NcclOptions.Builder#optPairCommunicators}.
      *
      * @param destination the receiving rank of this group; not this rank
      * @param tag distinguishes messages between two ranks; not negative

@@ -40,6 +40,7 @@ final class PointToPointCases {
         cases.put("emptyMessages", PointToPointCases::emptyMessages);
         cases.put("anySource", PointToPointCases::anySource);
         cases.put("batch", PointToPointCases::batch);
+        cases.put("inTurn", PointToPointCases::inTurn);
         cases.put("besideCollectives", PointToPointCases::besideCollectives);
         cases.put("differentPeers", PointToPointCases::differentPeers);
         cases.put("messageMisfits", PointToPointCases::messageMisfits);
@@ -189,6 +190,44 @@ final class PointToPointCases {
                             new Shape(big),
                             10 * ops.get(i).peer() + group.rank());
             assertArrayEquals(TestArrays.values(sent), TestArrays.values(ops.get(i).tensor()));
+        }
+    }
+
+    /**
+     * A ring of messages, a batch and sums that no rank waits for before all are issued. Even ranks
+     * send first, so this needs neither a message nor a collective to pass another.
+     */
+    private static void inTurn(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        if (n == 1) {
+            return;
+        }
+        int self = group.rank();
+        int next = (self + 1) % n;
+        int previous = (self + n - 1) % n;
+        int big = 300_000;
+        for (int round = 0; round < 3; round++) {
+            NDArray sum = manager.full(new Shape(big), (float) self);
+            NDArray own = manager.full(new Shape(big), (float) (10 * round + self));
+            NDArray ring = manager.zeros(new Shape(big));
+            NDArray batched = manager.zeros(new Shape(big));
+            List<Work> works = new ArrayList<>();
+            works.add(group.allReduce(sum, ReduceOp.SUM));
+            if (self % 2 == 0) {
+                works.add(group.send(own, next, 0));
+                works.add(group.recv(ring, previous, 0));
+            } else {
+                works.add(group.recv(ring, previous, 0));
+                works.add(group.send(own, next, 0));
+            }
+            works.addAll(
+                    group.batchIsendIrecv(
+                            List.of(P2pOp.send(own, previous, 1), P2pOp.recv(batched, next, 1))));
+            works.add(group.allReduce(sum, ReduceOp.MAX));
+            works.forEach(Work::await);
+            assertEquals(n * (n - 1) / 2, TestArrays.values(sum)[big - 1]);
+            assertEquals(10 * round + previous, TestArrays.values(ring)[big - 1]);
+            assertEquals(10 * round + next, TestArrays.values(batched)[big - 1]);
         }
     }
 

@@ -9,6 +9,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.Operation;
@@ -20,10 +21,11 @@ import org.djlx.collectives.spi.Operation;
 public final class Batch {
 
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
+    private static final int MESSAGES = Integer.MAX_VALUE; // the step of all messages
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls. NCCL launches a step as a whole, and chooses the order within the
-    // step.
+    // In the order of the calls, messages last: ranks that are not part of them need not know
+    // where they stand. NCCL launches a step as a whole, and chooses the order within the step.
     private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
@@ -103,8 +105,8 @@ public final class Batch {
         if (together == 0) {
             step++;
         }
-        int key = work.isMessage() ? 0 : step; // Messages may start in any order.
-        steps.computeIfAbsent(queue, absent -> new LinkedHashMap<>())
+        int key = work.isMessage() ? MESSAGES : step; // Messages may start in any order.
+        steps.computeIfAbsent(queue, absent -> new TreeMap<>())
                 .computeIfAbsent(key, absent -> new ArrayList<>())
                 .add(work);
     }

@@ -25,17 +25,18 @@ public interface Connection {
     boolean isReady(List<QueuedWork> unit);
 
     /**
-     * Returns whether {@link #verify} must be called before an operation of this connection is
-     * launched.
+     * Returns whether an operation of this connection must be {@linkplain #startVerification
+     * verified} before it is launched.
      */
     boolean isToBeVerified(QueuedWork work);
 
     /**
-     * Waits for the other ranks and compares their calls with an operation.
+     * Publishes an operation to the other ranks.
      *
-     * @throws CollectiveMismatchException on all ranks, if the calls do not match
+     * @return waits for the other ranks and compares their calls with the operation; throws a
+     *     {@link CollectiveMismatchException} on all ranks if they do not match
      */
-    void verify(QueuedWork work);
+    Runnable startVerification(QueuedWork work);
 
     /**
      * Launches operations of one or more queues together; operations of one queue may run in any

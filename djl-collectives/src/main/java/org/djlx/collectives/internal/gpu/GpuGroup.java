@@ -23,7 +23,8 @@ import org.djlx.nativeops.host.LongCalls;
  *
  * <ul>
  *   <li>one queue for its collectives and for kernels that run as collectives ({@link #run});
- *   <li>a queue for each peer and direction of its messages ({@link #addMessages});
+ *   <li>for its messages, a queue for each peer and direction ({@link #addMessages}), or a stream
+ *       for each peer on the queue of collectives ({@link StreamQueue#addSide});
  *   <li>at most one {@link GroupExtension}, which runs collectives on the callers' streams ({@link
  *       #extend}).
  * </ul>
@@ -41,7 +42,7 @@ import org.djlx.nativeops.host.LongCalls;
  * <p>Invariants of completion:
  *
  * <ol>
- *   <li>The watchdog completes the works of a queue in the order in which they were added.
+ *   <li>The watchdog completes the works of a {@link Lane} in the order in which they were added.
  *   <li>A kernel's own failure is read after the event at its end has happened and before its work
  *       completes.
  *   <li>In each round, the watchdog first completes the works that have ended. Then it checks for
@@ -184,13 +185,13 @@ public final class GpuGroup {
      * @param peer the peer rank of a message; -1 for a collective
      */
     public Work issue(
-            StreamQueue queue, Operation operation, GpuCall call, List<NDArray> result, int peer) {
+            Lane lane, Operation operation, GpuCall call, List<NDArray> result, int peer) {
         try (CurrentStreams.Scope scope = resources.current().hold()) {
             CudaStream current = scope.stream();
             if (current.isCapturing()) {
                 throw captured(operation, call, peer);
             }
-            return issue(queue, current, operation, call, result, peer);
+            return issue(lane, current, operation, call, result, peer);
         }
     }
 
@@ -210,7 +211,7 @@ public final class GpuGroup {
     }
 
     private Work issue(
-            StreamQueue queue,
+            Lane lane,
             CudaStream current,
             Operation operation,
             GpuCall call,
@@ -220,7 +221,7 @@ public final class GpuGroup {
         CollectiveException refused;
         try {
             // Before the announcement, because the allocation may fail.
-            work = new QueuedWork(queue, current, operation, call, result, peer);
+            work = new QueuedWork(lane, current, operation, call, result, peer);
             refused = peer < 0 ? extension.announce(operation, false) : null;
         } catch (RuntimeException | Error e) {
             if (work == null) {
@@ -238,11 +239,11 @@ public final class GpuGroup {
         try {
             // Messages fail after the group has failed, also to new peers.
             collectives.checkUsable(operation);
-            if (queue == collectives) {
+            if (lane == collectives) {
                 QueuedWork issued = work;
-                extension.launchAfterAll(() -> queue.issue(issued));
+                extension.launchAfterAll(() -> collectives.issue(issued));
             } else {
-                queue.issue(work);
+                lane.launcher().issue(work);
             }
             return work;
         } catch (RuntimeException e) {
@@ -321,12 +322,14 @@ public final class GpuGroup {
 
     private List<Watchdog.Queue> queues() {
         List<Watchdog.Queue> queues = new ArrayList<>(streamQueues());
+        queues.addAll(collectives.sides());
         queues.add(extension);
         return queues;
     }
 
     private List<Watchdog.Queue> failingWith(Watchdog.Queue failing) {
-        return failing == collectives || failing == extension ? queues() : List.of(failing);
+        boolean alone = failing instanceof StreamQueue && failing != collectives;
+        return alone ? List.of(failing) : queues();
     }
 
     private final class Members implements Watchdog.Group {

@@ -15,7 +15,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  */
 public final class QueuedWork extends GpuWork {
 
-    private final StreamQueue queue;
+    private final Lane lane;
     private final GpuCall call;
     private final int peer;
     private volatile boolean verifying;
@@ -27,7 +27,7 @@ public final class QueuedWork extends GpuWork {
      * @param peer the other rank of a message; -1 for a collective
      */
     QueuedWork(
-            StreamQueue queue,
+            Lane lane,
             CudaStream current,
             Operation operation,
             GpuCall call,
@@ -36,19 +36,23 @@ public final class QueuedWork extends GpuWork {
         super(
                 operation,
                 result,
-                queue.resources().events(),
-                queue.resources().current(),
-                queue.resources().blocking() || operation.type() == OpType.BARRIER);
-        this.queue = queue;
+                lane.launcher().resources().events(),
+                lane.launcher().resources().current(),
+                lane.launcher().resources().blocking() || operation.type() == OpType.BARRIER);
+        this.lane = lane;
         this.call = call;
         this.peer = peer;
-        ready = queue.resources().events().take();
+        ready = resources().events().take();
         ready.record(current);
     }
 
     @Override
-    public StreamQueue queue() {
-        return queue;
+    public Lane queue() {
+        return lane;
+    }
+
+    private GpuResources resources() {
+        return lane.launcher().resources();
     }
 
     /** Returns the other rank of a message; -1 for a collective. */
@@ -80,8 +84,8 @@ public final class QueuedWork extends GpuWork {
         return verifying ? 0 : super.elapsedNanos();
     }
 
-    /** Enqueues the operation on the queue's stream; no-op if the work has ended. */
-    void launch(CudaStream stream) {
+    /** Enqueues the operation on its stream; no-op if the work has ended. */
+    void launch() {
         CudaEvent before;
         synchronized (this) {
             if (hasEnded()) {
@@ -90,11 +94,12 @@ public final class QueuedWork extends GpuWork {
             before = ready;
             ready = null;
         }
+        CudaStream stream = lane.stream();
         stream.waitEvent(before);
-        queue.resources().events().give(before);
+        resources().events().give(before);
         operation().started();
-        queue.resources().load(call.in(), stream);
-        queue.resources().load(call.out(), stream);
+        resources().load(call.in(), stream);
+        resources().load(call.out(), stream);
         call.body().enqueue(stream);
     }
 
@@ -102,13 +107,13 @@ public final class QueuedWork extends GpuWork {
         return ready == null;
     }
 
-    /** Records the end of the work that {@link #launch} has enqueued on the stream. */
-    void launched(CudaStream stream) {
+    /** Records the end of the work that {@link #launch} has enqueued on its stream. */
+    void launched() {
         if (hasEnded()) {
             return; // It failed during the launch, and its tensors are released.
         }
-        queue.resources().flush(call.out(), stream);
-        recordEnd(stream);
+        resources().flush(call.out(), lane.stream());
+        recordEnd(lane.stream());
     }
 
     @Override
@@ -123,7 +128,7 @@ public final class QueuedWork extends GpuWork {
     @Override
     protected synchronized void recycleEvents() {
         if (ready != null) {
-            queue.resources().events().give(ready);
+            resources().events().give(ready);
             ready = null;
         }
         super.recycleEvents();
@@ -131,7 +136,7 @@ public final class QueuedWork extends GpuWork {
 
     @Override
     protected CollectiveException failureAtEnd() {
-        return call.isConnected() ? null : queue.failureOf(operation());
+        return call.isConnected() ? null : lane.launcher().failureOf(operation());
     }
 
     /** Releases the tensors and events of work that could not be issued. */

@@ -5,8 +5,11 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Collection;
 import java.util.Deque;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
@@ -20,7 +23,8 @@ import org.djlx.nativeops.host.LongCalls;
 
 /**
  * A CUDA stream and its {@link Connection} to other ranks. Operations of the connection and other
- * kernels run on the stream one after the other, in the order of the calls.
+ * kernels run on the stream one after the other, in the order of the calls. A {@link SideStream}
+ * has further operations of the connection, which are launched in the order of all calls.
  *
  * <p>Issuing an operation never waits for other ranks. Usually the calling thread launches the
  * operation. If a launch must wait for other ranks, a helper thread launches this operation and all
@@ -33,7 +37,7 @@ import org.djlx.nativeops.host.LongCalls;
  *   <li>operations to be verified.
  * </ul>
  */
-public final class StreamQueue implements Watchdog.Queue {
+public final class StreamQueue implements Lane {
 
     private static final long QUIET_INTERVAL_NANOS = 200_000;
     private static final long POLL_MILLIS = 50; // between checks that the queue is not broken
@@ -43,6 +47,7 @@ public final class StreamQueue implements Watchdog.Queue {
     private final GpuResources resources;
     private final CudaStream stream;
     private final Connection connection;
+    private final List<SideStream> sides = new CopyOnWriteArrayList<>();
     private final AtomicReference<CollectiveException> broken = new AtomicReference<>();
     private volatile Thread helper; // changed under the lock
 
@@ -65,6 +70,21 @@ public final class StreamQueue implements Watchdog.Queue {
 
     Connection connection() {
         return connection;
+    }
+
+    /**
+     * Adds a stream for operations that need not wait for the kernels of this queue's own stream.
+     *
+     * @param hint advice for the message of an operation that timed out: the end of a sentence
+     */
+    public Lane addSide(String hint) {
+        SideStream side = new SideStream(this, resources.createStream(), hint);
+        sides.add(side);
+        return side;
+    }
+
+    List<SideStream> sides() {
+        return sides;
     }
 
     /** Connects to the other ranks and waits for them; no-op if connected. */
@@ -157,7 +177,7 @@ public final class StreamQueue implements Watchdog.Queue {
 
     void launch(List<QueuedWork> unit) {
         for (QueuedWork work : unit) {
-            work.launch(stream);
+            work.launch();
         }
     }
 
@@ -166,7 +186,7 @@ public final class StreamQueue implements Watchdog.Queue {
         launches++;
         if (broken.get() == null) {
             for (QueuedWork work : unit) {
-                work.launched(stream);
+                work.launched();
             }
         }
     }
@@ -206,6 +226,12 @@ public final class StreamQueue implements Watchdog.Queue {
         return helper == null && owner == null;
     }
 
+    @Override
+    public StreamQueue launcher() {
+        return this;
+    }
+
+    @Override
     public CudaStream stream() {
         return stream;
     }
@@ -242,13 +268,13 @@ public final class StreamQueue implements Watchdog.Queue {
                 if (isConnected(unit)) {
                     connect(); // Every rank connects at the first such unit.
                 }
-                List<QueuedWork> verified = unit.stream().filter(this::isVerified).toList();
+                List<QueuedWork> verified = verified(unit);
                 if (verified.size() == 1) {
                     launch(verified);
                 } else {
                     connection.launchTogether(() -> launch(verified));
                 }
-                verified.forEach(work -> work.launched(stream));
+                verified.forEach(QueuedWork::launched);
             }
         } catch (RuntimeException | Error e) {
             endHelper();
@@ -275,13 +301,26 @@ public final class StreamQueue implements Watchdog.Queue {
         return work.call().isConnected() && connection.isToBeVerified(work);
     }
 
-    private boolean isVerified(QueuedWork work) {
-        if (!isToBeVerified(work)) {
-            return true;
+    /**
+     * Returns the operations that match the other ranks' operations; refuses the others. Publishes
+     * all before it waits, because messages of a unit may have another order on the peer.
+     */
+    private List<QueuedWork> verified(List<QueuedWork> unit) {
+        Map<QueuedWork, Runnable> comparisons = new HashMap<>();
+        for (QueuedWork work : unit) {
+            if (isToBeVerified(work)) {
+                work.beginVerification();
+                comparisons.put(work, connection.startVerification(work));
+            }
         }
+        return unit.stream()
+                .filter(work -> !comparisons.containsKey(work) || matches(work, comparisons))
+                .toList();
+    }
+
+    private boolean matches(QueuedWork work, Map<QueuedWork, Runnable> comparisons) {
         try {
-            work.beginVerification();
-            connection.verify(work);
+            comparisons.get(work).run();
             work.endVerification();
             return true;
         } catch (CollectiveMismatchException e) {
@@ -351,7 +390,7 @@ public final class StreamQueue implements Watchdog.Queue {
         return broken.compareAndSet(null, reason);
     }
 
-    /** Aborts the connection, and waits until the stream is idle. */
+    /** Aborts the connection, and waits until its streams are idle. */
     @Override
     public void abort() {
         connection.aborting(broken.get());
@@ -370,6 +409,10 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     private boolean isQuiet() {
+        return isQuiet(stream) && sides.stream().allMatch(side -> isQuiet(side.stream()));
+    }
+
+    private static boolean isQuiet(CudaStream stream) {
         try {
             return stream.query();
         } catch (CudaException | IllegalStateException e) {
@@ -377,7 +420,7 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /** Closes the connection, and the stream once it is idle. */
+    /** Closes the connection, and its streams once they are idle. */
     void close() {
         boolean failed = !broken.compareAndSet(null, GroupErrors.destroyed(name));
         if (failed) {
@@ -387,5 +430,6 @@ public final class StreamQueue implements Watchdog.Queue {
         }
         awaitQuiet();
         stream.close();
+        sides.forEach(side -> side.stream().close());
     }
 }

@@ -7,6 +7,8 @@
  *   <li>{@link GpuGroup} - one rank's group: its queues, watchdog and failure handling
  *   <li>{@link GroupExtension} - runs operations of a group on the callers' streams
  *   <li>{@link StreamQueue} - a stream on which operations run in the order of the calls
+ *   <li>{@link Lane} - a stream of a queue, watched for itself
+ *   <li>{@link SideStream} - a further stream of a queue, of the messages with a peer
  *   <li>{@link Connection} - the link of a queue to other ranks
  *   <li>{@link GpuCall} - the GPU part of an operation
  *   <li>{@link DeviceTensor} - a tensor's elements, kept until the operation has ended

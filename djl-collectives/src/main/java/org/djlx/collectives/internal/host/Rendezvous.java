@@ -55,7 +55,7 @@ import org.djlx.collectives.spi.cpu.PeerStates;
  *       sizes of an all-to-all that way.
  *   <li>While a group is created or split, and for the first message between two ranks of {@code
  *       nccl}, ranks exchange values through the store ({@code GroupExchange}, {@code
- *       MessageQueues}).
+ *       PairMessages}).
  * </ul>
  *
  * <h2>How a rank waits</h2>

@@ -221,15 +221,14 @@ final class Calls {
         return call(body, List.of(in), List.of(out), sizes);
     }
 
-    /** Sends to rank 1 of a communicator of two ranks. */
-    GpuCall send(DeviceTensor in, int tag) {
-        Body body = (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), 1);
+    GpuCall send(DeviceTensor in, int peer, int tag) {
+        Body body = (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), peer);
         return call(body, List.of(in), List.of(), message(in, tag));
     }
 
-    /** Receives from rank 0 of a communicator of two ranks. */
-    GpuCall recv(DeviceTensor out, int tag) {
-        Body body = (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), 0);
+    GpuCall recv(DeviceTensor out, int peer, int tag) {
+        Body body =
+                (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), peer);
         return call(body, List.of(), List.of(out), message(out, tag));
     }
 

@@ -5,6 +5,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
@@ -27,7 +28,7 @@ import org.djlx.collectives.internal.host.FailureNote;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.internal.host.RankProcess;
-import org.djlx.collectives.internal.nccl.MessageQueues.MessageQueue;
+import org.djlx.collectives.internal.nccl.Messages.Channel;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.GroupContext;
@@ -45,9 +46,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
  *       current stream. Issuing a collective does not wait for other ranks.
- *   <li>Messages to and from each peer have their own streams and communicators. A message does not
- *       wait for collectives, for messages of other peers, or for messages in the other direction.
- *       Messages to one peer match its receives in the order of the calls.
+ *   <li>If all ranks name their GPUs, messages run on the group's communicator, see {@link
+ *       GroupMessages}. Otherwise, or if the options ask for it, those to and from each peer have
+ *       their own communicators, see {@link PairMessages}. Messages to one peer match its receives
+ *       in the order of the calls.
  *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
  *       org.djlx.collectives.ProcessGroup#send} and {@link DebugLevel#DETAIL}. A receive from any
  *       source is not supported.
@@ -55,8 +57,8 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>If an operation times out, NCCL reports an error, a peer's process ends or a host of the group
  * is silent for 8 s, the communicator is aborted. Running operations and later calls then fail; see
- * {@link GpuGroup}. A message that times out breaks only the messages of its peer and direction. If
- * a peer has destroyed the group, operations that need that peer fail only after the timeout.
+ * {@link GpuGroup}. A message on a pair's communicator that times out breaks only that one. If a
+ * peer has destroyed the group, operations that need that peer fail only after the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -122,7 +124,8 @@ public final class NcclBackend extends Backend {
     private final NcclConnection connection; // of collectives
     private final Calls calls; // of collectives
     private final GpuGroup group;
-    private final MessageQueues messageQueues;
+    private final Messages pairMessages;
+    private volatile Messages messages; // of the user
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
     private volatile FailureNote failures; // null before the ranks have exchanged anything
@@ -143,17 +146,17 @@ public final class NcclBackend extends Backend {
                         this::createCommunicator,
                         options.debug() == DebugLevel.DETAIL
                                 ? new NcclConnection.Verifier(
-                                        this::isToBeVerified, new Verification(context)::collective)
+                                        this::isToBeVerified,
+                                        new Verification(context, "verify")::start)
                                 : null,
                         this::breakSharing);
         calls = new Calls(connection);
         group = new GpuGroup(context.name(), "NCCL", name, resources, connection, this::deadPeer);
-        messageQueues = new MessageQueues(context, group, options, this::met);
+        pairMessages = new PairMessages(context, group, options, this::met);
+        messages = pairMessages;
     }
 
-    /**
-     * Returns whether the extension has not fully compared a collective: NCCL must then verify it.
-     */
+    /** Returns whether the extension has not fully compared a call: NCCL must then verify it. */
     private boolean isToBeVerified(QueuedWork work) {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
@@ -256,6 +259,7 @@ public final class NcclBackend extends Backend {
         return connection.communicator() != null;
     }
 
+    /** Creates the communicator, and agrees on whether it carries the messages. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
         List<byte[]> processes = context.exchange(PROCESSES, RankProcess.own().encoded());
@@ -268,14 +272,24 @@ public final class NcclBackend extends Backend {
         synchronized (this) {
             peers = all;
         }
-        byte[] id = first ? NcclCommunicator.uniqueId() : new byte[0];
+        boolean shared = !options.devices().isEmpty() && !options.isPairCommunicators();
+        byte[] id =
+                Arrays.copyOf(
+                        first ? NcclCommunicator.uniqueId() : new byte[0],
+                        NcclCommunicator.UNIQUE_ID_BYTES + 1);
+        id[NcclCommunicator.UNIQUE_ID_BYTES] = (byte) (shared ? 1 : 0);
         List<byte[]> ids = context.exchange(IDS, id);
-        return NcclCommunicator.create(
-                resources.cuda(),
-                ids.get(0),
-                context.rank(),
-                context.worldSize(),
-                options.config());
+        NcclCommunicator nccl =
+                NcclCommunicator.create(
+                        resources.cuda(),
+                        Arrays.copyOf(ids.get(0), NcclCommunicator.UNIQUE_ID_BYTES),
+                        context.rank(),
+                        context.worldSize(),
+                        options.config());
+        if (ids.stream().allMatch(other -> other[NcclCommunicator.UNIQUE_ID_BYTES] == 1)) {
+            messages = new GroupMessages(group.collectives(), calls);
+        }
+        return nccl;
     }
 
     @Override
@@ -298,6 +312,9 @@ public final class NcclBackend extends Backend {
         NcclBackend backend = new NcclBackend(child, options, resources.device(), sharers);
         sharers.add(backend);
         backend.connection.adopt(part);
+        if (messages != pairMessages) {
+            backend.messages = new GroupMessages(backend.group.collectives(), backend.calls);
+        }
         backend.peers = peers.subset(members);
         backend.failures =
                 failures().map(whole -> whole.part(child.store(), members.size())).orElse(null);
@@ -389,16 +406,21 @@ public final class NcclBackend extends Backend {
 
     @Override
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
-        MessageQueue to = messageQueues.to(destination);
-        GpuCall call = to.calls().send(input(tensor), tag);
-        return group.issue(to.queue(), operation, call, List.of(tensor), destination);
+        Channel to = messages(tag).to(destination);
+        GpuCall call = to.calls().send(input(tensor), to.peer(), tag);
+        return group.issue(to.lane(), operation, call, List.of(tensor), destination);
     }
 
     @Override
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
-        MessageQueue from = messageQueues.from(source);
-        GpuCall call = from.calls().recv(output(tensor), tag);
-        return group.issue(from.queue(), operation, call, List.of(tensor), source);
+        Channel from = messages(tag).from(source);
+        GpuCall call = from.calls().recv(output(tensor), from.peer(), tag);
+        return group.issue(from.lane(), operation, call, List.of(tensor), source);
+    }
+
+    /** Messages with negative tags find missing ranks, so they must not wait for collectives. */
+    private Messages messages(int tag) {
+        return tag < 0 ? pairMessages : messages;
     }
 
     @Override

@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
@@ -29,9 +30,9 @@ final class NcclConnection implements Connection {
      * Compares operations with the other ranks' operations before they are launched.
      *
      * @param concerns whether an operation must be compared
-     * @param verify waits for the other ranks, and throws if the calls do not match
+     * @param verify as {@link Connection#startVerification}
      */
-    record Verifier(Predicate<QueuedWork> concerns, Consumer<QueuedWork> verify) {}
+    record Verifier(Predicate<QueuedWork> concerns, Function<QueuedWork, Runnable> verify) {}
 
     private static final int ROOT_WORD = 4; // of a signature
 
@@ -103,8 +104,8 @@ final class NcclConnection implements Connection {
     }
 
     @Override
-    public void verify(QueuedWork work) {
-        verifier.verify().accept(work);
+    public Runnable startVerification(QueuedWork work) {
+        return verifier.verify().apply(work);
     }
 
     @Override

@@ -3,7 +3,9 @@ package org.djlx.collectives.internal.nccl;
 
 import java.nio.ByteBuffer;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.gpu.QueuedWork;
@@ -13,7 +15,6 @@ import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
-import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 import org.djlx.nativeops.host.Deadline;
 
@@ -25,18 +26,39 @@ import org.djlx.nativeops.host.Deadline;
 final class Verification {
 
     private final GroupContext context;
+    private final String root; // of the keys
+    private final Map<String, Integer> messages = new HashMap<>(); // started, by "sender-receiver"
 
-    Verification(GroupContext context) {
+    /** Creates the verification of one connection, with the root of its keys. */
+    Verification(GroupContext context, String root) {
         this.context = context;
+        this.root = root + "/";
     }
 
-    /** Compares a collective with the other ranks' collectives. */
-    void collective(QueuedWork work) {
+    /**
+     * Publishes a call. The result compares it with the other ranks' calls: a collective with those
+     * of its number, a message with the peer's of its number in its direction. For one thread.
+     */
+    Runnable start(QueuedWork work) {
+        if (!work.operation().type().isPointToPoint()) {
+            List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
+            String key = root + work.operation().sequence();
+            publish(key, work);
+            return () -> compareCollectives(work, exchanged(key, ranks, work));
+        }
+        boolean sends = work.operation().type() == OpType.SEND;
+        int sender = sends ? context.rank() : work.peer();
+        int receiver = sends ? work.peer() : context.rank();
+        String direction = sender + "-" + receiver;
+        String key = root + direction + "/" + messages.merge(direction, 1, Integer::sum);
+        publish(key, work);
+        return () ->
+                compareMessages(exchanged(key, List.of(sender, receiver), work), sender, receiver);
+    }
+
+    private void compareCollectives(QueuedWork work, List<long[]> calls) {
         Operation operation = work.operation();
         int n = context.worldSize();
-        List<Integer> ranks = IntStream.range(0, n).boxed().toList();
-        List<long[]> calls =
-                exchange("verify/" + operation.sequence(), context.rank(), ranks, work);
         if (calls.stream().map(CallWords::describe).distinct().count() > 1) {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
@@ -52,16 +74,8 @@ final class Verification {
         }
     }
 
-    /** Compares a message, by its number among the messages of its queue, with the peer's call. */
-    void message(QueuedWork work, long number) {
-        boolean sends = work.operation().type() == OpType.SEND;
-        int sender = sends ? context.rank() : work.peer();
-        int receiver = sends ? work.peer() : context.rank();
-        String queue = "verify/" + sender + "-" + receiver + "/";
-        List<long[]> calls =
-                exchange(queue + number, context.rank(), List.of(sender, receiver), work);
-        for (int i = 0; i < work.call().detail().length; i++) {
-            int word = CallWords.COUNT + i;
+    private static void compareMessages(List<long[]> calls, int sender, int receiver) {
+        for (int word = CallWords.COUNT; word < calls.get(0).length; word++) {
             if (calls.get(0)[word] != calls.get(1)[word]) {
                 throw new CollectiveMismatchException(
                         ("%s of rank %s does not match %s of rank %s: send and recv must have the"
@@ -76,9 +90,11 @@ final class Verification {
         }
     }
 
-    private List<long[]> exchange(String key, int self, List<Integer> ranks, QueuedWork work) {
-        Store store = context.store();
-        store.set(key + "/" + self, encode(work));
+    private void publish(String key, QueuedWork work) {
+        context.store().set(key + "/" + context.rank(), encode(work));
+    }
+
+    private List<long[]> exchanged(String key, List<Integer> ranks, QueuedWork work) {
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
         try {
             List<byte[]> calls = await(key, keys, ranks, work);
@@ -86,7 +102,7 @@ final class Verification {
             return calls.stream().map(Verification::decode).toList();
         } catch (StoreTimeoutException e) {
             throw GroupErrors.timedOut(
-                    work.operation(), self, missing(key, ranks, e), omission(work), e);
+                    work.operation(), context.rank(), missing(key, ranks, e), omission(work), e);
         }
     }
 

@@ -2,7 +2,9 @@
 /* Package-private:
  * NcclConnection - a communicator as the connection of a queue
  * Calls - operations as calls of NCCL
- * MessageQueues - a queue of messages for each peer and direction
+ * Messages - where the messages of a group run
+ * PairMessages - a communicator and a queue for each peer and direction
+ * GroupMessages - the group's communicator, and a stream for each peer
  * Verification - compares calls through the store before they run
  * DeviceChoice - the GPU of a rank
  */

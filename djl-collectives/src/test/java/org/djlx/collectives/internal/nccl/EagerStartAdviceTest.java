@@ -19,12 +19,12 @@ class EagerStartAdviceTest {
     private void advise(NcclOptions options, Device ofParent) {
         GroupContext context =
                 new GroupContext("messages", 0, 2, new HashStore(), options, ofParent);
-        MessageQueues.adviseEagerStart(context, options, warned);
+        PairMessages.adviseEagerStart(context, options, warned);
     }
 
     @Test
     void warnsOnceAndNamesTheOption() {
-        try (TestLog log = new TestLog(MessageQueues.class)) {
+        try (TestLog log = new TestLog(PairMessages.class)) {
             NcclOptions lazy = NcclOptions.builder().build();
             advise(lazy, Device.gpu(0)); // A sub-group is created eagerly, on its parent's GPUs.
             advise(NcclOptions.builder().optDevices(Device.gpu(0)).build(), null);

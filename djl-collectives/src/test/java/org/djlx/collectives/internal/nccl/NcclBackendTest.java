@@ -19,6 +19,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclBatch;
 import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.P2pOp;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -303,6 +304,63 @@ class NcclBackendTest {
             assertWorks(next);
             destroy(next);
         }
+    }
+
+    /** On the group's communicator, it breaks the group; on one of a pair, only its direction. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void messageWithoutAPeerTimesOut(boolean pairs) {
+        List<ProcessGroup> groups =
+                groups(options().optDevices(devices()).optPairCommunicators(pairs));
+        ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofMillis(400));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            Work work = hasty.recv(manager.ones(new Shape(1)), 1, 0);
+            String message =
+                    assertThrows(CollectiveTimeoutException.class, work::await).getMessage();
+            assertEquals(!pairs, message.contains("optPairCommunicators"), message);
+            if (pairs) {
+                assertWorks(groups);
+            } else {
+                assertThrows(CollectiveException.class, groups.get(0)::barrier);
+            }
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    /** A split waits for the messages on the communicator, and its part carries messages, too. */
+    @Test
+    void groupSplitsBehindMessages() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                            List<Work> works = new ArrayList<>(exchange(group, manager));
+                            ProcessGroup part = group.split(0, -group.rank());
+                            works.addAll(exchange(part, manager));
+                            works.forEach(Work::await);
+                            NDArray received = works.get(3).result().get(0);
+                            assertEquals(1, received.min().getFloat());
+                        }
+                        return null;
+                    });
+            assertWorks(groups);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    /** Exchanges tensors with the previous and the next rank. */
+    private static List<Work> exchange(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        NDArray own = manager.ones(new Shape(8 << 20));
+        NDArray other = manager.zeros(new Shape(8 << 20));
+        return group.batchIsendIrecv(
+                List.of(
+                        P2pOp.send(own, (group.rank() + 1) % n, 0),
+                        P2pOp.recv(other, (group.rank() + n - 1) % n, 0)));
     }
 
     /** destroy() waits for operations that peers do not call, at most until their timeout. */

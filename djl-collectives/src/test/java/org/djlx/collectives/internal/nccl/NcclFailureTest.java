@@ -24,7 +24,7 @@ class NcclFailureTest {
 
     /** A rank's process is killed while the GPU of the other rank waits for it. */
     @ParameterizedTest
-    @ValueSource(strings = {"collectives", "messages"})
+    @ValueSource(strings = {"collectives", "messages", "eager messages"})
     void killedPeerIsNoticed(String operations) throws InterruptedException {
         try (RankProcesses ranks = new RankProcesses(2, NcclVictimMain.class, operations)) {
             for (int rank = 0; rank < 2; rank++) {

@@ -34,6 +34,12 @@ class NcclProcessesTest {
         run(rank -> Map.of(), "nccl", "lazy");
     }
 
+    /** With messages on the group's communicator. */
+    @Test
+    void eagerContract() throws InterruptedException {
+        run(rank -> Map.of(), "nccl", "eager");
+    }
+
     @Test
     void contractOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
         runOnTwoHosts("nccl", logs);
@@ -82,7 +88,8 @@ class NcclProcessesTest {
             ranks.awaitSuccess();
             for (int rank = 0; rank < worldSize; rank++) {
                 String output = ranks.output(rank);
-                for (String name : NcclCases.cases(worldSize).keySet()) {
+                for (String name :
+                        NcclContractMain.cases(mode.equals("eager"), worldSize).keySet()) {
                     assertTrue(output.contains("passed " + name + "\n"), output);
                 }
             }

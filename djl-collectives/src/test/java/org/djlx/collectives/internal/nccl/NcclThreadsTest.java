@@ -5,11 +5,15 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
+import ai.djl.Device;
 import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
@@ -55,6 +59,38 @@ class NcclThreadsTest {
         return contract(CudaDevice.count(), true);
     }
 
+    /** With messages on the group's communicator. */
+    @TestFactory
+    Stream<DynamicTest> eagerContract() {
+        int worldSize = CudaDevice.count();
+        return tests(NcclCases.casesInTurn(worldSize), worldSize, eager().build());
+    }
+
+    /** The messages of a batch are compared together, in whatever order the peer has them. */
+    @TestFactory
+    Stream<DynamicTest> verifiedMessagesOnTheGroupsCommunicator() {
+        Map<String, ContractCases.Case> cases = ContractCases.all();
+        cases.keySet().retainAll(Set.of("batch", "inTurn", "orderOfMessages", "messageMisfits"));
+        NcclOptions options = eager().optDebug(DebugLevel.DETAIL).build();
+        return tests(cases, CudaDevice.count(), options);
+    }
+
+    @TestFactory
+    Stream<DynamicTest> messagesOfEagerGroupsOnPairCommunicators() {
+        int worldSize = CudaDevice.count();
+        Map<String, ContractCases.Case> cases = NcclCases.cases(worldSize);
+        cases.keySet().removeAll(NcclCases.casesInTurn(worldSize).keySet());
+        return tests(cases, worldSize, eager().optPairCommunicators(true).build());
+    }
+
+    private static NcclOptions.Builder eager() {
+        return options()
+                .optDevices(
+                        IntStream.range(0, CudaDevice.count())
+                                .mapToObj(Device::gpu)
+                                .toArray(Device[]::new));
+    }
+
     /** Sub-groups and barriers block the host, even if works do not. */
     @TestFactory
     Stream<DynamicTest> nonBlockingContract() {
@@ -75,13 +111,20 @@ class NcclThreadsTest {
     private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
         NcclOptions options =
                 options().optDebug(verify ? DebugLevel.DETAIL : DebugLevel.OFF).build();
-        return (verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize))
-                .entrySet().stream()
-                        .map(
-                                entry ->
-                                        dynamicTest(
-                                                worldSize + " ranks: " + entry.getKey(),
-                                                () -> run(worldSize, options, entry.getValue())));
+        return tests(
+                verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize),
+                worldSize,
+                options);
+    }
+
+    private static Stream<DynamicTest> tests(
+            Map<String, ContractCases.Case> cases, int worldSize, NcclOptions options) {
+        return cases.entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        worldSize + " ranks: " + entry.getKey(),
+                                        () -> run(worldSize, options, entry.getValue())));
     }
 
     /**

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.nccl;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -23,10 +24,14 @@ public final class NcclVictimMain {
 
     public static void main(String[] args) {
         NcclOptions options = NcclOptions.builder().optTimeout(Duration.ofSeconds(60)).build();
-        ProcessGroup group = ProcessGroups.init("nccl", options);
+        Device own = Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK")));
+        NcclOptions eager =
+                NcclOptions.builder().optTimeout(options.timeout()).optDevices(own).build();
+        boolean isEager = args[0].startsWith("eager");
+        ProcessGroup group = ProcessGroups.init("nccl", isEager ? eager : options);
         try (NDManager manager = NDManager.newBaseManager(group.device())) {
             NDArray tensor = manager.ones(new Shape(1 << 20));
-            boolean messages = args[0].equals("messages");
+            boolean messages = args[0].endsWith("messages");
             operation(group, tensor, messages).await();
             if (group.rank() == 1) {
                 System.out.println("ready");

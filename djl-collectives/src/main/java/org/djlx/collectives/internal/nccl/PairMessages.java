@@ -11,7 +11,6 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.GpuGroup;
-import org.djlx.collectives.internal.gpu.StreamQueue;
 import org.djlx.collectives.internal.host.RankProcess;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
@@ -22,16 +21,13 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The message queues, one for each peer and direction. Each queue has a communicator of the two
- * ranks, created by their first message.
- *
- * <p>The group's communicator does not suffice: NCCL runs the operations of one communicator in
- * sequence, even on different streams. A message would wait for collectives, and two ranks that
- * both send first and then receive would deadlock.
+ * Messages on communicators of their own, one for each peer and direction, with a queue each. The
+ * first message of a queue creates its communicator. A message waits only for earlier messages of
+ * its queue, so two ranks may both send first and then receive.
  */
-final class MessageQueues {
+final class PairMessages implements Messages {
 
-    private static final Logger LOGGER = LoggerFactory.getLogger(MessageQueues.class);
+    private static final Logger LOGGER = LoggerFactory.getLogger(PairMessages.class);
 
     private static final AtomicBoolean WARNED = new AtomicBoolean(); // of late connections
 
@@ -39,17 +35,14 @@ final class MessageQueues {
     private final GpuGroup group;
     private final NcclOptions options;
     private final BiConsumer<Integer, RankProcess> met;
-    private final Map<String, MessageQueue> queues = new HashMap<>(); // by "sender-receiver"
-
-    /** The queue of messages in one direction between two ranks, and the calls on it. */
-    record MessageQueue(StreamQueue queue, Calls calls) {}
+    private final Map<String, Channel> channels = new HashMap<>(); // by "sender-receiver"
 
     /**
      * Stores the arguments; creates no queue yet.
      *
      * @param met called with a peer's rank and its process, before the two ranks connect
      */
-    MessageQueues(
+    PairMessages(
             GroupContext context,
             GpuGroup group,
             NcclOptions options,
@@ -60,16 +53,18 @@ final class MessageQueues {
         this.met = met;
     }
 
-    MessageQueue to(int peer) {
-        return queue(context.rank(), peer);
+    @Override
+    public Channel to(int peer) {
+        return channel(context.rank(), peer);
     }
 
-    MessageQueue from(int peer) {
-        return queue(peer, context.rank());
+    @Override
+    public Channel from(int peer) {
+        return channel(peer, context.rank());
     }
 
-    private synchronized MessageQueue queue(int sender, int receiver) {
-        return queues.computeIfAbsent(
+    private synchronized Channel channel(int sender, int receiver) {
+        return channels.computeIfAbsent(
                 sender + "-" + receiver, key -> create(key, sender, receiver));
     }
 
@@ -90,22 +85,20 @@ final class MessageQueues {
         }
     }
 
-    private MessageQueue create(String key, int sender, int receiver) {
+    private Channel create(String key, int sender, int receiver) {
         adviseEagerStart(context, options, WARNED);
-        Verification verification =
-                options.debug() == DebugLevel.DETAIL ? new Verification(context) : null;
-        long[] number = {0};
         NcclConnection connection =
                 new NcclConnection(
                         () -> connect("message/" + key, sender, receiver),
-                        verification == null
-                                ? null
-                                : new NcclConnection.Verifier(
+                        options.debug() == DebugLevel.DETAIL
+                                ? new NcclConnection.Verifier(
                                         work -> true,
-                                        work -> verification.message(work, ++number[0])),
+                                        new Verification(context, "verify/pair")::start)
+                                : null,
                         reason -> {});
         String name = "messages from rank " + sender + " to " + receiver + " of " + context.name();
-        return new MessageQueue(group.addMessages(key, name, connection), new Calls(connection));
+        int peer = sender == context.rank() ? 1 : 0; // the sender is rank 0 of the two
+        return new Channel(group.addMessages(key, name, connection), new Calls(connection), peer);
     }
 
     /** Connects two ranks after they have met in the store: NCCL would wait without a timeout. */

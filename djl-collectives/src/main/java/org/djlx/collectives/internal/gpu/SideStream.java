@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.gpu;
+
+import java.util.Optional;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.nativeops.cuda.CudaStream;
+
+/**
+ * A further stream of a {@link StreamQueue}, such as that of the messages with one peer on the
+ * group's communicator. The queue launches its operations in the order of the calls, and it fails,
+ * aborts and closes with the queue.
+ */
+final class SideStream implements Lane {
+
+    private final StreamQueue launcher;
+    private final CudaStream stream;
+    private final String hint;
+    private final AtomicBoolean broken = new AtomicBoolean();
+
+    SideStream(StreamQueue launcher, CudaStream stream, String hint) {
+        this.launcher = launcher;
+        this.stream = stream;
+        this.hint = hint;
+    }
+
+    @Override
+    public StreamQueue launcher() {
+        return launcher;
+    }
+
+    @Override
+    public CudaStream stream() {
+        return stream;
+    }
+
+    @Override
+    public Optional<String> error() {
+        return launcher.error();
+    }
+
+    @Override
+    public String hint() {
+        return hint;
+    }
+
+    @Override
+    public boolean breakWith(CollectiveException reason) {
+        return broken.compareAndSet(false, true);
+    }
+
+    /** No-op: the queue aborts the connection, and waits for all its streams. */
+    @Override
+    public void abort() {}
+}
