@@ -111,6 +111,11 @@ public final class GenerationRequest implements SamplingOptions {
         return Optional.ofNullable(values.grammar);
     }
 
+    /** {@return the name of the LoRA adapter; empty for the model without one} */
+    public Optional<String> adapter() {
+        return Optional.ofNullable(values.adapter);
+    }
+
     @Override
     public int topLogProbabilities() {
         return values.topLogProbabilities;
@@ -139,6 +144,7 @@ public final class GenerationRequest implements SamplingOptions {
         private Map<Integer, Double> logitBias = Map.of();
         private int minTokens;
         private Grammar grammar;
+        private String adapter;
         private int topLogProbabilities;
         private boolean promptLogProbabilities;
 
@@ -287,6 +293,15 @@ public final class GenerationRequest implements SamplingOptions {
          */
         public Builder optGrammar(Grammar grammar) {
             this.grammar = grammar;
+            return this;
+        }
+
+        /**
+         * Generates with a {@linkplain TextGenerator#loadAdapter loaded} LoRA adapter; default
+         * null, the model without one.
+         */
+        public Builder optAdapter(String name) {
+            adapter = name;
             return this;
         }
 

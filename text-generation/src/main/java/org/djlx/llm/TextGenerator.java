@@ -2,6 +2,7 @@
 package org.djlx.llm;
 
 import java.io.IOException;
+import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -67,6 +68,35 @@ public interface TextGenerator extends AutoCloseable {
      * prompts} The generator closes it.
      */
     Optional<TextTokenizer> tokenizer();
+
+    /** {@return the names of the loaded LoRA adapters, in the order in which they were loaded} */
+    default List<String> adapters() {
+        return List.of();
+    }
+
+    /**
+     * Loads a LoRA adapter in the layout of Hugging Face's PEFT beside the model's weights, which
+     * may take seconds; requests go on meanwhile. Requests {@linkplain
+     * GenerationRequest.Builder#optAdapter name} it then.
+     *
+     * @throws IllegalArgumentException if the name is empty or another adapter has it, the adapter
+     *     is not of this model, or has what is not supported; the message names it
+     * @throws IllegalStateException if the generator is closed or has failed
+     * @throws UnsupportedOperationException if this generator takes no adapters
+     */
+    default void loadAdapter(String name, Path directory) throws IOException {
+        throw new UnsupportedOperationException("this generator takes no adapters");
+    }
+
+    /**
+     * Removes an adapter: requests can no longer name it, and its weights are freed when the last
+     * request with it has ended.
+     *
+     * @throws IllegalArgumentException if there is none of this name
+     */
+    default void unloadAdapter(String name) {
+        throw new IllegalArgumentException("there is no adapter '" + name + "'");
+    }
 
     GeneratorStatistics statistics();
 

@@ -7,14 +7,19 @@ import java.security.NoSuchAlgorithmException;
 import org.djlx.llm.ops.KvCache;
 
 /**
- * Identifies the tokens of a full block and all tokens before them: the SHA-256 of the previous
- * block's hash and the block's tokens. Equal hashes are taken for equal tokens.
+ * Identifies the tokens of a full block, all tokens before them and their adapter: the SHA-256 of
+ * the previous block's hash and the block's tokens. Equal hashes are taken for equal tokens.
  */
 record BlockHash(long first, long second, long third, long fourth) {
 
+    /** Returns what precedes the first block of a sequence; null without an adapter. */
+    static BlockHash ofAdapter(int id) {
+        return id == 0 ? null : new BlockHash(id, 0, 0, 0);
+    }
+
     /**
-     * {@code previous} is null for the first block of a sequence; {@code begin} is the index of the
-     * block's first token.
+     * {@code previous} is null for the first block of a sequence without an adapter; {@code begin}
+     * is the index of the block's first token.
      */
     static BlockHash of(BlockHash previous, int[] tokens, int begin) {
         ByteBuffer bytes =

@@ -2,17 +2,25 @@
 package org.djlx.llm.engine;
 
 import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
+import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.llm.FinishReason;
 import org.djlx.llm.GeneratorStatistics;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.TokenBatch;
 import org.djlx.llm.sampling.Sampler;
 import org.slf4j.Logger;
@@ -43,12 +51,16 @@ final class EngineCore {
 
     // Guarded by this.
     private final Scheduler scheduler;
+    private final AdapterTable adapters = new AdapterTable();
     private String failure; // why the engine has stopped permanently; null while it works
     private boolean closed;
     private long finishedBeforeReload = -1; // requests, at the last reload
     private int reloads;
 
-    EngineCore(Path directory, ModelConfig config, GeneratorSettings settings) throws IOException {
+    /** {@code first} are the adapters to load at once, by name. */
+    EngineCore(
+            Path directory, ModelConfig config, GeneratorSettings settings, Map<String, Path> first)
+            throws IOException {
         this.directory = directory;
         this.config = config;
         this.settings = settings;
@@ -57,7 +69,10 @@ final class EngineCore {
         if (settings.group() != null) {
             ModelRanks.checkAgreement(config, settings);
         }
-        ranks = load();
+        for (Map.Entry<String, Path> each : first.entrySet()) {
+            addAdapter(each.getKey(), each.getValue());
+        }
+        ranks = load(Set.of());
         scheduler = new Scheduler(settings, ranks.cacheBlocks());
         try {
             if (settings.group() != null) {
@@ -72,8 +87,91 @@ final class EngineCore {
         }
     }
 
-    private ModelRanks load() throws IOException {
-        return ModelRanks.load(thread.getName(), directory, config, settings);
+    /** Loads the model, and the adapters except those that are leaving and not used. */
+    private ModelRanks load(Set<Integer> usedAdapters) throws IOException {
+        ModelRanks loaded = ModelRanks.load(thread.getName(), directory, config, settings);
+        try {
+            if (!settings.isFollower()) {
+                loadAdapters(loaded, usedAdapters);
+            }
+            return loaded;
+        } catch (ExecutionException e) {
+            loaded.pool().close();
+            throw (CollectiveException) e.getCause();
+        } catch (InterruptedException e) {
+            loaded.pool().close();
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException("interrupted while adapters were loaded");
+        }
+    }
+
+    /** Has the ranks load and free adapters, if some are waiting or leaving. */
+    private void loadAdapters(ModelRanks on, Set<Integer> used)
+            throws InterruptedException, ExecutionException {
+        Map<Integer, Path> next;
+        synchronized (this) {
+            next = adapters.load(used);
+        }
+        on.pool().submit(new AdapterRequest(next)).get();
+        synchronized (this) {
+            adapters.loaded(next.keySet());
+        }
+    }
+
+    private synchronized Set<Integer> usedAdapters() {
+        return scheduler.all().stream().map(Sequence::adapter).collect(Collectors.toSet());
+    }
+
+    private synchronized boolean hasAdapterChanges() {
+        return adapters.hasChanges(usedAdapters());
+    }
+
+    /** Checks an adapter and adds it to those that the ranks should load. */
+    private CompletableFuture<Void> addAdapter(String name, Path of) throws IOException {
+        InputProcessor.check(name != null && !name.isBlank(), "the name of an adapter is empty");
+        boolean narrow =
+                settings.quantization() != Quantization.NONE
+                        || config.kvCacheDtype() == KvCacheDtype.FP8;
+        InputProcessor.check(
+                !settings.isGpu() || !narrow,
+                "on GPUs, adapters need weights and a KV cache in the model's type; load the model"
+                        + " without quantization, or merge the adapter '%s'",
+                name);
+        LoraConfig.read(of).open(of, config).close();
+        synchronized (this) {
+            CompletableFuture<Void> loaded = adapters.add(name, of);
+            notifyAll();
+            return loaded;
+        }
+    }
+
+    void loadAdapter(String name, Path of) throws IOException {
+        checkAvailable();
+        if (Thread.currentThread() == thread) {
+            throw new IllegalStateException(
+                    "a progress listener must not load adapters; load them on another thread");
+        }
+        CompletableFuture<Void> loaded = addAdapter(name, of);
+        try {
+            loaded.join();
+        } catch (CompletionException e) {
+            throw new IllegalStateException(
+                    "the adapter '" + name + "' could not be loaded: " + e.getCause(), e);
+        }
+    }
+
+    synchronized void unloadAdapter(String name) {
+        adapters.remove(name);
+        notifyAll();
+    }
+
+    synchronized List<String> adapters() {
+        return adapters.names();
+    }
+
+    /** Returns the id of an adapter; throws an IllegalArgumentException if there is none. */
+    synchronized int adapter(String name) {
+        return adapters.id(name);
     }
 
     /**
@@ -82,6 +180,11 @@ final class EngineCore {
      */
     synchronized void add(List<Sequence> sequences) {
         checkAvailable();
+        for (Sequence sequence : sequences) {
+            InputProcessor.check(
+                    sequence.adapter() == 0 || adapters.isNamed(sequence.adapter()),
+                    "its adapter has just been removed");
+        }
         scheduler.addAll(sequences);
         notifyAll();
     }
@@ -136,9 +239,13 @@ final class EngineCore {
                     continue;
                 }
                 try {
+                    if (hasAdapterChanges()) {
+                        loadAdapters(ranks, usedAdapters());
+                    }
                     step();
                 } catch (ExecutionException e) {
                     endAll(FinishReason.ERROR, e.getCause());
+                    failAdapters(e.getCause());
                     reload();
                 }
             }
@@ -147,8 +254,13 @@ final class EngineCore {
             fail("the generator of " + directory + " has failed: " + e, e);
         } finally {
             endAll(FinishReason.CANCELLED, null);
+            failAdapters(new IllegalStateException("the generator is closed"));
             pool().close();
         }
+    }
+
+    private synchronized void failAdapters(Throwable cause) {
+        adapters.fail(cause);
     }
 
     /**
@@ -161,7 +273,7 @@ final class EngineCore {
                 return false;
             }
             boolean processFailed = settings.group() != null && pool().failure().isPresent();
-            if (scheduler.admit() || processFailed) {
+            if (scheduler.admit() || processFailed || hasAdapterChanges()) {
                 return true;
             }
             wait();
@@ -293,7 +405,7 @@ final class EngineCore {
         LOG.warn("{}: reloading the model, because a rank has failed", directory, cause);
         pool().close();
         try {
-            ranks = load();
+            ranks = load(usedAdapters());
             synchronized (this) {
                 scheduler.resetCache(ranks.cacheBlocks());
             }

@@ -6,6 +6,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 import java.util.function.Supplier;
+import java.util.function.ToIntFunction;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.sampling.Constraint;
@@ -20,13 +21,16 @@ import org.djlx.llm.text.TextTokenizer;
  * @param tokenizer null if the model has none
  * @param vocabulary the bytes of the tokens, read when they are first needed; throws an
  *     IllegalArgumentException if the tokenizer does not tell them
+ * @param adapters the ids of adapters by their names; throws an IllegalArgumentException if there
+ *     is none of this name
  */
 record InputProcessor(
         Path directory,
         ModelConfig config,
         int maxLength,
         TextTokenizer tokenizer,
-        Supplier<Vocabulary> vocabulary) {
+        Supplier<Vocabulary> vocabulary,
+        ToIntFunction<String> adapters) {
 
     /**
      * Creates the sequence of a request; throws an IllegalArgumentException if the model cannot
@@ -58,7 +62,8 @@ record InputProcessor(
         }
         Arrays.stream(request.stopTokens()).forEach(stops::add);
         PieceQueue queue = new PieceQueue(prompt.length, onCancel);
-        Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
+        int adapter = request.adapter().map(adapters::applyAsInt).orElse(0);
+        Sequence sequence = new Sequence(request, prompt, tokenizer, stops, adapter, queue);
         int[] ends = stops.stream().mapToInt(Integer::intValue).toArray();
         request.grammar()
                 .ifPresent(

@@ -2,7 +2,9 @@
 package org.djlx.llm.engine;
 
 import ai.djl.ndarray.NDManager;
+import java.nio.file.Path;
 import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.llm.ops.TransformerModel;
@@ -60,6 +62,10 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
                 previous.manager.close();
             }
         }
+    }
+
+    void setAdapters(Map<Integer, Path> directories) {
+        model.setAdapters(directories);
     }
 
     private InFlight launch(StepRequest step) {

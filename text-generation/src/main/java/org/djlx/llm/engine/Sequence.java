@@ -27,6 +27,7 @@ final class Sequence {
     private final List<GeneratedPiece> promptPieces = new ArrayList<>(); // if requested
     private int scheduledPromptPieces; // including those that are computed
     private Sequence samePrompt; // starts first, to share its blocks; null if there is none
+    private final int adapter; // its id; 0 for none
     private final Set<Integer> stopTokens;
     private final int promptTokens;
     private final int[] tokens; // prompt and generated tokens, with room for all new tokens
@@ -47,7 +48,9 @@ final class Sequence {
             int[] prompt,
             TextTokenizer tokenizer,
             Set<Integer> stopTokens,
+            int adapter,
             PieceQueue queue) {
+        this.adapter = adapter;
         this.queue = queue;
         this.stopTokens = stopTokens;
         this.request = request;
@@ -69,8 +72,13 @@ final class Sequence {
         samePrompt = other;
     }
 
-    IntBuffer prompt() {
-        return IntBuffer.wrap(tokens, 0, promptTokens);
+    /** Returns what sequences have in common that can share all blocks of their prompts. */
+    Object prompt() {
+        return List.of(adapter, IntBuffer.wrap(tokens, 0, promptTokens));
+    }
+
+    int adapter() {
+        return adapter;
     }
 
     boolean awaitsPrompt() {
@@ -107,7 +115,7 @@ final class Sequence {
     BlockHash blockHash(int block) {
         while (hashes.size() <= block) {
             int size = hashes.size();
-            BlockHash previous = size == 0 ? null : hashes.get(size - 1);
+            BlockHash previous = size == 0 ? BlockHash.ofAdapter(adapter) : hashes.get(size - 1);
             hashes.add(BlockHash.of(previous, tokens, size * KvCache.BLOCK_TOKENS));
         }
         return hashes.get(block);
@@ -211,7 +219,7 @@ final class Sequence {
      * room for it, and no grammar has to know the pending one first.
      */
     boolean canRunAhead() {
-        return count + 1 < tokens.length && !sampler.hasGrammar();
+        return count + 1 < tokens.length && !sampler.hasGrammar() && adapter == 0;
     }
 
     /** Schedules the pending token, whose value only the device knows (async scheduling). */
@@ -247,7 +255,8 @@ final class Sequence {
                 start,
                 slots,
                 pending || ofPrompt,
-                sampling);
+                sampling,
+                adapter);
     }
 
     /** Appends the sampled token. Returns false if it belongs to the prompt. */

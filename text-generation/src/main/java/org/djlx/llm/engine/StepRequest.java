@@ -25,14 +25,17 @@ class StepRequest {
     /** Launches nothing and returns the tokens of the previous step. */
     static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()));
 
-    /** Sends the batch to other processes. */
+    /** What an {@link AdapterRequest} has instead of the number of chunks. */
+    static final int ADAPTERS = -1;
+
+    /** Sends the request to other processes. */
     static final RequestCodec<StepRequest> CODEC =
             new RequestCodec<>() {
                 @Override
                 public byte[] encode(StepRequest step) {
                     ByteArrayOutputStream bytes = new ByteArrayOutputStream();
                     try {
-                        write(step.batch, new DataOutputStream(bytes));
+                        step.write(new DataOutputStream(bytes));
                     } catch (IOException e) {
                         throw new UncheckedIOException(e); // Writing to memory does not fail.
                     }
@@ -43,7 +46,10 @@ class StepRequest {
                 public StepRequest decode(byte[] bytes) {
                     DataInputStream in = new DataInputStream(new ByteArrayInputStream(bytes));
                     try {
-                        return new StepRequest(read(in));
+                        int chunks = in.readInt();
+                        return chunks == ADAPTERS
+                                ? AdapterRequest.read(in)
+                                : new StepRequest(read(chunks, in));
                     } catch (IOException e) {
                         throw new UncheckedIOException("rank 0 has sent a truncated step", e);
                     }
@@ -78,16 +84,17 @@ class StepRequest {
 
     /**
      * Writes the number of chunks, and for each chunk its sequence, its start, whether it needs
-     * logits, its sampling parameters, the number of its tokens, the tokens, and the slots up to
-     * its end. There may be thousands of slots, so they are written as runs of adjacent slots: the
-     * first slot and the length.
+     * logits, its adapter, its sampling parameters, the number of its tokens, the tokens, and the
+     * slots up to its end. There may be thousands of slots, so they are written as runs of adjacent
+     * slots: the first slot and the length.
      */
-    private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
+    void write(DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());
         for (TokenBatch.Chunk chunk : batch.chunks()) {
             out.writeInt(chunk.sequence());
             out.writeInt(chunk.start());
             out.writeBoolean(chunk.needsLogits());
+            out.writeInt(chunk.adapter());
             write(chunk.sampling(), out);
             write(chunk.tokens(), out);
             int[] slots = chunk.slots();
@@ -104,12 +111,13 @@ class StepRequest {
         }
     }
 
-    private static TokenBatch read(DataInputStream in) throws IOException {
+    private static TokenBatch read(int count, DataInputStream in) throws IOException {
         List<TokenBatch.Chunk> chunks = new ArrayList<>();
-        for (int left = in.readInt(); left > 0; left--) {
+        for (int left = count; left > 0; left--) {
             int sequence = in.readInt();
             int start = in.readInt();
             boolean needsLogits = in.readBoolean();
+            int adapter = in.readInt();
             SamplingParameters sampling = readSampling(in);
             int[] tokens = readInts(in);
             int[] slots = new int[start + tokens.length];
@@ -121,7 +129,9 @@ class StepRequest {
                     slots[begin++] = slot++;
                 }
             }
-            chunks.add(new TokenBatch.Chunk(sequence, tokens, start, slots, needsLogits, sampling));
+            chunks.add(
+                    new TokenBatch.Chunk(
+                            sequence, tokens, start, slots, needsLogits, sampling, adapter));
         }
         return new TokenBatch(chunks);
     }

@@ -5,10 +5,10 @@ import ai.djl.Device;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.util.Progress;
 import java.io.IOException;
-import java.nio.IntBuffer;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -97,7 +97,7 @@ public final class TextEngine implements TextGenerator {
             if (settings.group() != null) {
                 reader.tokenizer(); // Fails before the ranks meet: close() waits for rank 0.
             }
-            loaded = new EngineCore(directory, config, settings);
+            loaded = new EngineCore(directory, config, settings, builder.adapters);
             tokenizer = reader.tokenizer();
         } catch (Throwable e) {
             if (loaded != null) {
@@ -109,7 +109,12 @@ public final class TextEngine implements TextGenerator {
         engine = loaded;
         inputs =
                 new InputProcessor(
-                        directory, config, settings.maxLength(), tokenizer, this::vocabulary);
+                        directory,
+                        config,
+                        settings.maxLength(),
+                        tokenizer,
+                        this::vocabulary,
+                        engine::adapter);
     }
 
     private synchronized Vocabulary vocabulary() {
@@ -135,7 +140,7 @@ public final class TextEngine implements TextGenerator {
         engine.checkAvailable(); // Before the tokenizer is used, which close() frees.
         List<Sequence> sequences =
                 requests.stream().map(each -> inputs.sequence(each, engine::wake)).toList();
-        Map<IntBuffer, Sequence> prompts = new HashMap<>();
+        Map<Object, Sequence> prompts = new HashMap<>();
         for (Sequence sequence : sequences) {
             sequence.awaitPrompt(prompts.putIfAbsent(sequence.prompt(), sequence));
         }
@@ -156,6 +161,21 @@ public final class TextEngine implements TextGenerator {
     @Override
     public Optional<TextTokenizer> tokenizer() {
         return Optional.ofNullable(tokenizer);
+    }
+
+    @Override
+    public List<String> adapters() {
+        return engine.adapters();
+    }
+
+    @Override
+    public void loadAdapter(String name, Path directory) throws IOException {
+        engine.loadAdapter(name, directory);
+    }
+
+    @Override
+    public void unloadAdapter(String name) {
+        engine.unloadAdapter(name);
     }
 
     /** {@return the model's directory; of a GGUF file, that of what its metadata says} */
@@ -219,6 +239,7 @@ public final class TextEngine implements TextGenerator {
         // Package-private fields are read by GeneratorSettings.
         private ModelSource source = ModelSource.missing();
         private DataType type; // null for that of config.json
+        private final Map<String, Path> adapters = new LinkedHashMap<>();
         private KvCacheDtype kvCacheDtype = KvCacheDtype.AUTO;
         Quantization quantization = Quantization.NONE;
         List<Device> devices = List.of();
@@ -263,6 +284,15 @@ public final class TextEngine implements TextGenerator {
          */
         public Builder optRanks(int ranks) {
             this.ranks = ranks;
+            return this;
+        }
+
+        /**
+         * Adds a LoRA adapter, as {@link TextGenerator#loadAdapter} loads it; default none. If
+         * ranks are processes, rank 0 says which adapters all of them load.
+         */
+        public Builder optAdapter(String name, Path directory) {
+            adapters.put(name, directory);
             return this;
         }
 

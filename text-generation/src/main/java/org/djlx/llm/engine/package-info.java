@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * AdapterRequest     sets the adapters of all ranks
+ * AdapterTable       the names and states of adapters
  * BlockHash          identifies a block's tokens and all tokens before them
  * BlockPool          the blocks of the KV cache: references, hashes, eviction
  * CacheSize          chooses the size of the KV cache from the memory that is left

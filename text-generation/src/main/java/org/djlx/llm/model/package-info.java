@@ -12,6 +12,7 @@
  *   <li>{@link EncoderConfig} - the configuration of an encoder
  *   <li>{@link KvCacheDtype} - how keys and values are stored
  *   <li>{@link LayerConfig} - what one layer computes
+ *   <li>{@link LoraConfig} - the configuration of a LoRA adapter, and its tensors
  *   <li>{@link ModelConfig} - the configuration, from {@code config.json}
  *   <li>{@link PackedFormat} - how a model's files pack weights of 4 bits
  *   <li>{@link Quantization} - how the weights of projections are stored

@@ -29,6 +29,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
     final RankModel model;
     final boolean divided; // whether sequence parallelism is used
     private final NDManager step;
+    private final List<Adapters.Segment> segments; // rows with adapters
     private NDManager scope; // of the activations since the last norm
     private NDArray residual;
     private NDArray partial; // with sequence parallelism the sum of all ranks; null at first
@@ -37,12 +38,14 @@ abstract class ArrayOps implements LayerOps<Operand> {
      * Begins a step, which owns the activations. The subclass calls {@link #begin} before the first
      * operator.
      */
-    ArrayOps(RankModel model, NDManager step, int tokens) {
+    ArrayOps(RankModel model, NDManager step, int tokens, List<Adapters.Segment> segments) {
         this.model = model;
+        this.segments = segments;
         this.step = step;
         scope = step.newSubManager();
         int ranks = model.ranks();
-        divided = ranks > 1 && tokens >= SEQUENCE_PARALLEL_TOKENS * ranks;
+        // Adapters need the rows of all tokens.
+        divided = ranks > 1 && tokens >= SEQUENCE_PARALLEL_TOKENS * ranks && segments.isEmpty();
     }
 
     /** Sets the residual stream before the first layer. */
@@ -105,9 +108,23 @@ abstract class ArrayOps implements LayerOps<Operand> {
                 divided && linear.isFusible()
                         ? FusedOps.matmulReduceScatter(
                                 x.elements(), linear.weight(), ReduceOp.SUM, 0, model.group())
-                        : divided ? sum(multiply(x, linear)) : multiply(x, linear);
+                        : divided ? sum(multiply(x, linear)) : multiplyAndAdapt(x, linear);
         boolean biased = linear.bias() != null && (divided || model.group().rank() == 0);
         setPartial(biased ? sum.addi(linear.bias()) : sum);
+    }
+
+    /** Multiplies rows of all tokens, and adds what their adapters add. */
+    private NDArray multiplyAndAdapt(Operand x, ModelWeights.Linear linear) {
+        NDArray product = multiply(x, linear);
+        for (Adapters.Segment segment : segments) {
+            Adapters.LowRank part = segment.parts().get(linear);
+            if (part != null) {
+                NDArray rows = Torch.narrow(x.elements(), 0, segment.first(), segment.rows());
+                NDArray added = part.b().multiply(part.a().multiply(rows));
+                Torch.narrow(product, 0, segment.first(), segment.rows()).addi(added);
+            }
+        }
+        return product;
     }
 
     final void setPartial(NDArray partial) {
@@ -127,7 +144,10 @@ abstract class ArrayOps implements LayerOps<Operand> {
                             ? products.get(0)
                             : NDArrays.concat(new NDList(products), 1);
         } else {
-            product = multiply(divided ? new Operand(model.gather(x.elements())) : x, linear);
+            product =
+                    divided
+                            ? multiply(new Operand(model.gather(x.elements())), linear)
+                            : multiplyAndAdapt(x, linear);
         }
         return linear.bias() == null ? product : product.addi(linear.bias());
     }

@@ -13,6 +13,7 @@ import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
@@ -52,11 +53,13 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     private long partial; // (rows, hidden size)
     private long wide; // (rows, outputs of queriesKeysValues, gateUp or router)
     private long narrow; // (rows, inputs of attentionOut or down)
+    private long lowRank; // (rows, of A of an adapter)
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
 
     // The step.
     private List<TokenBatch.Chunk> chunks;
+    private List<Adapters.Segment> segments; // rows with adapters
     private NDManager manager; // of the logits
     private int rows;
     private int length; // of the longest sequence
@@ -161,6 +164,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
      */
     NDArray decode(List<TokenBatch.Chunk> chunks, NDManager manager) {
         this.chunks = chunks;
+        segments = model.adapters().segments(chunks);
         this.manager = manager;
         rows = chunks.size();
         hasPartial = false;
@@ -184,9 +188,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
             wideSize = Math.max(wideSize, experts == null ? 0 : experts.count());
         }
         long narrowSize = Math.max(queryHeads * head, inner);
-        // Of residual, normed, partial, wide, narrow, positions and slots.
+        long lowRankSize = 3L * LoraConfig.MAX_RANK; // of queries, keys and values
+        // Of residual, normed, partial, wide, narrow, lowRank, positions and slots.
         long[] sizes = {
-            hidden, hidden, hidden, wideSize, narrowSize, 1, model.tables().maxLength()
+            hidden, hidden, hidden, wideSize, narrowSize, lowRankSize, 1, model.tables().maxLength()
         };
         long[] offsets = new long[sizes.length + 1];
         for (int i = 0; i < sizes.length; i++) {
@@ -203,8 +208,9 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         partial = address + offsets[2];
         wide = address + offsets[3];
         narrow = address + offsets[4];
-        positions = address + offsets[5];
-        slots = address + offsets[6];
+        lowRank = address + offsets[5];
+        positions = address + offsets[6];
+        slots = address + offsets[7];
     }
 
     private void place() {
@@ -273,19 +279,58 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     public Long project(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
         long x = addAndNorm(postNorm, norm);
         columns(linear).multiply(threads, rows, x, wide);
+        adapt(linear, x, wide);
         return wide;
+    }
+
+    /** Adds what the adapters of rows add to a projection of x. */
+    private void adapt(ModelWeights.Linear linear, long x, long out) {
+        for (Adapters.Segment segment : segments) {
+            Adapters.LowRank part = segment.parts().get(linear);
+            if (part == null) {
+                continue;
+            }
+            NDArray a = part.a().weight();
+            NDArray b = part.b().weight();
+            long row = (long) segment.first() * Float.BYTES;
+            add(segment.rows(), x + row * a.getShape().get(0), a, 0, lowRank);
+            add(segment.rows(), lowRank, b, 1, out + row * b.getShape().get(1));
+        }
+    }
+
+    /** As {@link Projection#multiplyAndAdd}, by a weight that may be freed at any time. */
+    private void add(long rows, long x, NDArray weight, float factor, long out) {
+        long inputs = weight.getShape().get(0);
+        long outputs = weight.getShape().get(1);
+        CpuKernels.djlx_cpu_product(
+                threads,
+                config.type().code(),
+                rows,
+                inputs,
+                outputs,
+                inputs,
+                outputs,
+                x,
+                Torch.dataPointer(weight),
+                0,
+                factor,
+                out);
     }
 
     @Override
     public Long projectGated(
             NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
-        gate(gateUp, mlp, rows, addAndNorm(postNorm, norm));
+        long x = addAndNorm(postNorm, norm);
+        columns(gateUp).multiply(threads, rows, x, wide);
+        adapt(gateUp, x, wide);
+        gate(mlp, rows, columns(gateUp).outputs / 2);
         return narrow;
     }
 
     @Override
     public void projectBack(Long x, ModelWeights.Linear linear) {
         rows(linear).multiply(threads, rows, x, partial);
+        adapt(linear, x, partial);
         hasPartial = true;
     }
 
@@ -348,7 +393,9 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
                     for (int i = 0; i < route.tokens().length; i++) {
                         long offset = route.tokens()[i] * hidden * Float.BYTES;
                         float factor = route.weights()[i];
-                        gate(layer.mlps().get(expert).gateUp(), mlp, 1, x + offset);
+                        Projection gateUp = columns(layer.mlps().get(expert).gateUp());
+                        gateUp.multiply(threads, 1, x + offset, wide);
+                        gate(mlp, 1, gateUp.outputs / 2);
                         Projection down = rows(layer.mlps().get(expert).down());
                         down.multiplyAndAdd(threads, 1, narrow, factor, partial + offset);
                     }
@@ -356,12 +403,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         hasPartial = true;
     }
 
-    /** Writes the gated activations of x to {@code narrow}. */
-    private void gate(ModelWeights.Linear linear, LayerConfig.Mlp mlp, int rows, long x) {
-        Projection gateUp = columns(linear);
-        gateUp.multiply(threads, rows, x, wide);
+    /** Writes the gated activations of {@code wide} to {@code narrow}. */
+    private void gate(LayerConfig.Mlp mlp, int rows, long inner) {
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
-        CpuKernels.djlx_cpu_gate(rows, gateUp.outputs() / 2, gelu, wide, narrow);
+        CpuKernels.djlx_cpu_gate(rows, inner, gelu, wide, narrow);
     }
 
     @Override

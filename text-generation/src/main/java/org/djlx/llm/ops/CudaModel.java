@@ -9,13 +9,17 @@ import java.util.Map;
 import java.util.Optional;
 import org.djlx.llm.sampling.Logits;
 
-/** A model with kernels on a GPU: prefills by {@link CudaOps}, all other tokens by a decoder. */
+/**
+ * A model with kernels on a GPU: prefills by {@link CudaOps}, all other tokens by a decoder. Tokens
+ * with adapters are computed by libtorch's operators in the same step, and sampled by the host.
+ */
 final class CudaModel extends TransformerModel {
 
     private final ModelKernels gpu;
     private final boolean batchInvariant;
     private final CudaAttention attention;
     private final Decoder decoder;
+    private final TorchModel torch; // for tokens with adapters
 
     /** Owns {@code gpu}, unless this throws. */
     CudaModel(RankModel model, NDManager manager, ModelKernels gpu, boolean batchInvariant) {
@@ -24,6 +28,7 @@ final class CudaModel extends TransformerModel {
         this.batchInvariant = batchInvariant;
         attention = new CudaAttention(model, gpu);
         decoder = new Decoder(model, gpu, batchInvariant);
+        torch = new TorchModel(model, manager);
     }
 
     @Override
@@ -40,12 +45,23 @@ final class CudaModel extends TransformerModel {
     Logits compute(TokenBatch batch, NDManager manager) {
         List<Logits> parts = new ArrayList<>();
         List<TokenBatch.Chunk> decodes = new ArrayList<>(batch.chunks());
+        decodes.removeIf(chunk -> chunk.adapter() != 0);
+        List<TokenBatch.Chunk> adapted = new ArrayList<>(batch.chunks());
+        adapted.removeIf(chunk -> chunk.adapter() == 0);
         List<TokenBatch.Chunk> computed = new ArrayList<>();
-        for (List<TokenBatch.Chunk> chunks : batch.prefills(!batchInvariant)) {
+        for (List<TokenBatch.Chunk> chunks : new TokenBatch(decodes).prefills(!batchInvariant)) {
             decoder.await(); // Its all-reduces of the same group run on another stream.
             prefill(chunks).ifPresent(parts::add);
             decodes.removeAll(chunks);
             computed.addAll(chunks);
+        }
+        for (List<TokenBatch.Chunk> chunks :
+                batchInvariant ? adapted.stream().map(List::of).toList() : List.of(adapted)) {
+            if (!chunks.isEmpty()) {
+                decoder.await();
+                torch.computeByTorch(new TokenBatch(chunks), manager).ifPresent(parts::add);
+                computed.addAll(chunks);
+            }
         }
         if (!decodes.isEmpty()) {
             parts.add(decoder.decode(decodes));

@@ -3,6 +3,7 @@ package org.djlx.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import java.util.List;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
@@ -23,7 +24,7 @@ final class CudaOps extends ArrayOps {
             ModelKernels gpu,
             CudaAttention attention,
             CudaAttention.Metadata metadata) {
-        super(model, step, metadata.inputs().tokens());
+        super(model, step, metadata.inputs().tokens(), List.of());
         this.gpu = gpu;
         this.attention = attention;
         this.metadata = metadata;

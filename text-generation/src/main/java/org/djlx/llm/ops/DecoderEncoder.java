@@ -112,7 +112,7 @@ final class DecoderEncoder extends SequenceEncoder {
                             config, 0, 1, device, Quantization.NONE, files, false, bytes -> {});
             RotaryTables tables = new RotaryTables(config, manager, maxLength);
             KvCache none = new KvCache(config, 1, 0, device);
-            RankModel model = new RankModel(config, group, weights, none, tables);
+            RankModel model = new RankModel(config, group, weights, none, tables, new Adapters());
             return new DecoderEncoder(model, manager, maxLength);
         } catch (Throwable e) {
             if (weights != null) {

@@ -19,7 +19,8 @@ record RankModel(
         ProcessGroup group,
         ModelWeights weights,
         KvCache cache,
-        RotaryTables tables) {
+        RotaryTables tables,
+        Adapters adapters) {
 
     int ranks() {
         return group.worldSize();

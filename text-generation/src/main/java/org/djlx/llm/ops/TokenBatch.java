@@ -37,6 +37,7 @@ public record TokenBatch(List<Chunk> chunks) {
      *     tokens
      * @param sampling how ranks with kernels sample the next token; with {@link
      *     SamplingParameters#GREEDY} the host may sample another token from the full logits
+     * @param adapter the id of the adapter that the tokens are computed with; 0 for none
      */
     public record Chunk(
             int sequence,
@@ -44,7 +45,19 @@ public record TokenBatch(List<Chunk> chunks) {
             int start,
             int[] slots,
             boolean needsLogits,
-            SamplingParameters sampling) {
+            SamplingParameters sampling,
+            int adapter) {
+
+        /** A chunk without an adapter. */
+        public Chunk(
+                int sequence,
+                int[] tokens,
+                int start,
+                int[] slots,
+                boolean needsLogits,
+                SamplingParameters sampling) {
+            this(sequence, tokens, start, slots, needsLogits, sampling, 0);
+        }
 
         /** {@return the length of the sequence up to the end of this chunk} */
         public int length() {

@@ -64,7 +64,8 @@ final class TorchModel extends TransformerModel {
         return Logits.concat(parts);
     }
 
-    private Optional<Logits> computeByTorch(TokenBatch batch, NDManager manager) {
+    /** Computes all chunks together, by libtorch. */
+    Optional<Logits> computeByTorch(TokenBatch batch, NDManager manager) {
         try (NDManager step = this.manager.newSubManager()) {
             TorchOps ops = new TorchOps(model, step, attention, batch);
             ForwardPass.layers(model, ops, 0, model.config().layers());

@@ -23,7 +23,7 @@ final class TorchOps extends ArrayOps {
     private final TokenBatch batch;
 
     TorchOps(RankModel model, NDManager step, TorchAttention attention, TokenBatch batch) {
-        super(model, step, batch.tokens());
+        super(model, step, batch.tokens(), model.adapters().segments(batch.chunks()));
         this.attention = attention;
         this.batch = batch;
         metadata = attention.metadata(step, batch);

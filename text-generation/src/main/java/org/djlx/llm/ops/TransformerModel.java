@@ -2,6 +2,8 @@
 package org.djlx.llm.ops;
 
 import ai.djl.ndarray.NDManager;
+import java.nio.file.Path;
+import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.WeightMap;
@@ -43,7 +45,7 @@ public abstract sealed class TransformerModel implements AutoCloseable
                     ModelKernels.create(config, group, weights.quantization(), batchInvariant)
                             .orElse(null);
             RotaryTables tables = new RotaryTables(config, manager, maxLength);
-            RankModel model = new RankModel(config, group, weights, cache, tables);
+            RankModel model = new RankModel(config, group, weights, cache, tables, new Adapters());
             return gpu == null
                     ? new TorchModel(model, manager)
                     : new CudaModel(model, manager, gpu, batchInvariant);
@@ -66,6 +68,16 @@ public abstract sealed class TransformerModel implements AutoCloseable
 
     public int cacheSlots() {
         return model.cache().slots();
+    }
+
+    /**
+     * Sets the adapters that chunks may name, by their ids: frees those that are not among them,
+     * and reads new ones from their directories. All ranks call this between forward passes.
+     *
+     * @throws IllegalArgumentException if an adapter does not fit the model
+     */
+    public void setAdapters(Map<Integer, Path> directories) {
+        model.adapters().set(model, directories);
     }
 
     /** {@return an upper estimate of the bytes of a rank's activations in a prefill} */
@@ -117,6 +129,7 @@ public abstract sealed class TransformerModel implements AutoCloseable
     @Override
     public void close() {
         manager.close();
+        model.adapters().close();
         model.cache().close();
         model.weights().close();
     }

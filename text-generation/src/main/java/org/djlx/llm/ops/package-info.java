@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * Adapters         LoRA adapters beside the weights
  * ArrayOps         base class of TorchOps and CudaOps: collectives and the residual stream, over libtorch's arrays
  * BertEncoder      BERT, RoBERTa and XLM-RoBERTa
  * CpuOps           LayerOps of decode steps on a CPU, by kernels that are limited by memory bandwidth

@@ -90,7 +90,7 @@ class SchedulerTest {
             int prompt, int maxTokens, GenerationRequest.Builder builder, PieceQueue queue) {
         int[] tokens = IntStream.rangeClosed(1, prompt).map(i -> 100 + i).toArray();
         GenerationRequest request = builder.setPromptTokens(tokens).optMaxTokens(maxTokens).build();
-        return new Sequence(request, tokens, null, Set.of(STOP), queue);
+        return new Sequence(request, tokens, null, Set.of(STOP), 0, queue);
     }
 
     private static Sampler.SampledToken token(int token) {
@@ -457,7 +457,7 @@ class SchedulerTest {
                                 .optMaxTokens(count)
                                 .build();
                 PieceQueue queue = new PieceQueue(prompt.length, () -> {});
-                Sequence sequence = new Sequence(request, prompt, null, Set.of(STOP), queue);
+                Sequence sequence = new Sequence(request, prompt, null, Set.of(STOP), 0, queue);
                 expected.put(sequence, FakeModel.expected(prompt, count));
                 open.add(sequence);
                 scheduler.addAll(List.of(sequence));

@@ -22,7 +22,7 @@ class SequenceTest {
         GenerationRequest request =
                 GenerationRequest.builder().setPromptTokens(prompt).optMaxTokens(maxTokens).build();
         PieceQueue queue = new PieceQueue(prompt.length, () -> {});
-        return new Sequence(request, prompt, null, Set.of(STOP), queue);
+        return new Sequence(request, prompt, null, Set.of(STOP), 0, queue);
     }
 
     private static void check(

@@ -35,7 +35,7 @@ class StepRequestTest {
         int[] many = IntStream.range(0, 4096).toArray();
         List<TokenBatch.Chunk> chunks =
                 List.of(
-                        new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING),
+                        new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING, 3),
                         new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY),
                         new TokenBatch.Chunk(
                                 5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY),
@@ -66,6 +66,7 @@ class StepRequestTest {
             assertEquals(expected.sequence(), actual.sequence());
             assertArrayEquals(Arrays.copyOf(expected.slots(), expected.length()), actual.slots());
             assertEquals(expected.needsLogits(), actual.needsLogits());
+            assertEquals(expected.adapter(), actual.adapter());
             assertEquals(text(expected.sampling()), text(actual.sampling()));
         }
         StepRequest end = StepRequest.CODEC.decode(StepRequest.CODEC.encode(StepRequest.FLUSH));

@@ -14,8 +14,10 @@ import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.llm.GeneratedPiece;
+import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
+import org.djlx.llm.model.AdapterFiles;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.junit.jupiter.api.BeforeAll;
@@ -61,13 +63,19 @@ class TextEngineProcessesTest {
     @Test
     void givesTheTokensThatThreadsGive() throws Exception {
         List<String> expected = new ArrayList<>();
+        Path adapter =
+                new AdapterFiles(4, 8, false, AdapterFiles.ALL, 5)
+                        .write(directory, directory.resolve("adapter"));
+        String adapted;
         try (TextGenerator generator =
-                TextEngine.builder().setDirectory(directory).optRanks(2).build()) {
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optRanks(2)
+                        .optAdapter("a", adapter)
+                        .build()) {
+            adapted = text(generator.submit(TextEngineTest.adapted()));
             for (GenerationRequest request : TextEngineTest.manyRequests()) {
-                List<GeneratedPiece> pieces =
-                        generator.submit(request).await(Duration.ofSeconds(60));
-                expected.add(
-                        Arrays.toString(pieces.stream().mapToInt(GeneratedPiece::token).toArray()));
+                expected.add(text(generator.submit(request)));
             }
         }
         try (RankProcesses ranks = ranks("serve")) {
@@ -85,9 +93,17 @@ class TextEngineProcessesTest {
                     "wrong: generation request: the prompt has 2 tokens and maxTokens is 1000");
             assertSays(ranks, 0, "cancelled: CANCELLED");
             assertSays(ranks, 0, "late " + expected.get(0));
+            assertSays(ranks, 0, "adapted " + adapted);
             assertSays(ranks, 1, "refused: this process follows rank 0");
             assertSays(ranks, 1, "ended");
         }
+    }
+
+    private static String text(Generation generation) throws Exception {
+        return Arrays.toString(
+                generation.await(Duration.ofSeconds(60)).stream()
+                        .mapToInt(GeneratedPiece::token)
+                        .toArray());
     }
 
     @Test

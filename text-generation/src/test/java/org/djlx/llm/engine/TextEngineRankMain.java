@@ -59,7 +59,7 @@ public final class TextEngineRankMain {
                 sayRefused(generator);
                 generator.awaitEnd();
             } else if (args[0].equals("serve")) {
-                serve(generator);
+                serve(generator, directory.resolve("adapter"));
             } else {
                 serveUntilItFails(generator);
             }
@@ -75,7 +75,7 @@ public final class TextEngineRankMain {
         }
     }
 
-    private static void serve(TextGenerator generator) throws Exception {
+    private static void serve(TextGenerator generator, Path adapter) throws Exception {
         List<Generation> all =
                 TextEngineTest.manyRequests().stream().map(generator::submit).toList();
         Generation cancelled =
@@ -96,6 +96,9 @@ public final class TextEngineRankMain {
                         .toMillis()); // Idle for longer than ranks wait for each other.
         Generation late = generator.submit(TextEngineTest.manyRequests().get(0));
         say("late " + tokens(late));
+        generator.loadAdapter("a", adapter);
+        say("adapted " + tokens(generator.submit(TextEngineTest.adapted())));
+        generator.unloadAdapter("a");
         while (generator.statistics().cacheBlocksInUse() > 0) {
             Thread.sleep(5); // A generation has ended for its caller before.
         }

@@ -79,6 +79,10 @@ public class TextEngineTest {
         return GenerationRequest.builder().setPromptTokens(prompt).optIgnoreEndOfText(true);
     }
 
+    static GenerationRequest adapted() {
+        return request(prompt(40, 3)).optMaxTokens(8).optAdapter("a").build();
+    }
+
     private static int[] prompt(int length, int seed) {
         return new Random(seed).ints(length, 0, ByteTokens.VOCABULARY).toArray();
     }
@@ -578,7 +582,7 @@ public class TextEngineTest {
     }
 
     /** Makes a rank fail while a request runs. Returns the request's error message. */
-    private static String failWhileServing(TextEngine generator) throws Exception {
+    static String failWhileServing(TextEngine generator) throws Exception {
         long before = generator.statistics().promptTokens();
         CountDownLatch held = hold(generator);
         Generation generation = generator.submit(request(1).optMaxTokens(200).build());

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.llm.engine;
+
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.llm.ops.TokenBatch;
+import org.djlx.llm.sampling.Sampler;
+
+/** Sets the adapters of all ranks. The step in flight stays in flight. */
+final class AdapterRequest extends StepRequest {
+
+    private final Map<Integer, Path> directories; // by ids
+
+    AdapterRequest(Map<Integer, Path> directories) {
+        super(new TokenBatch(List.of()));
+        this.directories = directories;
+    }
+
+    @Override
+    List<Sampler.SampledToken> run(ModelRank rank) {
+        rank.setAdapters(directories);
+        return List.of();
+    }
+
+    @Override
+    void write(DataOutputStream out) throws IOException {
+        out.writeInt(ADAPTERS);
+        out.writeInt(directories.size());
+        for (Map.Entry<Integer, Path> each : directories.entrySet()) {
+            out.writeInt(each.getKey());
+            out.writeUTF(each.getValue().toString());
+        }
+    }
+
+    /** Reads what {@link #write} has written after {@link #ADAPTERS}. */
+    static AdapterRequest read(DataInputStream in) throws IOException {
+        Map<Integer, Path> directories = new HashMap<>();
+        for (int left = in.readInt(); left > 0; left--) {
+            directories.put(in.readInt(), Path.of(in.readUTF()));
+        }
+        return new AdapterRequest(directories);
+    }
+}
