@@ -18,6 +18,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Support;
@@ -39,7 +40,13 @@ final class SupportCases {
 
     private static void p2pBuffersOrAnError(ProcessGroup group, NDManager manager) {
         if (group.isP2pAvailable()) {
-            assertSame(group.p2pBuffers().orElseThrow(), group.requireP2pBuffers());
+            P2pBuffers buffers = group.requireP2pBuffers();
+            assertSame(group.p2pBuffers().orElseThrow(), buffers);
+            if (!group.device().isGpu()) {
+                assertThrows(
+                        UnsupportedOperationException.class,
+                        () -> buffers.onGroupStream(stream -> {}));
+            }
             return;
         }
         String message =

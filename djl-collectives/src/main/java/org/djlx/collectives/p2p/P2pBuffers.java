@@ -6,10 +6,12 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Optional;
+import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.ContextLoader;
+import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
@@ -220,6 +222,39 @@ public abstract class P2pBuffers {
     public P2pStream sideStream(Operation operation) {
         Required.argument("sideStream: operation", operation);
         return HostP2pStream.side(this, operation);
+    }
+
+    /**
+     * Enqueues work of the caller on the group's CUDA stream, outside of an operation: after all
+     * operations of the group that this rank has issued, on whichever stream they run, and before
+     * all that it issues later. To let another stream wait for these operations, record an event in
+     * the work; to let later operations wait for another stream, wait for its event there.
+     *
+     * <pre>{@code
+     * buffers.onGroupStream(stream -> event.record(stream));
+     * own.waitEvent(event);
+     * }</pre>
+     *
+     * <ul>
+     *   <li>It concerns this rank only; the other ranks need not call it.
+     *   <li>The host may wait for other ranks, as in {@link
+     *       org.djlx.collectives.ProcessGroup#execute}. Operations of an open batch are issued when
+     *       it ends.
+     *   <li>The memory that the work uses must remain until it has ended.
+     * </ul>
+     *
+     * @param work enqueues kernels, copies or events on the stream, and returns; must not issue
+     *     operations of the group, wait for a peer or close the stream. If it throws, the exception
+     *     is passed on, and what it has enqueued stays
+     * @throws CollectiveException if the group is broken
+     * @throws IllegalStateException if the group has been destroyed
+     * @throws UnsupportedOperationException on CPUs
+     */
+    public void onGroupStream(Consumer<CudaStream> work) {
+        Required.argument("onGroupStream: work", work);
+        throw new UnsupportedOperationException(
+                "onGroupStream: this group runs on CPUs, which have no stream; enqueue work with"
+                        + " ProcessGroup.execute");
     }
 
     /** Checks a range in a rank's P2P memory. */

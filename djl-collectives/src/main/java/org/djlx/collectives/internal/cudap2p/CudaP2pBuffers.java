@@ -69,6 +69,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final GpuTurns.Member turn;
     private final IntSupplier waitingBlocks;
     private final IntSupplier turnBlocks;
+    private final Consumer<Consumer<CudaStream>> groupStream;
     private Operation underWay; // being enqueued, or null
     private CudaStream running; // the current stream of that operation
     private Launch launch = Launch.SMALL;
@@ -87,7 +88,8 @@ final class CudaP2pBuffers extends P2pBuffers {
             GpuRates gpuRates,
             GpuTurns.Member turn,
             IntSupplier waitingBlocks,
-            IntSupplier turnBlocks) {
+            IntSupplier turnBlocks,
+            Consumer<Consumer<CudaStream>> groupStream) {
         super(
                 region.rank(),
                 region.ranks(),
@@ -103,6 +105,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.turn = turn;
         this.waitingBlocks = waitingBlocks;
         this.turnBlocks = turnBlocks;
+        this.groupStream = groupStream;
         kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks);
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
         oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
@@ -336,6 +339,13 @@ final class CudaP2pBuffers extends P2pBuffers {
         if (destroyed) {
             throw GroupErrors.buffersDestroyed();
         }
+    }
+
+    @Override
+    public void onGroupStream(Consumer<CudaStream> work) {
+        Required.argument("onGroupStream: work", work);
+        requireUsable();
+        groupStream.accept(work);
     }
 
     @Override

@@ -97,7 +97,8 @@ final class P2p {
                         parts.gpuRates,
                         place.turn(),
                         () -> parts.waitingBlocks(AllReduceKernels.maxBlocks(parts.processors)),
-                        () -> parts.waitingBlocks(Integer.MAX_VALUE));
+                        () -> parts.waitingBlocks(Integer.MAX_VALUE),
+                        this::onGroupStream);
         queue =
                 new P2pQueue(
                         context,
@@ -118,6 +119,10 @@ final class P2p {
                         group,
                         currentStreams,
                         region);
+    }
+
+    private void onGroupStream(Consumer<CudaStream> work) {
+        queue.launchAfterAll(() -> group.collectives().enqueue(work));
     }
 
     /**

@@ -12,6 +12,7 @@ import java.util.Optional;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -216,6 +217,14 @@ public final class StreamQueue implements Lane {
             throw GroupErrors.interrupted(name, e);
         }
         return launches;
+    }
+
+    /** Enqueues further work on the stream, after all issued operations: {@link #awaitLaunched}. */
+    public synchronized void enqueue(Consumer<CudaStream> work) {
+        awaitLaunched();
+        checkUsable("work on the group's stream");
+        launches++;
+        work.accept(stream);
     }
 
     /**
