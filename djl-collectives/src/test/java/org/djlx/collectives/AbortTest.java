@@ -15,6 +15,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.stream.IntStream;
 import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.internal.host.FailureNote;
 import org.djlx.collectives.spi.Backend;
@@ -125,14 +126,38 @@ class AbortTest {
         Store store = new HashStore();
         FailureNote first = new FailureNote(store, "failure", 2);
         FailureNote second = new FailureNote(store, "failure", 2);
+        assertReaches("rank 0 failed: out of memory", first, second);
+    }
+
+    @Test
+    void abortReasonReachesRanksThatHaveNotMet() throws InterruptedException {
+        Store store = new HashStore();
+        BackendOptions options = ShmOptions.builder().build();
+        List<FailureNote> notes =
+                IntStream.range(0, 2)
+                        .mapToObj(rank -> new GroupContext("g", rank, 2, store, options, null))
+                        .map(context -> FailureNote.ofExchanges(context, List.of("first", "next")))
+                        .toList();
+        assertReaches("rank 0 failed: out of memory", notes.get(0), notes.get(1));
+        GroupContext late = new GroupContext("g", 1, 2, store, options, null);
+        for (String key : List.of("first", "next")) {
+            String message =
+                    assertThrows(CollectiveException.class, () -> late.exchange(key, new byte[0]))
+                            .getMessage();
+            assertTrue(message.contains("rank 0 failed: out of memory"), message);
+        }
+    }
+
+    private static void assertReaches(String text, FailureNote first, FailureNote second)
+            throws InterruptedException {
         assertEquals(Optional.empty(), second.failure());
         first.publish(0, new CollectiveException("out of memory"));
         first.publish(0, new CollectiveException("a second reason is ignored"));
         long start = System.nanoTime();
         while (second.failure().isEmpty()) {
             Thread.sleep(5);
+            assertTrue(System.nanoTime() - start < 10_000_000_000L);
         }
-        assertTrue(System.nanoTime() - start < 10_000_000_000L);
-        assertEquals(Optional.of("rank 0 failed: out of memory"), second.failure());
+        assertEquals(Optional.of(text), second.failure());
     }
 }

@@ -198,6 +198,14 @@ public final class GroupContext {
     }
 
     /**
+     * {@return why another rank has called {@link #failExchanges} with an exchange that has not
+     * ended on all ranks; empty if none has} Does not wait for ranks, only for the store.
+     */
+    public Optional<String> failureOfExchange(String key) {
+        return groupExchange.failureOf(key);
+    }
+
+    /**
      * {@return a number that tells this group from earlier ones of the same name, the same on all
      * ranks; 0 before the first {@link #exchange} has ended}
      */

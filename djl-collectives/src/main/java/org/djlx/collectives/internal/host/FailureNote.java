@@ -8,7 +8,10 @@ import java.util.Optional;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.BiConsumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -36,29 +39,51 @@ public final class FailureNote {
     private static final long INTERVAL_MILLIS_PER_RANK = 10;
     private static final long MAX_INTERVAL_MILLIS = 500;
 
-    private final Store store;
-    private final String key;
+    private final Supplier<Optional<String>> reader;
+    private final BiConsumer<Integer, String> writer;
     private final long intervalNanos;
     private final AtomicBoolean published = new AtomicBoolean();
     private final AtomicBoolean checking = new AtomicBoolean(); // stays set if the store is lost
     private volatile long lastNanos = System.nanoTime(); // the end of the last check
     private volatile String failure; // null if none is known
 
-    /**
-     * Creates the note of one rank.
-     *
-     * @param key the same on all ranks, and new in the store
-     */
-    public FailureNote(Store store, String key, int worldSize) {
-        this.store = store;
-        this.key = key;
+    private FailureNote(
+            int worldSize, Supplier<Optional<String>> reader, BiConsumer<Integer, String> writer) {
+        this.reader = reader;
+        this.writer = writer;
         long millis = MIN_INTERVAL_MILLIS + INTERVAL_MILLIS_PER_RANK * worldSize;
         intervalNanos = Math.min(MAX_INTERVAL_MILLIS, millis) * 1_000_000;
     }
 
-    /** Returns the note of a sub-group, which has a store of its own. */
-    public FailureNote part(Store partStore, int worldSize) {
-        return new FailureNote(partStore, key, worldSize);
+    /**
+     * Creates the note of one rank of a group whose ranks know each other.
+     *
+     * @param key the same on all ranks, and new in the store
+     */
+    public FailureNote(Store store, String key, int worldSize) {
+        this(
+                worldSize,
+                () ->
+                        store.check(List.of(key))
+                                ? Optional.of(new String(store.get(key), UTF_8))
+                                : Optional.empty(),
+                (rank, text) -> {
+                    String note = "rank " + rank + " failed: " + text;
+                    store.compareSet(key, UNSET, note.getBytes(UTF_8));
+                });
+    }
+
+    /**
+     * Creates the note of one rank of a group whose ranks have not met: what it says lets their
+     * exchanges fail.
+     *
+     * @param keys the names of the exchanges, the first one first
+     */
+    public static FailureNote ofExchanges(GroupContext context, List<String> keys) {
+        return new FailureNote(
+                context.worldSize(),
+                () -> context.failureOfExchange(keys.get(0)),
+                (rank, text) -> context.failExchanges(text, keys));
     }
 
     /** Tells the other ranks that a rank has failed. The first failure counts. */
@@ -66,8 +91,7 @@ public final class FailureNote {
         if (!published.compareAndSet(false, true)) {
             return; // Two calls of the store might overtake each other.
         }
-        String text = "rank " + rank + " failed: " + reason.getMessage();
-        inBackground(() -> store.compareSet(key, UNSET, text.getBytes(UTF_8)));
+        inBackground(() -> writer.accept(rank, reason.getMessage()));
     }
 
     /**
@@ -83,9 +107,7 @@ public final class FailureNote {
     }
 
     private void check() {
-        if (store.check(List.of(key))) {
-            failure = new String(store.get(key), UTF_8);
-        }
+        failure = reader.get().orElse(null);
         lastNanos = System.nanoTime();
         checking.set(false);
     }
@@ -94,7 +116,7 @@ public final class FailureNote {
      * Calls the store on a thread of its own. Ignores errors: without the store, ranks cannot
      * announce failures.
      */
-    public static void inBackground(Runnable call) {
+    private static void inBackground(Runnable call) {
         STORE_CALLS.execute(
                 () -> {
                     try {

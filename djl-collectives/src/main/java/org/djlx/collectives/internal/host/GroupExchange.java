@@ -143,6 +143,20 @@ public final class GroupExchange {
         keys.forEach(key -> store.set(key + "/" + rank, message));
     }
 
+    /** Returns why another rank has let an exchange fail that has not ended; empty if none has. */
+    public Optional<String> failureOf(String key) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            String name = key + "/" + peer;
+            if (peer != rank && store.check(List.of(name))) {
+                Introduction other = Introduction.in(store.get(name));
+                if (other != null && other.failure() != null) {
+                    return Optional.of(names.apply(peer) + " failed: " + other.failure());
+                }
+            }
+        }
+        return Optional.empty();
+    }
+
     /** Waits for the values of all ranks. Checks each value as it arrives. */
     private void await(
             List<String> keys, BackendOptions options, byte[][] found, Introduction[] peers) {

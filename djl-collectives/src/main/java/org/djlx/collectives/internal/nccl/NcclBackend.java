@@ -128,7 +128,8 @@ public final class NcclBackend extends Backend {
     private volatile Messages messages; // of the user
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
-    private volatile FailureNote failures; // null before the ranks have exchanged anything
+    private long generation; // of the exchange in which the ranks met, or 0; guarded by this
+    private volatile FailureNote failures; // in which ranks that have met, or not, tell each other
     private boolean watchesHosts = true; // else the parent group does
     private NDArray barrierWord; // guarded by this
 
@@ -137,6 +138,7 @@ public final class NcclBackend extends Backend {
         this.context = context;
         this.options = options;
         this.sharing = sharing;
+        failures = FailureNote.ofExchanges(context, List.of(PROCESSES, IDS));
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
         resources =
                 new GpuResources(
@@ -166,27 +168,32 @@ public final class NcclBackend extends Backend {
         return group;
     }
 
+    /** Describes a rank that has died or failed since the ranks have met; empty if none has. */
     private Optional<String> deadPeer() {
         Optional<String> dead = peers.dead();
-        return dead.isPresent() ? dead : failures().flatMap(FailureNote::failure);
+        return dead.isPresent() || !haveMet() ? dead : failures.failure();
     }
 
-    private Optional<FailureNote> failures() {
-        long generation = failures == null ? context.generation() : 0;
-        if (generation != 0) {
-            String key = "failure-" + Long.toHexString(generation);
+    /** Returns whether the ranks have exchanged anything, in this group or that it is part of. */
+    private synchronized boolean haveMet() {
+        if (generation == 0) {
+            meetIn(context.generation());
+        }
+        return generation != 0;
+    }
+
+    private synchronized void meetIn(long exchange) {
+        generation = exchange;
+        if (exchange != 0) {
+            String key = "failure-" + Long.toHexString(exchange);
             failures = new FailureNote(context.store(), key, context.worldSize());
         }
-        return Optional.ofNullable(failures);
     }
 
     /** Tells the other ranks, connected or not, that this rank has failed. */
     private void publish(CollectiveException reason) {
-        if (failures().isEmpty()) {
-            String text = reason.getMessage();
-            FailureNote.inBackground(() -> context.failExchanges(text, List.of(PROCESSES, IDS)));
-        }
-        failures().ifPresent(note -> note.publish(context.rank(), reason));
+        haveMet(); // They may read another note since.
+        failures.publish(context.rank(), reason);
     }
 
     private synchronized void met(int rank, RankProcess process) {
@@ -316,8 +323,9 @@ public final class NcclBackend extends Backend {
             backend.messages = new GroupMessages(backend.group.collectives(), backend.calls);
         }
         backend.peers = peers.subset(members);
-        backend.failures =
-                failures().map(whole -> whole.part(child.store(), members.size())).orElse(null);
+        if (haveMet()) {
+            backend.meetIn(generation);
+        }
         backend.watchesHosts = false;
         return Optional.of(backend);
     }
@@ -491,6 +499,11 @@ public final class NcclBackend extends Backend {
 
     @Override
     public Optional<CollectiveException> failure() {
+        if (group.failure().isEmpty()) {
+            // The watchdog asks only while operations are under way.
+            Optional<String> lost = haveMet() ? deadPeer() : failures.failure();
+            lost.map(GroupErrors::brokenBy).ifPresent(group::breakWith);
+        }
         return group.failure();
     }
 
