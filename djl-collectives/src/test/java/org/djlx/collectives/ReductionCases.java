@@ -46,6 +46,7 @@ final class ReductionCases {
         cases.put("reduceScatterTensor", ReductionCases::reduceScatterTensor);
         cases.put("reduceScatterInPlace", ReductionCases::reduceScatterInPlace);
         cases.put("complexNumbers", ReductionCases::complexNumbers);
+        cases.put("factorOfEachElement", ReductionCases::factorOfEachElement);
         return cases;
     }
 
@@ -104,6 +105,22 @@ final class ReductionCases {
                     first = first == null ? values : first;
                     assertArrayEquals(first, values);
                 }
+            }
+        }
+    }
+
+    /** Sizes that do not divide evenly among the blocks of a kernel. */
+    private static void factorOfEachElement(ProcessGroup group, NDManager manager) {
+        ReduceOp op = ReduceOp.premulSum(0.5);
+        int salt = 340;
+        for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
+            for (long size : new long[] {1, 8_193, 40_002, 131_103}) {
+                salt++;
+                Shape shape = new Shape(size);
+                double[][] inputs = inputs(group, manager, type, shape, salt);
+                NDArray tensor = TestArrays.random(manager, type, shape, seed(group.rank(), salt));
+                group.allReduce(tensor, op).await();
+                assertReduced(inputs, 0, tensor, op, type);
             }
         }
     }

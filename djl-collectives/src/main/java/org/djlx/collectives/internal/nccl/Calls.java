@@ -2,7 +2,6 @@
 package org.djlx.collectives.internal.nccl;
 
 import java.util.List;
-import java.util.function.IntConsumer;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.gpu.DeviceTensor;
 import org.djlx.collectives.internal.gpu.GpuCall;
@@ -20,9 +19,12 @@ final class Calls {
     private static final long[] NO_DETAIL = {};
 
     private final NcclConnection connection;
+    private final int ranks;
 
-    Calls(NcclConnection connection) {
+    /** Makes calls for a connection of some ranks. */
+    Calls(NcclConnection connection, int ranks) {
         this.connection = connection;
+        this.ranks = ranks;
     }
 
     @FunctionalInterface
@@ -41,27 +43,18 @@ final class Calls {
                 (nccl, stream) ->
                         withOp(
                                 nccl,
-                                io.realType(),
+                                io,
                                 op,
-                                number ->
-                                        nccl.allReduce(
-                                                io.address(),
-                                                io.address(),
-                                                io.realCount(),
-                                                io.realType(),
-                                                number,
-                                                stream));
+                                (number, offset, count) -> {
+                                    long address = io.address() + offset;
+                                    nccl.allReduce(
+                                            address, address, count, io.realType(), number, stream);
+                                });
         return call(body, List.of(), List.of(io), NO_DETAIL);
     }
 
     GpuCall reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
-        Body body =
-                (nccl, stream) ->
-                        withOp(
-                                nccl,
-                                io.realType(),
-                                op,
-                                number -> reduce(nccl, stream, io, io, number, root));
+        Body body = (nccl, stream) -> reduce(nccl, stream, io, io, op, root);
         return inPlace(body, io, isRoot);
     }
 
@@ -72,15 +65,26 @@ final class Calls {
                 body, isWritten ? List.of() : tensor, isWritten ? tensor : List.of(), NO_DETAIL);
     }
 
-    private static void reduce(
+    private void reduce(
             NcclCommunicator nccl,
             CudaStream stream,
             DeviceTensor in,
             DeviceTensor out,
-            int number,
+            ReduceOp op,
             int root) {
-        nccl.reduce(
-                in.address(), out.address(), out.realCount(), out.realType(), number, root, stream);
+        withOp(
+                nccl,
+                out,
+                op,
+                (number, offset, count) ->
+                        nccl.reduce(
+                                in.address() + offset,
+                                out.address() + offset,
+                                count,
+                                out.realType(),
+                                number,
+                                root,
+                                stream));
     }
 
     GpuCall broadcast(DeviceTensor io, int root, boolean isRoot) {
@@ -119,37 +123,36 @@ final class Calls {
 
     GpuCall reduceScatter(DeviceTensor out, List<DeviceTensor> in, ReduceOp op) {
         Body body =
-                (nccl, stream) ->
-                        withOp(
-                                nccl,
-                                out.realType(),
-                                op,
-                                number -> reduceScatter(nccl, stream, out, in, number));
+                in.size() == 1
+                        ? (nccl, stream) -> reduceScatter(nccl, stream, out, in.get(0), op)
+                        : (nccl, stream) ->
+                                NcclGroup.run(
+                                        () -> {
+                                            for (int root = 0; root < in.size(); root++) {
+                                                reduce(nccl, stream, in.get(root), out, op, root);
+                                            }
+                                        });
         return call(body, in, List.of(out), NO_DETAIL);
     }
 
-    private static void reduceScatter(
+    private void reduceScatter(
             NcclCommunicator nccl,
             CudaStream stream,
             DeviceTensor out,
-            List<DeviceTensor> in,
-            int number) {
-        if (in.size() == 1) {
-            nccl.reduceScatter(
-                    in.get(0).address(),
-                    out.address(),
-                    out.realCount(),
-                    out.realType(),
-                    number,
-                    stream);
-            return;
-        }
-        NcclGroup.run(
-                () -> {
-                    for (int root = 0; root < in.size(); root++) {
-                        reduce(nccl, stream, in.get(root), out, number, root);
-                    }
-                });
+            DeviceTensor in,
+            ReduceOp op) {
+        withOp(
+                nccl,
+                out,
+                op,
+                (number, offset, count) ->
+                        nccl.reduceScatter(
+                                in.address() + offset,
+                                out.address() + offset,
+                                count,
+                                out.realType(),
+                                number,
+                                stream));
     }
 
     GpuCall gather(List<DeviceTensor> out, DeviceTensor in, int root) {
@@ -273,33 +276,60 @@ final class Calls {
         }
     }
 
-    /** Runs a call with NCCL's number of a reduce op. NCCL reduces booleans as bytes of 0 or 1. */
-    private static void withOp(
-            NcclCommunicator nccl, ScalarType type, ReduceOp op, IntConsumer body) {
-        boolean bool = type == ScalarType.BOOL;
-        switch (op.kind()) {
-            case SUM ->
-                    body.accept(number(bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM));
-            case PRODUCT ->
-                    body.accept(
-                            number(bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT));
-            case AVG -> body.accept(number(NcclCommunicator.Op.AVG));
-            case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
-            case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
-            case PREMUL_SUM ->
-                    // In an NCCL group, NCCL reads the factor before the op is destroyed, and has
-                    // not yet launched work that would block calls on the communicator.
-                    NcclGroup.run(
-                            () -> {
-                                int number = nccl.premulSum(op.factor(), type);
-                                body.accept(number);
-                                nccl.destroyOp(number);
-                            });
-            default -> throw new AssertionError(op);
-        }
+    /** A reduction of some elements, from an offset in bytes, with NCCL's number of the op. */
+    private interface Reduction {
+        void enqueue(int number, long offset, long count);
     }
 
-    private static int number(NcclCommunicator.Op op) {
-        return op.ordinal();
+    /** Enqueues the reduction of a tensor. NCCL reduces booleans as bytes of 0 or 1. */
+    private void withOp(
+            NcclCommunicator nccl, DeviceTensor tensor, ReduceOp op, Reduction reduction) {
+        if (op.kind() == ReduceOp.Kind.PREMUL_SUM) {
+            // In an NCCL group, NCCL reads the factor before the op is destroyed, and has not yet
+            // launched work that would block calls on the communicator.
+            NcclGroup.run(
+                    () -> {
+                        int number = nccl.premulSum(op.factor(), tensor.realType());
+                        if (ranks == 1) {
+                            enqueueInParts(reduction, number, tensor);
+                        } else {
+                            reduction.enqueue(number, 0, tensor.realCount());
+                        }
+                        nccl.destroyOp(number);
+                    });
+            return;
+        }
+        boolean bool = tensor.type() == ScalarType.BOOL;
+        NcclCommunicator.Op known =
+                switch (op.kind()) {
+                    case SUM -> bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM;
+                    case PRODUCT -> bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT;
+                    // As a product with 1, it would be in parts.
+                    case AVG -> ranks == 1 ? NcclCommunicator.Op.SUM : NcclCommunicator.Op.AVG;
+                    case MIN -> NcclCommunicator.Op.MIN;
+                    case MAX -> NcclCommunicator.Op.MAX;
+                    default -> throw new AssertionError(op);
+                };
+        reduction.enqueue(known.ordinal(), 0, tensor.realCount());
+    }
+
+    /**
+     * Enqueues a product with a factor among one rank. NCCL's kernel (oneRankReduce, as of 2.28)
+     * divides the elements among a block for each 16 KiB, at most 32, and leaves out the remainder
+     * of the division. So this calls it for the multiples of 32 and of 1 times 16 KiB, and for the
+     * rest, which one block takes.
+     */
+    private static void enqueueInParts(Reduction reduction, int number, DeviceTensor tensor) {
+        long itemSize = tensor.realType().itemSize();
+        long block = (16 << 10) / itemSize;
+        long count = tensor.realCount();
+        long from = 0;
+        for (long multiple : new long[] {32 * block, block, 1}) {
+            long to = count - count % multiple;
+            if (to > from) {
+                reduction.enqueue(number, from * itemSize, to - from);
+            }
+            from = to;
+        }
     }
 }

@@ -152,7 +152,7 @@ public final class NcclBackend extends Backend {
                                         new Verification(context, "verify")::start)
                                 : null,
                         this::breakSharing);
-        calls = new Calls(connection);
+        calls = new Calls(connection, context.worldSize());
         group = new GpuGroup(context.name(), "NCCL", name, resources, connection, this::deadPeer);
         pairMessages = new PairMessages(context, group, options, this::met);
         messages = pairMessages;
