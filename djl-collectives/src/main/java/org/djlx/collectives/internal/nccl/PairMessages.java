@@ -98,7 +98,8 @@ final class PairMessages implements Messages {
                         reason -> {});
         String name = "messages from rank " + sender + " to " + receiver + " of " + context.name();
         int peer = sender == context.rank() ? 1 : 0; // the sender is rank 0 of the two
-        return new Channel(group.addMessages(key, name, connection), new Calls(connection, 2), peer);
+        return new Channel(
+                group.addMessages(key, name, connection), new Calls(connection, 2), peer);
     }
 
     /** Connects two ranks after they have met in the store: NCCL would wait without a timeout. */
