@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
-// KV cache, argmax.
+// KV cache, argmax. Updates of optimizers.
 // Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8 or int4. Called by
 // org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Links to libc only.
 #include <immintrin.h>
@@ -128,6 +128,8 @@ struct ArgMax {
 #define LANES 8
 #define TILE 2
 #include "cpu_kernels.h"
+#pragma GCC optimize("fp-contract=off")
+#include "optimizer.h"
 #pragma GCC pop_options
 
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
@@ -164,8 +166,9 @@ static void run(int threads, int64_t step, int64_t count, void (*body)(const voi
 extern "C" {
 
 // Chooses the instruction set, at most AVX2 if narrow; returns the floats of a vector, 0 if the CPU lacks AVX2, FMA or F16C.
-int djlx_cpu_init(Parallel gomp_parallel, int narrow) {
+int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
   parallel = gomp_parallel;
+  mkl_sqrt = vms_sqrt;
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
   if (__builtin_cpu_is("intel")) near_ahead = 4096;
@@ -232,6 +235,13 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
 void djlx_cpu_argmax(int threads, int64_t rows, int64_t size, const float* x, int64_t* indices, float* maxima, float* sums) {
   ArgMax a = {size, x, indices, maxima, sums};
   run(threads, 1, rows, use_avx512 ? avx512::argmax : avx2::argmax, &a);
+}
+
+// See Update. A null `second` is SGD, and a null `first` is SGD without momentum.
+void djlx_cpu_update(int threads, int64_t size, float* weight, const float* gradient, float* first, float* second, float rate,
+                     float corrected, float decay, float rescale, float clip, float beta1, float beta2, float epsilon, int decoupled) {
+  Update u = {weight, gradient, first, second, rate, corrected, decay, rescale, clip, beta1, beta2, epsilon, decoupled};
+  run(threads, 1 << 14, size, second ? adam : first ? momentum : sgd, &u);
 }
 
 // out = factor x.

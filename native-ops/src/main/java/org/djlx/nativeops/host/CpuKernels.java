@@ -7,11 +7,11 @@ import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
 
 /**
- * Kernels of decode steps on a CPU, compiled from {@code src/main/cpp}: {@code cpu_kernels.cpp}
- * says the layout of all arguments. The {@code type} of weights and of the KV cache is the {@code
- * ScalarType.code()} of float32, float16 or bfloat16; weights may also be {@link #INT8} or {@link
- * #INT4}. Positions and slots are ints, parts and indices longs, other arrays float32. Neither
- * addresses nor sizes are checked.
+ * Kernels of decode steps and optimizers on a CPU, compiled from {@code src/main/cpp}: {@code
+ * cpu_kernels.cpp} says the layout of all arguments. The {@code type} of weights and of the KV
+ * cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also be
+ * {@link #INT8} or {@link #INT4}. Positions and slots are ints, parts and indices longs, other
+ * arrays float32. Neither addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads
@@ -48,18 +48,23 @@ public final class CpuKernels {
      * @return the floats of a vector; 0 if the CPU lacks AVX2, FMA or F16C
      */
     public static int useAvx512(boolean allowed) {
+        NativeLibrary torch = NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
         // A symbol of a library that libtorch links to.
-        Pointer parallel =
-                NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"))
-                        .getFunction("GOMP_parallel");
-        return djlx_cpu_init(Pointer.nativeValue(parallel), allowed ? 0 : 1);
+        Pointer parallel = torch.getFunction("GOMP_parallel");
+        long sqrt;
+        try {
+            sqrt = Pointer.nativeValue(torch.getFunction("vmsSqrt"));
+        } catch (UnsatisfiedLinkError e) {
+            sqrt = 0; // This libtorch has no MKL.
+        }
+        return djlx_cpu_init(Pointer.nativeValue(parallel), sqrt, allowed ? 0 : 1);
     }
 
     public static boolean hasAvx512() {
         return LANES == 16;
     }
 
-    private static native int djlx_cpu_init(long parallel, int narrow);
+    private static native int djlx_cpu_init(long parallel, long sqrt, int narrow);
 
     /** {@return the bytes of quantized weights with their scales} */
     public static long quantizedBytes(int type, long outputs, long inputs) {
@@ -186,6 +191,33 @@ public final class CpuKernels {
      */
     public static native void djlx_cpu_argmax(
             int threads, long rows, long size, long x, long indices, long maxima, long sums);
+
+    /**
+     * Updates a parameter, and its optimizer state, from its gradient by DJL's SGD, Adam or AdamW.
+     * Addresses are of {@code size} floats.
+     *
+     * @param first momentum ({@code beta1} is its factor) or Adam's mean; 0 for none
+     * @param second Adam's variance; 0 for SGD
+     * @param corrected Adam's learning rate with bias correction
+     * @param clip the largest gradient; negative for no limit
+     * @param decoupled 1 for AdamW, 0 otherwise
+     */
+    public static native void djlx_cpu_update(
+            int threads,
+            long size,
+            long weight,
+            long gradient,
+            long first,
+            long second,
+            float rate,
+            float corrected,
+            float decay,
+            float rescale,
+            float clip,
+            float beta1,
+            float beta2,
+            float epsilon,
+            int decoupled);
 
     /** Writes {@code factor} times {@code x}, as float32. */
     public static native void djlx_cpu_widen(int type, long size, float factor, long x, long out);

@@ -20,18 +20,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.function.BiPredicate;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.cuda.CudaAttribute;
-import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaException;
-import org.djlx.nativeops.cuda.CudaKernel;
-import org.djlx.nativeops.cuda.CudaModule;
-import org.djlx.nativeops.cuda.CurrentStreams;
-import org.djlx.nativeops.cuda.KernelArguments;
-import org.djlx.nativeops.cuda.KernelCache;
-import org.djlx.nativeops.cuda.KernelCompiler;
-import org.djlx.nativeops.cuda.KernelConstants;
-import org.djlx.nativeops.cuda.KernelSource;
-import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
@@ -48,7 +37,7 @@ import org.slf4j.LoggerFactory;
  * optimizer calls {@code sgdUpdate} or {@code adamUpdate} on its parameter. This class passes a
  * proxy of the parameter, which launches the kernel instead. Not thread-safe.
  */
-final class FusedUpdates implements AutoCloseable {
+abstract class FusedUpdates implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(FusedUpdates.class);
 
@@ -85,53 +74,47 @@ final class FusedUpdates implements AutoCloseable {
                     boolean.class,
                     boolean.class); // whether it is AdamW
 
-    private static final KernelSource SOURCE =
-            KernelSource.ofResource(NativeLibrary.class, "optimizer/optimizer.cu");
-    private static final int THREADS = new KernelConstants(SOURCE).value("OPTIMIZER_THREADS");
-    private static final int BLOCKS = 8; // per SM
-    private static final int PACK = 4; // elements per thread and load
-
-    private final CudaDevice device;
-    private final CudaModule module;
-    private final CudaKernel sgd;
-    private final CudaKernel momentum;
-    private final CudaKernel adam;
-    private final CurrentStreams streams;
-    private final int mostBlocks;
-    private final KernelArguments arguments = new KernelArguments();
+    private final Device device;
     private final Map<NDArray, NDArray> proxies = new IdentityHashMap<>(); // by parameter
 
+    FusedUpdates(Device device) {
+        this.device = device;
+    }
+
     /**
-     * Compiles and loads the kernels, to be closed by the caller. Empty on the CPU, without the
-     * CUDA presets or NVRTC, or if the kernels cannot be compiled.
+     * Loads a device's kernels, to be closed by the caller. Empty if there are none: on the CPU
+     * without {@link NativeLibrary#CPU_KERNELS}, on a GPU without the CUDA presets or NVRTC, or if
+     * the kernels cannot be compiled.
      */
-    static Optional<FusedUpdates> open(Device gpu) {
-        boolean possible =
-                gpu.isGpu()
-                        && NativeLibrary.CUDA_PRESETS.isAvailable()
-                        && NativeLibrary.NVRTC.isAvailable();
+    static Optional<FusedUpdates> open(Device device) {
         try {
-            return possible ? Optional.of(new FusedUpdates(gpu)) : Optional.empty();
+            if (!device.isGpu()) {
+                return NativeLibrary.CPU_KERNELS.isAvailable()
+                        ? Optional.of(new CpuUpdates(device))
+                        : Optional.empty();
+            }
+            return NativeLibrary.CUDA_PRESETS.isAvailable() && NativeLibrary.NVRTC.isAvailable()
+                    ? Optional.of(new GpuUpdates(device))
+                    : Optional.empty();
         } catch (CudaException e) {
-            LOG.warn("{}: optimizer kernels are not available, DJL's operators are used", gpu, e);
+            LOG.warn(
+                    "{}: optimizer kernels are not available, DJL's operators are used", device, e);
             return Optional.empty();
         }
     }
 
-    private FusedUpdates(Device gpu) {
-        device = CudaDevice.open(gpu);
-        try {
-            mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
-            sgd = module.kernel("sgd");
-            momentum = module.kernel("momentum");
-            adam = module.kernel("adam");
-            streams = new CurrentStreams(device);
-        } catch (Throwable e) {
-            device.close();
-            throw e;
-        }
-    }
+    /**
+     * Updates a parameter that is not empty.
+     *
+     * @param addresses of the parameter, its gradient, and its states: none for SGD, one with
+     *     momentum, two for Adam
+     * @param values rate, for Adam the rate with bias correction, weight decay, gradient scale,
+     *     gradient clip; then momentum, or Adam's beta1, beta2 and epsilon
+     */
+    abstract void launch(long[] addresses, long size, float[] values, boolean adamW);
+
+    @Override
+    public void close() {}
 
     static boolean knows(Optimizer optimizer) {
         return OPTIMIZERS.contains(optimizer.getClass());
@@ -147,9 +130,9 @@ final class FusedUpdates implements AutoCloseable {
     }
 
     /**
-     * Updates a parameter, on the calling thread's current stream. If the kernels do not support
-     * the update, for example because of its type, DJL's operators run; these may set the gradient
-     * to zero.
+     * Updates a parameter, on a GPU on the calling thread's current stream. If the kernels do not
+     * support the update, for example because of its type, DJL's operators run; these may set the
+     * gradient to zero.
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {
         NDArray proxy = proxies.get(parameter);
@@ -171,9 +154,39 @@ final class FusedUpdates implements AutoCloseable {
 
     private boolean update(NDArray parameter, Method called, Object[] values) {
         if (called.equals(SGD)) {
-            return sgd(parameter, values);
+            boolean plain = (float) values[6] == 0;
+            return run(parameter, values, plain ? 2 : 3, plain ? 6 : 7, false);
         }
-        return called.equals(ADAM) && adam(parameter, values);
+        return called.equals(ADAM) && run(parameter, values, 4, 10, (boolean) values[11]);
+    }
+
+    /**
+     * Runs a kernel on the first {@code count} arrays with the floats up to {@code end}. Returns
+     * false if the kernels do not support these arrays.
+     */
+    private boolean run(NDArray parameter, Object[] values, int count, int end, boolean adamW) {
+        long[] sizes = Torch.sizes(parameter);
+        long[] addresses = new long[count];
+        NDList arrays = withParameter((NDList) values[0], parameter);
+        for (int i = 0; i < count; i++) {
+            TensorInfo info = Torch.info(arrays.get(i));
+            if (info.type() != ScalarType.FLOAT32
+                    || !info.isContiguous()
+                    || !Arrays.equals(info.sizes(), sizes)
+                    || !arrays.get(i).getDevice().equals(device)) {
+                return false;
+            }
+            addresses[i] = info.address();
+        }
+        float[] floats = new float[end - 2];
+        for (int i = 2; i < end; i++) {
+            floats[i - 2] = (float) values[i];
+        }
+        if (parameter.size() > 0) {
+            launch(addresses, parameter.size(), floats, adamW);
+            written(parameter);
+        }
+        return true;
     }
 
     /**
@@ -222,69 +235,5 @@ final class FusedUpdates implements AutoCloseable {
         NDList own = new NDList(list);
         own.set(0, parameter);
         return own;
-    }
-
-    private boolean sgd(NDArray parameter, Object[] values) {
-        boolean plain = (float) values[6] == 0;
-        if (!begin(parameter, (NDList) values[0], plain ? 2 : 3)) {
-            return false;
-        }
-        addFloats(values, 2, plain ? 6 : 7);
-        launch(plain ? sgd : momentum, parameter);
-        return true;
-    }
-
-    private boolean adam(NDArray parameter, Object[] values) {
-        if (!begin(parameter, (NDList) values[0], 4)) {
-            return false;
-        }
-        addFloats(values, 2, 10);
-        arguments.add((boolean) values[11] ? 1 : 0);
-        launch(adam, parameter);
-        return true;
-    }
-
-    /**
-     * Adds the addresses and the size of an update's arrays to the kernel's arguments; returns
-     * false if the kernels do not support these arrays.
-     */
-    private boolean begin(NDArray parameter, NDList arrays, int count) {
-        long[] sizes = Torch.sizes(parameter);
-        arguments.clear();
-        for (NDArray array : withParameter(arrays, parameter).subList(0, count)) {
-            TensorInfo info = Torch.info(array);
-            if (info.type() != ScalarType.FLOAT32
-                    || !info.isContiguous()
-                    || !Arrays.equals(info.sizes(), sizes)
-                    || !array.getDevice().equals(device.device())) {
-                return false;
-            }
-            arguments.add(info.address());
-        }
-        arguments.add(parameter.size());
-        return true;
-    }
-
-    private void addFloats(Object[] values, int from, int to) {
-        for (int i = from; i < to; i++) {
-            arguments.add((float) values[i]);
-        }
-    }
-
-    private void launch(CudaKernel kernel, NDArray parameter) {
-        long packs = (parameter.size() + PACK - 1) / PACK;
-        int blocks = (int) Math.min(mostBlocks, (packs + THREADS - 1) / THREADS);
-        if (blocks > 0) {
-            kernel.launch(streams.get(), LaunchSize.of(blocks, THREADS), arguments);
-            written(parameter);
-        }
-    }
-
-    @Override
-    public void close() {
-        device.synchronize(); // The last step may still run.
-        module.close();
-        streams.close();
-        device.close();
     }
 }

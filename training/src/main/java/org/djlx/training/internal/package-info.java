@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * FusedUpdates  updates of DJL's optimizers on a GPU, one kernel per parameter
+ * FusedUpdates  updates of DJL's optimizers, one kernel per parameter
+ * CpuUpdates    the kernels of the CPU
+ * GpuUpdates    the kernels of a GPU
  */
 /**
  * What the trainer, its strategies and its checkpoints share.
