@@ -32,15 +32,14 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     private static final String PREFIX = "org.djlx.";
 
-    private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
-
     private Integer ranks = property("ranks", Integer::valueOf, null);
     private final GradientReduction usualReduction =
             property("gradientReduction", GradientReduction.class, GradientReduction.MEAN);
     private GradientReduction reduction; // null if it is not set here
     private GradientHook hook =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
-    private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
+    private long bucketBytes =
+            property("bucketBytes", Long::valueOf, ParameterStrategy.Options.BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
     private Duration timeout =
             Duration.ofSeconds(
@@ -185,7 +184,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets the bytes of a gradient bucket; default 25 MiB. A larger gradient gets its own bucket.
-     * The same on all ranks.
+     * The same on all ranks. CPU ranks of one JVM share parameters and need no buckets, unless this
+     * is less than the default and less than the model.
      */
     public DataParallelConfig optBucketBytes(long bytes) {
         bucketBytes = bytes;

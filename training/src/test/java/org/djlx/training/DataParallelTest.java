@@ -14,6 +14,7 @@ import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Activation;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
@@ -35,10 +36,13 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.Consumer;
@@ -143,10 +147,11 @@ class DataParallelTest {
         }
     }
 
-    /** CPU ranks of a small model share its parameters and send nothing; with small buckets not. */
+    /** CPU ranks of a model share its parameters and send nothing; with small buckets not. */
     @ParameterizedTest
     @CsvSource({"1048576, true", "64, false"})
-    void ranksOfASmallModelShareItsParameters(long bucketBytes, boolean shared) throws Exception {
+    void ranksShareParametersUnlessBucketsAreSmall(long bucketBytes, boolean shared)
+            throws Exception {
         Training.fit(
                 P2pEngine.NAME,
                 config("adam").optRanks(2).optBucketBytes(bucketBytes),
@@ -164,6 +169,99 @@ class DataParallelTest {
                         assertEquals(shared, first == second);
                     }
                 });
+    }
+
+    /** A model of 2.2 MiB, of which each of up to 3 ranks updates a matrix. */
+    private static SequentialBlock large() {
+        return new SequentialBlock()
+                .add(Linear.builder().setUnits(440).build())
+                .add(Activation::tanh)
+                .add(Linear.builder().setUnits(440).build())
+                .add(Activation::tanh)
+                .add(Linear.builder().setUnits(850).build())
+                .add(Activation::tanh)
+                .add(Linear.builder().setUnits(Training.CLASSES).build());
+    }
+
+    private static Outcome trainLarge(DataParallelConfig config) throws Exception {
+        return Training.fit(
+                P2pEngine.NAME, config, large(), ITEMS, inOrder(BATCH), 2, 5, trainer -> {});
+    }
+
+    /** The bits are those of ranks with copies, whose gradients a hook all-reduces. */
+    @ParameterizedTest
+    @CsvSource({"momentum, 2", "momentum, 3", "adam, 2", "adamW, 3"})
+    void ranksOfALargeModelTrainAsRanksWithCopies(String optimizer, int ranks) throws Exception {
+        Outcome copies =
+                trainLarge(
+                        config(optimizer)
+                                .optRanks(ranks)
+                                .optGradientHook(
+                                        bucket ->
+                                                bucket.group()
+                                                        .allReduceCoalesced(
+                                                                bucket.gradients(), bucket.op())));
+        Outcome shared = trainLarge(config(optimizer).optRanks(ranks));
+        assertEquals(copies.losses(), shared.losses());
+        for (int i = 0; i < copies.parameters().size(); i++) {
+            assertArrayEquals(copies.parameters().get(i), shared.parameters().get(i), "" + i);
+        }
+    }
+
+    /** Notes which thread updates a parameter. */
+    private static final class NotingOptimizer extends Optimizer {
+
+        private static final class Builder extends OptimizerBuilder<Builder> {
+            @Override
+            protected Builder self() {
+                return this;
+            }
+        }
+
+        private final Map<String, List<String>> threads = new ConcurrentHashMap<>();
+
+        NotingOptimizer() {
+            super(new Builder());
+        }
+
+        @Override
+        public void update(String id, NDArray weight, NDArray gradient) {
+            threads.computeIfAbsent(id, unknown -> new CopyOnWriteArrayList<>())
+                    .add(Thread.currentThread().getName());
+            weight.subi(gradient);
+        }
+    }
+
+    /** Each parameter of a large model has one rank that updates it, under the block's id. */
+    @Test
+    void ranksOfALargeModelDivideTheUpdate() throws Exception {
+        NotingOptimizer optimizer = new NotingOptimizer();
+        DataParallelConfig config = config("sgd").optRanks(2);
+        config.optOptimizer(optimizer);
+        Set<String> ids = new HashSet<>();
+        Training.fit(
+                P2pEngine.NAME,
+                config,
+                large(),
+                ITEMS,
+                inOrder(ITEMS),
+                3,
+                5,
+                trainer ->
+                        trainer.getModel()
+                                .getBlock()
+                                .getParameters()
+                                .values()
+                                .forEach(parameter -> ids.add(parameter.getId())));
+        assertEquals(ids, optimizer.threads.keySet());
+        Set<String> names = new HashSet<>();
+        optimizer.threads.forEach(
+                (id, threads) -> {
+                    assertEquals(3, threads.size(), id);
+                    assertEquals(1, Set.copyOf(threads).size(), threads::toString);
+                    names.add(threads.get(0));
+                });
+        assertEquals(2, names.size(), names::toString);
     }
 
     /** Initial weights may come behind what initialises the trainer, also between predictions. */

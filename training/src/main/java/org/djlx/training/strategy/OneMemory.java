@@ -9,6 +9,7 @@ import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Consumer;
 import java.util.function.ToDoubleFunction;
 import org.djlx.nativeops.torch.NoGradient;
@@ -19,16 +20,26 @@ import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 
 /**
- * The ranks of this JVM share the first rank's parameters, or there is one rank. The other ranks
- * have views, with gradients and statistics of their own. The program's thread adds their gradients
- * to the first rank's, which updates. On CPUs this is faster than an all-reduce of a small model.
+ * The ranks of this JVM share the first rank's parameters and optimizer state, or there is one
+ * rank. The other ranks have views, with gradients and statistics of their own. After a backward
+ * pass their gradients are added to the first rank's, in rank order. The ranks divide these sums
+ * and the update, parameter by parameter; for a small model the program's thread does both.
  */
 final class OneMemory extends WholeParameters {
 
+    // Up to this size it takes longer to meet than to add and update.
     private static final long SMALL_BYTES = 2 << 20;
+
+    private final int count; // of the ranks that add and update
+    private final Map<String, Integer> owners; // the rank that does so, by the parameter's name
+    private boolean updated; // whether a step has updated
+    private boolean zero; // whether all gradients of a step were zero, until one has updated
 
     OneMemory(Ranks ranks, Block block, Options options) {
         super(ranks, block, options, OneMemory::isView, false);
+        long bytes = ranks.first().arrays().stream().mapToLong(NDArray::size).sum() * Float.BYTES;
+        count = bytes > SMALL_BYTES ? ranks.replicas().size() : 1;
+        owners = owners(ranks.first(), count);
     }
 
     private static boolean isView(Replica replica, Parameter parameter) {
@@ -42,7 +53,8 @@ final class OneMemory extends WholeParameters {
      *   <li>a rank on a GPU or in another process
      *   <li>a sharding strategy or a gradient hook
      *   <li>a parameter that is not float32
-     *   <li>a block larger than 2 MiB or than a gradient bucket
+     *   <li>a block larger than a gradient bucket that the program has set smaller than the
+     *       default, to reduce gradients during the backward pass
      *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
      * </ul>
      */
@@ -53,15 +65,17 @@ final class OneMemory extends WholeParameters {
                 || options.hook() != GradientCompression.NONE) {
             return false;
         }
+        long most =
+                options.bucketBytes() < Options.BUCKET_BYTES
+                        ? options.bucketBytes()
+                        : Long.MAX_VALUE / 4;
         long bytes = 0;
         for (Parameter parameter : block.getParameters().values()) {
             NDArray array = parameter.getArray();
             bytes +=
-                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 4;
+                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 2;
             boolean trained = parameter.requiresGradient() || LocalParameter.isStatistic(parameter);
-            if (!trained
-                    || array.getDevice().isGpu()
-                    || bytes > Math.min(SMALL_BYTES, options.bucketBytes())) {
+            if (!trained || array.getDevice().isGpu() || bytes > most) {
                 return false;
             }
         }
@@ -78,11 +92,12 @@ final class OneMemory extends WholeParameters {
 
     /** Replaces views of memory that the program has replaced, as {@code NDArray.set} does. */
     private void replaceViews(Replica other) {
-        for (int i = 0; i < other.parameters().size(); i++) {
+        for (int k = 0; k < other.parameters().size(); k++) {
+            int i = k;
             LocalParameter own = other.parameters().get(i);
             NDArray memory = ranks.first().parameters().get(i).array();
             if (!own.isStatistic() && Torch.dataPointer(own.array()) != Torch.dataPointer(memory)) {
-                takeGradients(other);
+                NoGradient.run(() -> takeGradient(other, i));
                 other.replaceView(i, memory);
             }
         }
@@ -104,38 +119,83 @@ final class OneMemory extends WholeParameters {
     }
 
     @Override
-    public void step(Consumer<Replica> update) {
-        ranks.run(1, update);
-    }
-
-    @Override
     public boolean endBackward(Replica replica) {
         return false;
     }
 
     @Override
     public void reduce() {
-        NoGradient.run(() -> ranks.others().forEach(this::takeGradients));
+        if (!ranks.others().isEmpty()) {
+            ranks.run(count, adder -> NoGradient.run(() -> takeGradients(adder)));
+        }
     }
 
-    /** Adds another rank's gradients to the first rank's, and removes them there. */
-    private void takeGradients(Replica other) {
+    private void takeGradients(Replica adder) {
         List<LocalParameter> first = ranks.first().parameters();
         for (int i = 0; i < first.size(); i++) {
-            PtNDArray own = (PtNDArray) first.get(i).array();
-            PtNDArray from = (PtNDArray) other.parameters().get(i).array();
-            try (NDArray gradient = JniUtils.getGradient(from);
-                    NDArray sum = gradient == null ? null : JniUtils.getGradient(own)) {
-                if (sum != null) {
-                    sum.addi(gradient); // Both are float32: TorchInPlace would check that.
-                } else if (gradient != null && own.hasGradient()) { // not frozen since the pass
-                    Torch.setGradient(own, gradient);
-                }
-                if (gradient != null) {
-                    Torch.setGradient(from, null);
+            if (updates(adder, first.get(i))) {
+                for (Replica other : ranks.others()) {
+                    takeGradient(other, i);
                 }
             }
         }
+    }
+
+    /** Adds another rank's gradient to the first rank's, and removes it there. */
+    private void takeGradient(Replica other, int i) {
+        PtNDArray own = (PtNDArray) ranks.first().parameters().get(i).array();
+        PtNDArray from = (PtNDArray) other.parameters().get(i).array();
+        try (NDArray gradient = JniUtils.getGradient(from);
+                NDArray sum = gradient == null ? null : JniUtils.getGradient(own)) {
+            if (sum != null) {
+                sum.addi(gradient); // Both are float32: TorchInPlace would check that.
+            } else if (gradient != null && own.hasGradient()) { // not frozen since the pass
+                Torch.setGradient(own, gradient);
+            }
+            if (gradient != null) {
+                Torch.setGradient(from, null);
+            }
+        }
+    }
+
+    @Override
+    public void step(Consumer<Replica> update) {
+        reduced(ranks.first());
+        zero = !updated && NoGradient.get(() -> super.isZero(ranks.first()));
+        ranks.run(count, update);
+        if (updated) {
+            buckets(ranks.first()).reset();
+        }
+    }
+
+    /** Returns what {@link #step} has found before another rank updates and drops gradients. */
+    @Override
+    public boolean isZero(Replica replica) {
+        return zero;
+    }
+
+    @Override
+    public void update(Replica replica, Update visitor) {
+        if (replica.index() == 0) {
+            updated = true;
+        }
+        GradientBuckets gradients = buckets(ranks.first());
+        for (LocalParameter own : ranks.first().parameters()) {
+            if (!updates(replica, own)) {
+                continue;
+            }
+            NDArray gradient = gradients.reduced(own.array()); // null if it is not trained
+            if (gradient != null) {
+                visitor.apply(own.id(), own.array(), gradient);
+                gradient.close(); // Otherwise it counts as held by the program.
+            }
+            clear(own.array());
+        }
+    }
+
+    @Override
+    boolean updates(Replica replica, LocalParameter own) {
+        return owners.get(own.name()) == replica.index();
     }
 
     @Override

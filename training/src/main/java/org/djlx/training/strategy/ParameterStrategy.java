@@ -22,8 +22,8 @@ import org.djlx.training.internal.Replica;
  *
  * <ul>
  *   <li>{@link Replicated}: each rank has all of them (DDP).
- *   <li>{@link OneMemory}: the ranks of this JVM share one copy of a small model. A single rank
- *       uses it, too.
+ *   <li>{@link OneMemory}: the ranks of this JVM share one copy on a CPU. A single rank uses it,
+ *       too.
  *   <li>{@link ShardedOptimizer}: ranks divide the optimizer's state (ZeRO stage 1).
  *   <li>{@link FullySharded}: ranks divide parameters, gradients and optimizer state (FSDP).
  * </ul>
@@ -34,7 +34,11 @@ import org.djlx.training.internal.Replica;
 public sealed interface ParameterStrategy permits WholeParameters, FullySharded {
 
     /** The options of the trainer's configuration. */
-    record Options(ShardingStrategy sharding, GradientHook hook, long bucketBytes) {}
+    record Options(ShardingStrategy sharding, GradientHook hook, long bucketBytes) {
+
+        /** The default bytes of a bucket, as of PyTorch's DistributedDataParallel. */
+        public static final long BUCKET_BYTES = 25L << 20;
+    }
 
     /**
      * Chooses the strategy, and creates the parameters of each rank. {@code time} returns when the

@@ -5,7 +5,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Consumer;
@@ -23,7 +22,7 @@ import org.djlx.training.internal.Replica;
 final class ShardedOptimizer extends Replicated {
 
     private final OptimizerState state;
-    private final Map<String, Integer> owners = new HashMap<>(); // the updating rank, by name
+    private final Map<String, Integer> owners; // the updating rank, by name
 
     ShardedOptimizer(
             Ranks ranks,
@@ -34,15 +33,7 @@ final class ShardedOptimizer extends Replicated {
             Supplier<ReductionTime> time) {
         super(ranks, block, optimizer, options, time);
         this.state = state;
-        long[] sizes = new long[ranks.worldSize()];
-        for (LocalParameter own : ranks.first().parameters()) {
-            int owner = 0;
-            for (int rank = 1; rank < sizes.length; rank++) {
-                owner = sizes[rank] < sizes[owner] ? rank : owner;
-            }
-            sizes[owner] += own.array().size();
-            owners.put(own.name(), owner);
-        }
+        owners = owners(ranks.first(), ranks.worldSize());
     }
 
     @Override

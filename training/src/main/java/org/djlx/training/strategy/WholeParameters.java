@@ -11,6 +11,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -121,6 +122,24 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
                 .forEach(own -> clear(own.array()));
     }
 
+    /**
+     * Divides the parameters among {@code count} ranks, in the block's order: each goes to the rank
+     * with the fewest elements. Returns the rank by the parameter's name.
+     */
+    static Map<String, Integer> owners(Replica replica, int count) {
+        Map<String, Integer> owners = new HashMap<>();
+        long[] sizes = new long[count];
+        for (LocalParameter own : replica.parameters()) {
+            int owner = 0;
+            for (int rank = 1; rank < count; rank++) {
+                owner = sizes[rank] < sizes[owner] ? rank : owner;
+            }
+            sizes[owner] += own.array().size();
+            owners.put(own.name(), owner);
+        }
+        return owners;
+    }
+
     /** Returns whether a rank updates a parameter, and has the optimizer's state of it. */
     boolean updates(Replica replica, LocalParameter own) {
         return true;
@@ -134,7 +153,7 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
         }
     }
 
-    private static void clear(NDArray array) {
+    static void clear(NDArray array) {
         try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
             if (gradient == null) {
                 return;

@@ -3,7 +3,7 @@
  * FullySharded      FSDP: ranks divide parameters, gradients and optimizer state
  * GradientBuckets   reduces gradients in buckets
  * GradientNorm      the norm of gradients that are divided among ranks
- * OneMemory         ranks of a JVM share the parameters of a small model
+ * OneMemory         ranks of a JVM share the parameters on a CPU
  * RankShards        one rank's FSDP shards: starts all-gathers and reduce-scatters, stage by stage
  * Replicated        DDP: each rank has all parameters
  * ShardedOptimizer  ZeRO stage 1: ranks divide the optimizer's state
