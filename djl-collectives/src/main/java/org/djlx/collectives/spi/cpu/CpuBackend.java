@@ -23,6 +23,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.spi.cpu.HostCollectives.Extent;
+import org.djlx.collectives.spi.cpu.HostTensor.Access;
 import org.djlx.nativeops.ContextLoader;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
@@ -126,9 +127,7 @@ public abstract class CpuBackend extends Backend {
     }
 
     /**
-     * Creates the backend of one rank, without its transport.
-     *
-     * @param sums sums for some types and sizes that are faster than libtorch's
+     * As the other constructor, with sums for some types and sizes that are faster than libtorch's.
      */
     protected CpuBackend(String name, GroupContext context, PeerStates peers, Reducer.Sums sums) {
         this.name = name;
@@ -194,52 +193,31 @@ public abstract class CpuBackend extends Backend {
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
-        List<HostTensor> hosts = List.of(host);
-        return submit(
-                operation,
-                () -> {
-                    host.load();
-                    collectives.allReduce(operation, hosts, op);
-                    host.flush();
-                },
-                () -> close(host),
-                List.of(tensor));
+        return allReduceCoalesced(operation, List.of(tensor), List.of(operation.tensor()), op);
     }
 
     @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
         return submit(
                 operation,
-                () -> {
-                    host.load();
-                    collectives.reduce(operation, host, root, op);
-                    if (rank == root) {
-                        host.flush();
-                    }
-                },
-                () -> close(host),
-                List.of(tensor));
+                List.of(tensor),
+                open -> {
+                    Access access = rank == root ? Access.UPDATE : Access.READ;
+                    HostTensor host = open.tensor(tensor, operation.tensor(), access);
+                    return () -> collectives.reduce(operation, host, root, op);
+                });
     }
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        HostTensor host =
-                rank == root
-                        ? HostTensor.input(manager, tensor, operation.tensor())
-                        : HostTensor.output(manager, tensor, operation.tensor());
         return submit(
                 operation,
-                () -> {
-                    host.load();
-                    collectives.broadcast(operation, host, root);
-                    if (rank != root) {
-                        host.flush();
-                    }
-                },
-                () -> close(host),
-                List.of(tensor));
+                List.of(tensor),
+                open -> {
+                    Access access = rank == root ? Access.READ : Access.WRITE;
+                    HostTensor host = open.tensor(tensor, operation.tensor(), access);
+                    return () -> collectives.broadcast(operation, host, root);
+                });
     }
 
     @Override
@@ -247,14 +225,12 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 outputs,
-                tensors -> {
-                    HostTensor in = tensors.input(input, operation.tensor());
-                    List<HostTensor> out = tensors.outputs(outputs);
-                    return () -> {
-                        List<long[]> addresses = List.of(addresses(out, in.byteSize()));
-                        collectives.allGather(operation, addresses, List.of(in));
-                        out.forEach(HostTensor::flush);
-                    };
+                open -> {
+                    HostTensor in = open.tensor(input, operation.tensor(), Access.READ);
+                    List<HostTensor> out = open.tensors(outputs, Access.WRITE);
+                    return () ->
+                            collectives.allGather(
+                                    operation, List.of(addresses(out, in.byteSize())), List.of(in));
                 });
     }
 
@@ -263,13 +239,12 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 outputs,
-                tensors -> {
-                    HostTensor in = tensors.input(input, operation.tensor());
-                    List<HostTensor> out = tensors.outputs(outputs);
+                open -> {
+                    HostTensor in = open.tensor(input, operation.tensor(), Access.READ);
+                    List<HostTensor> out = open.tensors(outputs, Access.WRITE);
                     return () -> {
                         long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
                         collectives.gather(operation, addresses, in, root);
-                        out.forEach(HostTensor::flush);
                     };
                 });
     }
@@ -279,13 +254,12 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, operation.tensor());
-                    List<HostTensor> in = tensors.inputs(inputs);
+                open -> {
+                    HostTensor out = open.tensor(output, operation.tensor(), Access.WRITE);
+                    List<HostTensor> in = open.tensors(inputs, Access.READ);
                     return () -> {
                         long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
                         collectives.scatter(operation, out, addresses, root);
-                        out.flush();
                     };
                 });
     }
@@ -305,11 +279,8 @@ public abstract class CpuBackend extends Backend {
                 operation,
                 tensors,
                 open -> {
-                    List<HostTensor> hosts = open.inputs(tensors, infos);
-                    return () -> {
-                        collectives.allReduce(operation, hosts, op);
-                        hosts.forEach(HostTensor::flush);
-                    };
+                    List<HostTensor> hosts = open.tensors(tensors, infos, Access.UPDATE);
+                    return () -> collectives.allReduce(operation, hosts, op);
                 });
     }
 
@@ -323,12 +294,9 @@ public abstract class CpuBackend extends Backend {
                 operation,
                 outputs,
                 open -> {
-                    List<HostTensor> in = open.inputs(inputs, infos);
-                    List<HostTensor> out = open.outputs(outputs);
-                    return () -> {
-                        collectives.allGather(operation, addresses(out, in), in);
-                        out.forEach(HostTensor::flush);
-                    };
+                    List<HostTensor> in = open.tensors(inputs, infos, Access.READ);
+                    List<HostTensor> out = open.tensors(outputs, Access.WRITE);
+                    return () -> collectives.allGather(operation, addresses(out, in), in);
                 });
     }
 
@@ -343,12 +311,9 @@ public abstract class CpuBackend extends Backend {
                 operation,
                 outputs,
                 open -> {
-                    List<HostTensor> in = open.inputs(inputs);
-                    List<HostTensor> out = open.outputs(outputs, infos);
-                    return () -> {
-                        collectives.reduceScatter(operation, out, addresses(in, out), op);
-                        out.forEach(HostTensor::flush);
-                    };
+                    List<HostTensor> in = open.tensors(inputs, Access.READ);
+                    List<HostTensor> out = open.tensors(outputs, infos, Access.WRITE);
+                    return () -> collectives.reduceScatter(operation, out, addresses(in, out), op);
                 });
     }
 
@@ -368,13 +333,10 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 outputs,
-                tensors -> {
-                    List<HostTensor> out = tensors.outputs(outputs);
-                    List<HostTensor> in = tensors.inputs(inputs);
-                    return () -> {
-                        collectives.allToAll(operation, extents(out), extents(in));
-                        out.forEach(HostTensor::flush);
-                    };
+                open -> {
+                    List<HostTensor> out = open.tensors(outputs, Access.WRITE);
+                    List<HostTensor> in = open.tensors(inputs, Access.READ);
+                    return () -> collectives.allToAll(operation, extents(out), extents(in));
                 });
     }
 
@@ -394,14 +356,12 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, Torch.info(output));
-                    HostTensor in = tensors.input(input, Torch.info(input));
-                    return () -> {
-                        collectives.allToAll(
-                                operation, parts(out, outputCounts), parts(in, inputCounts));
-                        out.flush();
-                    };
+                open -> {
+                    HostTensor out = open.tensor(output, Torch.info(output), Access.WRITE);
+                    HostTensor in = open.tensor(input, Torch.info(input), Access.READ);
+                    return () ->
+                            collectives.allToAll(
+                                    operation, parts(out, outputCounts), parts(in, inputCounts));
                 });
     }
 
@@ -417,22 +377,18 @@ public abstract class CpuBackend extends Backend {
 
     @Override
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
-        return submit(operation, tensor, true, destination, tag);
+        return submit(operation, tensor, Access.READ, destination, tag);
     }
 
     @Override
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
-        return submit(operation, tensor, false, source, tag);
+        return submit(operation, tensor, Access.WRITE, source, tag);
     }
 
-    private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
-        HostTensor host =
-                sends
-                        ? HostTensor.input(manager, tensor, operation.tensor())
-                        : HostTensor.output(manager, tensor, operation.tensor());
+    private Work submit(Operation operation, NDArray tensor, Access access, int peer, int tag) {
+        HostTensor host = new HostTensor(manager, tensor, operation.tensor(), access);
         host.load(); // Loads now, because messages are not ordered after earlier operations.
-        Transfer transfer =
-                new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
+        Transfer transfer = new Transfer(messages, operation, host, peer, tag, List.of(tensor));
         messages.submit(transfer);
         return transfer;
     }
@@ -443,14 +399,15 @@ public abstract class CpuBackend extends Backend {
         return submit(
                 operation,
                 List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, operation.tensor());
-                    List<HostTensor> in = tensors.inputs(inputs);
-                    return () -> {
-                        List<long[]> addresses = List.of(addresses(in, out.byteSize()));
-                        collectives.reduceScatter(operation, List.of(out), addresses, op);
-                        out.flush();
-                    };
+                open -> {
+                    HostTensor out = open.tensor(output, operation.tensor(), Access.WRITE);
+                    List<HostTensor> in = open.tensors(inputs, Access.READ);
+                    return () ->
+                            collectives.reduceScatter(
+                                    operation,
+                                    List.of(out),
+                                    List.of(addresses(in, out.byteSize())),
+                                    op);
                 });
     }
 
@@ -468,43 +425,35 @@ public abstract class CpuBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return submit(operation, () -> collectives.barrier(operation), () -> {}, List.of());
+        return submit(operation, List.of(), open -> () -> collectives.barrier(operation));
     }
 
     @Override
     public Work execute(Operation operation, Consumer<Operation> body) {
         return submit(
                 operation,
-                () -> {
-                    collectives.begin(operation);
-                    NoGradient.run(() -> body.accept(operation));
-                },
-                () -> {},
-                List.of());
+                List.of(),
+                open ->
+                        () -> {
+                            collectives.begin(operation);
+                            NoGradient.run(() -> body.accept(operation));
+                        });
     }
 
-    private void close(HostTensor tensor) {
-        if (collectives.takeOrphaned()) {
-            tensor.leak();
-        }
-        tensor.close();
-    }
-
-    /**
-     * Submits an operation on several tensors.
-     *
-     * @param opener opens the tensors, and returns the body of the operation
-     */
+    /** Submits an operation, for a function that opens the tensors and returns the body. */
     private Work submit(
             Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
         HostTensors tensors = new HostTensors(manager);
-        Runnable body = opened(tensors, opener);
-        return submit(
+        Runnable body;
+        try {
+            body = opener.apply(tensors);
+        } catch (RuntimeException | Error e) {
+            tensors.close();
+            throw e;
+        }
+        return queue.submit(
                 operation,
-                () -> {
-                    tensors.load();
-                    body.run();
-                },
+                () -> run(operation, tensors, body),
                 () -> {
                     if (collectives.takeOrphaned()) {
                         tensors.leak();
@@ -512,15 +461,6 @@ public abstract class CpuBackend extends Backend {
                     tensors.close();
                 },
                 result);
-    }
-
-    private static Runnable opened(HostTensors tensors, Function<HostTensors, Runnable> opener) {
-        try {
-            return opener.apply(tensors);
-        } catch (RuntimeException | Error e) {
-            tensors.close();
-            throw e;
-        }
     }
 
     @Override
@@ -531,11 +471,6 @@ public abstract class CpuBackend extends Backend {
     @Override
     public Optional<CollectiveException> failure() {
         return Optional.ofNullable(peers.failure());
-    }
-
-    private Work submit(
-            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
-        return queue.submit(operation, () -> run(operation, body), cleanup, result);
     }
 
     /** {@inheritDoc} Ends all operations and messages, and then calls {@link #leave}. */
@@ -576,14 +511,16 @@ public abstract class CpuBackend extends Backend {
      */
     protected abstract void leave();
 
-    private void run(Operation operation, Runnable body) {
+    private void run(Operation operation, HostTensors tensors, Runnable body) {
         CollectiveMismatchException mismatch = operation.mismatchBefore();
         if (mismatch != null) {
             throw mismatch;
         }
         try {
             operation.started();
+            tensors.load();
             body.run();
+            tensors.flush();
         } catch (RuntimeException | Error e) {
             if (e instanceof CollectiveMismatchException calls && !calls.isGroupBroken()) {
                 throw calls; // All ranks throw it at the same point, so the group stays usable.

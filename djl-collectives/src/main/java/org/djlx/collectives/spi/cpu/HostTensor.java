@@ -21,6 +21,13 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class HostTensor {
 
+    /** What the operation does with a tensor; it writes all elements, or none. */
+    enum Access {
+        READ,
+        WRITE,
+        UPDATE
+    }
+
     private static final LongAdder OPEN = new LongAdder();
 
     private final TensorHold original;
@@ -29,11 +36,13 @@ public final class HostTensor {
     private final NDArray strided;
     private final NDArray copy;
     private final long address;
-    private final boolean input;
+    private final Access access;
     private boolean leaked;
 
-    private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
+    /** Opens a tensor. */
+    HostTensor(NDManager manager, NDArray tensor, TensorInfo info, Access access) {
         this.info = info;
+        this.access = access;
         // Allocate first: on failure nothing is held yet.
         if (info.isContiguous()) {
             strided = null;
@@ -44,23 +53,17 @@ public final class HostTensor {
             address = Torch.dataPointer(copy);
             strided = Torch.alias(manager, tensor);
         }
-        this.input = input;
         original = new TensorHold(tensor);
         OPEN.increment();
     }
 
-    /** Opens a tensor that the operation reads. */
-    static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
-        return new HostTensor(manager, tensor, info, true);
-    }
-
-    /** Opens a tensor that the operation overwrites completely. */
-    static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
-        return new HostTensor(manager, tensor, info, false);
-    }
-
     private static void copy(NDArray target, NDArray source) {
         NoGradient.run(() -> Torch.copy(target, source));
+    }
+
+    /** Returns whether the operation only reads the tensor. */
+    boolean isRead() {
+        return access == Access.READ;
     }
 
     /** Returns the number of open instances in this JVM. */
@@ -88,16 +91,16 @@ public final class HostTensor {
         return info.byteSize();
     }
 
-    /** Loads the elements of an input to {@link #address}; called before they are read. */
+    /** Loads the elements to {@link #address}, if the operation reads them. */
     void load() {
-        if (input && copy != null) {
+        if (access != Access.WRITE && copy != null) {
             copy(copy, strided);
         }
     }
 
-    /** Writes the elements at {@link #address} back to the tensor, if it is not contiguous. */
+    /** Writes the elements at {@link #address} back to the tensor, if the operation wrote them. */
     void flush() {
-        if (copy != null) {
+        if (access != Access.READ && copy != null) {
             copy(strided, copy);
         }
     }

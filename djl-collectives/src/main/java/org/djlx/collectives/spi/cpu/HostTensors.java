@@ -5,6 +5,8 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.spi.cpu.HostTensor.Access;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
@@ -21,39 +23,20 @@ final class HostTensors implements AutoCloseable {
         this.manager = manager;
     }
 
-    HostTensor input(NDArray tensor, TensorInfo info) {
-        return add(HostTensor.input(manager, tensor, info));
+    HostTensor tensor(NDArray tensor, TensorInfo info, Access access) {
+        HostTensor host = new HostTensor(manager, tensor, info, access);
+        open.add(host);
+        return host;
     }
 
-    HostTensor output(NDArray tensor, TensorInfo info) {
-        return add(HostTensor.output(manager, tensor, info));
+    List<HostTensor> tensors(List<NDArray> tensors, Access access) {
+        return tensors.stream().map(each -> tensor(each, Torch.info(each), access)).toList();
     }
 
-    List<HostTensor> inputs(List<NDArray> tensors) {
-        return open(tensors, null, true);
-    }
-
-    List<HostTensor> outputs(List<NDArray> tensors) {
-        return open(tensors, null, false);
-    }
-
-    List<HostTensor> inputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        return open(tensors, infos, true);
-    }
-
-    List<HostTensor> outputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        return open(tensors, infos, false);
-    }
-
-    /** Opens tensors; queries their properties if {@code infos} is null. */
-    private List<HostTensor> open(List<NDArray> tensors, List<TensorInfo> infos, boolean input) {
-        List<HostTensor> hosts = new ArrayList<>(tensors.size());
-        for (int i = 0; i < tensors.size(); i++) {
-            NDArray tensor = tensors.get(i);
-            TensorInfo info = infos == null ? Torch.info(tensor) : infos.get(i);
-            hosts.add(input ? input(tensor, info) : output(tensor, info));
-        }
-        return hosts;
+    List<HostTensor> tensors(List<NDArray> tensors, List<TensorInfo> infos, Access access) {
+        return IntStream.range(0, tensors.size())
+                .mapToObj(i -> tensor(tensors.get(i), infos.get(i), access))
+                .toList();
     }
 
     /** See {@link HostTensor#load}. */
@@ -61,14 +44,14 @@ final class HostTensors implements AutoCloseable {
         open.forEach(HostTensor::load);
     }
 
+    /** See {@link HostTensor#flush}. */
+    void flush() {
+        open.forEach(HostTensor::flush);
+    }
+
     /** See {@link HostTensor#leak}. */
     void leak() {
         open.forEach(HostTensor::leak);
-    }
-
-    private HostTensor add(HostTensor tensor) {
-        open.add(tensor);
-        return tensor;
     }
 
     /** Closes all tensors, even if closing one throws. Called once. */

@@ -28,19 +28,21 @@ public final class Transfer extends PendingWork {
     private boolean ended;
     private CollectiveException reason; // the failure after the end; null on success
 
-    /** Creates a message; {@code peer} is {@link #ANY} to receive from any rank. */
+    /**
+     * Creates the send of a tensor that is read, or else its receive; {@code peer} is {@link #ANY}
+     * to receive from any rank.
+     */
     Transfer(
             MessageQueue queue,
             Operation operation,
             HostTensor tensor,
-            boolean sends,
             int peer,
             int tag,
             List<NDArray> result) {
         super(operation, result);
         this.queue = queue;
         this.tensor = tensor;
-        this.sends = sends;
+        this.sends = tensor.isRead();
         this.peer = peer;
         this.tag = tag;
     }
@@ -134,7 +136,7 @@ public final class Transfer extends PendingWork {
         reason = failure;
         try {
             try {
-                if (failure == null && !sends) {
+                if (failure == null) {
                     tensor.flush();
                 }
             } finally {

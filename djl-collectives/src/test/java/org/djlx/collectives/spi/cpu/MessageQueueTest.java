@@ -40,12 +40,13 @@ class MessageQueueTest {
             GroupContext context, MessageQueue queue, NDManager manager, NDArray tensor) {
         Operation operation = context.joining();
         TestOperations.scheduleUntraced(operation);
-        boolean sends = context.rank() == 0;
         HostTensor host =
-                sends
-                        ? HostTensor.input(manager, tensor, Torch.info(tensor))
-                        : HostTensor.output(manager, tensor, Torch.info(tensor));
-        return new Transfer(queue, operation, host, sends, 1 - context.rank(), 0, List.of(tensor));
+                new HostTensor(
+                        manager,
+                        tensor,
+                        Torch.info(tensor),
+                        context.rank() == 0 ? HostTensor.Access.READ : HostTensor.Access.WRITE);
+        return new Transfer(queue, operation, host, 1 - context.rank(), 0, List.of(tensor));
     }
 
     /** Returns a channel that throws once after the flag is set. */
