@@ -35,22 +35,14 @@ public final class ReduceOp {
 
         /** {@return whether this kind of reduction is defined for an element type} */
         public boolean isDefinedFor(ScalarType type) {
-            switch (this) {
-                case AVG:
-                case PREMUL_SUM:
-                    return type.real().isFloatingPoint();
-                case PRODUCT:
-                    return type.real() == type; // Not of complex numbers, as in c10d.
-                case BAND:
-                case BOR:
-                case BXOR:
-                    return type.isInteger() || type == ScalarType.BOOL;
-                case MIN:
-                case MAX:
-                    return type.isFloatingPoint() || type.isInteger() || type == ScalarType.BOOL;
-                default:
-                    return true;
-            }
+            return switch (this) {
+                case AVG, PREMUL_SUM -> type.real().isFloatingPoint();
+                case PRODUCT -> type.real() == type; // Not of complex numbers, as in c10d.
+                case BAND, BOR, BXOR -> type.isInteger() || type == ScalarType.BOOL;
+                case MIN, MAX ->
+                        type.isFloatingPoint() || type.isInteger() || type == ScalarType.BOOL;
+                case SUM -> true;
+            };
         }
     }
 
@@ -90,11 +82,9 @@ public final class ReduceOp {
     }
 
     /**
-     * {@return a reduction that multiplies each contribution by a factor and sums the products}
-     * Floating-point and complex types only. The factor and each product are rounded to the
-     * precision of the accumulation.
-     *
-     * @param factor the factor; the same on all ranks
+     * {@return a reduction that multiplies each contribution by a factor, the same on all ranks,
+     * and sums the products} Floating-point and complex types only. The factor and each product are
+     * rounded to the precision of the accumulation.
      */
     public static ReduceOp premulSum(double factor) {
         return new ReduceOp(Kind.PREMUL_SUM, factor);

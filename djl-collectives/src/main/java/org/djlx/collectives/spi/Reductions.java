@@ -60,31 +60,13 @@ public final class Reductions {
      */
     public static void combine(NDArray sum, NDArray part, ReduceOp op) {
         switch (Required.argument("combine: op", op).kind()) {
-            case SUM:
-            case AVG:
-            case PREMUL_SUM:
-                TorchInPlace.add(sum, part);
-                break;
-            case PRODUCT:
-                TorchInPlace.mul(sum, part);
-                break;
-            case MIN:
-                TorchInPlace.min(sum, part);
-                break;
-            case MAX:
-                TorchInPlace.max(sum, part);
-                break;
-            case BAND:
-                TorchInPlace.bitAnd(sum, part);
-                break;
-            case BOR:
-                TorchInPlace.bitOr(sum, part);
-                break;
-            case BXOR:
-                TorchInPlace.bitXor(sum, part);
-                break;
-            default:
-                throw new AssertionError(op);
+            case SUM, AVG, PREMUL_SUM -> TorchInPlace.add(sum, part);
+            case PRODUCT -> TorchInPlace.mul(sum, part);
+            case MIN -> TorchInPlace.min(sum, part);
+            case MAX -> TorchInPlace.max(sum, part);
+            case BAND -> TorchInPlace.bitAnd(sum, part);
+            case BOR -> TorchInPlace.bitOr(sum, part);
+            case BXOR -> TorchInPlace.bitXor(sum, part);
         }
     }
 }

@@ -61,11 +61,7 @@ public final class FileStore extends MapStore {
         this(path, worldSize, StoreChecks.DEFAULT_TIMEOUT);
     }
 
-    /**
-     * Opens a handle.
-     *
-     * @param timeout how long methods without a timeout parameter wait
-     */
+    /** Opens a handle whose methods without a timeout parameter wait for a time. */
     public FileStore(Path path, int worldSize, Duration timeout) {
         super(PROCESS, POLL_NANOS, timeout);
         if (worldSize < 1) {

@@ -25,11 +25,7 @@ public final class HashStore extends MapStore {
         this(StoreChecks.DEFAULT_TIMEOUT);
     }
 
-    /**
-     * Creates an empty store.
-     *
-     * @param timeout how long methods without a timeout parameter wait
-     */
+    /** Creates an empty store whose methods without a timeout parameter wait for a time. */
     public HashStore(Duration timeout) {
         super(new ReentrantLock(), Long.MAX_VALUE, timeout);
     }

@@ -6,6 +6,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
@@ -54,6 +55,15 @@ abstract class MapStore implements Store {
         }
     }
 
+    private void change(String operation, Consumer<KeyValueMap> code) {
+        run(
+                operation,
+                values -> {
+                    code.accept(values);
+                    return null;
+                });
+    }
+
     /** Waits until no key is missing, and runs a query on that state. */
     private <T> T await(
             String operation,
@@ -100,12 +110,7 @@ abstract class MapStore implements Store {
     public final void set(String key, byte[] value) {
         StoreChecks.checkKey(key);
         StoreChecks.checkValue(value);
-        run(
-                "set",
-                values -> {
-                    values.set(key, value.clone());
-                    return null;
-                });
+        change("set", values -> values.set(key, value.clone()));
     }
 
     @Override
@@ -133,12 +138,7 @@ abstract class MapStore implements Store {
     public final void append(String key, byte[] value) {
         StoreChecks.checkKey(key);
         StoreChecks.checkValue(value);
-        run(
-                "append",
-                values -> {
-                    values.append(key, value.clone());
-                    return null;
-                });
+        change("append", values -> values.append(key, value.clone()));
     }
 
     @Override
@@ -156,13 +156,12 @@ abstract class MapStore implements Store {
     @Override
     public final void multiSet(List<String> keys, List<byte[]> values) {
         StoreChecks.checkPairs(keys, values);
-        run(
+        change(
                 "multiSet",
                 map -> {
                     for (int i = 0; i < keys.size(); i++) {
                         map.set(keys.get(i), values.get(i).clone());
                     }
-                    return null;
                 });
     }
 
@@ -184,12 +183,7 @@ abstract class MapStore implements Store {
     public final void queuePush(String queue, byte[] value) {
         StoreChecks.checkKey(queue);
         StoreChecks.checkValue(value);
-        run(
-                "queuePush",
-                values -> {
-                    values.push(queue, value.clone());
-                    return null;
-                });
+        change("queuePush", values -> values.push(queue, value.clone()));
     }
 
     @Override

@@ -189,31 +189,21 @@ public final class TcpStore extends TcpStoreClient {
             return this;
         }
 
-        /**
-         * Sets the server's port.
-         *
-         * @param port the port; for a server, 0 lets the system choose
-         */
+        /** Sets the server's port; for a server, 0 lets the system choose. */
         public Builder setPort(int port) {
             this.port = port;
             return this;
         }
 
-        /**
-         * Sets whether this handle runs the server.
-         *
-         * @param server true to run it; false unless set
-         */
+        /** Sets whether this handle runs the server; false unless set. */
         public Builder optServer(boolean server) {
             this.server = server;
             return this;
         }
 
         /**
-         * Sets the number of handles that the job opens. {@link #build} of the server's handle then
-         * waits until all have joined. Unless set, it does not wait.
-         *
-         * @param worldSize the number of handles, including the server's
+         * Sets the number of handles that the job opens, the server's included. {@link #build} of
+         * the server's handle then waits until all have joined. Unless set, it does not wait.
          */
         public Builder optWorldSize(int worldSize) {
             if (worldSize < 1) {
@@ -225,10 +215,8 @@ public final class TcpStore extends TcpStoreClient {
         }
 
         /**
-         * Sets whether handles with a world size join, and the server's handle waits for them. It
-         * must be the same for all handles.
-         *
-         * @param waitForWorkers true to join and wait; true unless set
+         * Sets whether handles with a world size join, and the server's handle waits for them; true
+         * unless set, and the same for all handles.
          */
         public Builder optWaitForWorkers(boolean waitForWorkers) {
             this.waitForWorkers = waitForWorkers;
@@ -236,11 +224,9 @@ public final class TcpStore extends TcpStoreClient {
         }
 
         /**
-         * Sets a key that identifies the server. The server's handle sets it at once; the other
-         * handles connect only to a server that has it, and retry otherwise. So they skip a foreign
-         * or an old server on the same port.
-         *
-         * @param mark the key; null, the default, accepts any server
+         * Sets a key that identifies the server; null, the default, accepts any. The server's
+         * handle sets it at once; the other handles connect only to a server that has it, and retry
+         * otherwise. So they skip a foreign or an old server on the same port.
          */
         public Builder optMark(String mark) {
             this.mark = mark;
@@ -256,10 +242,9 @@ public final class TcpStore extends TcpStoreClient {
         }
 
         /**
-         * Sets how long to try to connect, and how long methods without a timeout parameter wait. A
-         * server that does not answer within this time, or 30 s if that is longer, counts as gone.
-         *
-         * @param timeout the timeout; 5 minutes unless set
+         * Sets how long to try to connect, and how long methods without a timeout parameter wait; 5
+         * minutes unless set. A server that does not answer within this time, or 30 s if that is
+         * longer, counts as gone.
          */
         public Builder optTimeout(Duration timeout) {
             if (StoreChecks.checkTimeout(timeout).isZero()) {
@@ -271,10 +256,8 @@ public final class TcpStore extends TcpStoreClient {
         }
 
         /**
-         * Sets the address on which the server listens. Unless set, it is the loopback interface,
-         * which other hosts cannot reach.
-         *
-         * @param bindAddress an address of this host; {@code "0.0.0.0"} for all
+         * Sets the address of this host on which the server listens, {@code "0.0.0.0"} for all.
+         * Unless set, it is the loopback interface, which other hosts cannot reach.
          */
         public Builder optBindAddress(String bindAddress) {
             this.bindAddress = bindAddress;

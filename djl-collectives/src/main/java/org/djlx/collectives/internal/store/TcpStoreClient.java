@@ -70,11 +70,7 @@ public abstract class TcpStoreClient implements Store {
         commands = connectCommands(mark);
     }
 
-    /**
-     * Opens another handle on the server of a handle.
-     *
-     * @throws CollectiveException if that server is gone
-     */
+    /** Opens another handle on the server of a handle; throws CollectiveException if it is gone. */
     protected TcpStoreClient(TcpStoreClient other) {
         this(other.server, other.timeout, null);
         if (!Arrays.equals(commands.serverId(), other.commands.serverId())) {
@@ -93,22 +89,12 @@ public abstract class TcpStoreClient implements Store {
 
     @Override
     public final void set(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        confirmed(
-                "set",
-                List.of(key),
-                new RequestWriter().command(Command.SET).key(key).value(value));
+        confirmed("set", Command.SET, key, value);
     }
 
     @Override
     public final void append(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        confirmed(
-                "append",
-                List.of(key),
-                new RequestWriter().command(Command.APPEND).key(key).value(value));
+        confirmed("append", Command.APPEND, key, value);
     }
 
     @Override
@@ -192,9 +178,7 @@ public abstract class TcpStoreClient implements Store {
 
     @Override
     public final boolean delete(String key) {
-        StoreChecks.checkKey(key);
-        RequestWriter request = new RequestWriter().command(Command.DELETE_KEY).key(key);
-        return command("delete", List.of(key), c -> c.sendForLong(request)) > 0;
+        return number("delete", Command.DELETE_KEY, key) > 0;
     }
 
     /**
@@ -227,12 +211,7 @@ public abstract class TcpStoreClient implements Store {
 
     @Override
     public final void queuePush(String queue, byte[] value) {
-        StoreChecks.checkKey(queue);
-        StoreChecks.checkValue(value);
-        confirmed(
-                "queuePush",
-                List.of(queue),
-                new RequestWriter().command(Command.QUEUE_PUSH).key(queue).value(value));
+        confirmed("queuePush", Command.QUEUE_PUSH, queue, value);
     }
 
     @Override
@@ -253,9 +232,7 @@ public abstract class TcpStoreClient implements Store {
 
     @Override
     public final long queueLength(String queue) {
-        StoreChecks.checkKey(queue);
-        RequestWriter request = new RequestWriter().command(Command.QUEUE_LEN).key(queue);
-        return command("queueLength", List.of(queue), c -> c.sendForLong(request));
+        return number("queueLength", Command.QUEUE_LEN, queue);
     }
 
     @Override
@@ -343,6 +320,22 @@ public abstract class TcpStoreClient implements Store {
 
     private static byte[] sendGet(TcpConnection c, String key) throws IOException {
         return c.sendForValue(new RequestWriter().command(Command.GET).key(key));
+    }
+
+    /** Sends a command of one key that is answered by a number. */
+    private long number(String operation, Command command, String key) {
+        StoreChecks.checkKey(key);
+        RequestWriter request = new RequestWriter().command(command).key(key);
+        return command(operation, List.of(key), c -> c.sendForLong(request));
+    }
+
+    private void confirmed(String operation, Command command, String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
+        confirmed(
+                operation,
+                List.of(key),
+                new RequestWriter().command(command).key(key).value(value));
     }
 
     /**
