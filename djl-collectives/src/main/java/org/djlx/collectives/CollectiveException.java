@@ -17,19 +17,13 @@ public class CollectiveException extends EngineException {
     private volatile String flightRecord;
 
     /**
-     * Creates an exception.
-     *
-     * @param message the operation, the group, the ranks, and what to do
+     * Creates an exception, whose message says the operation, the group, the ranks, and what to do.
      */
     public CollectiveException(String message) {
         super(message);
     }
 
-    /**
-     * Creates an exception with a cause.
-     *
-     * @param message the operation, the group, the ranks, and what to do
-     */
+    /** As {@link #CollectiveException(String)}, with a cause. */
     public CollectiveException(String message, Throwable cause) {
         super(message, cause);
     }

@@ -15,8 +15,6 @@ public class CollectiveMismatchException extends CollectiveException {
 
     /**
      * Creates an exception for calls that were compared before they ran; the group stays usable.
-     *
-     * @param message the call of each rank
      */
     public CollectiveMismatchException(String message) {
         this(message, false);

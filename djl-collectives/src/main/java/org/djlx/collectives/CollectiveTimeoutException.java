@@ -22,11 +22,7 @@ public class CollectiveTimeoutException extends CollectiveException {
         this(message, missingRanks, null);
     }
 
-    /**
-     * Creates an exception with a cause.
-     *
-     * @param cause the exception that the thread running the operation threw
-     */
+    /** Creates an exception whose cause was thrown by the thread that ran the operation. */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {
         super(message, cause);
         this.missingRanks =

@@ -188,21 +188,15 @@ public final class CudaP2pOptions extends BackendOptions {
 
         private Builder() {}
 
-        /**
-         * Sets the size of each rank's P2P buffer.
-         *
-         * @param bytes the size in bytes; 0 for no buffer; 256 MiB unless set
-         */
+        /** Sets the size of each rank's P2P buffer in bytes; 0 for none, 256 MiB unless set. */
         public Builder optBufferSize(long bytes) {
             this.bufferSize = requireSize("the buffer size", bytes);
             return this;
         }
 
         /**
-         * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays.
-         *
-         * @param bytes the size in bytes; 0 (no heap) unless set
+         * Sets the size of each rank's P2P heap in bytes, from which {@link
+         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays; 0 (none) unless set.
          */
         public Builder optHeapSize(long bytes) {
             this.heapSize = requireSize("the heap size", bytes);
@@ -210,9 +204,8 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets how long an operation may take, whether NCCL runs it or not.
-         *
-         * @param timeout the timeout; the timeout of the NCCL options unless set
+         * Sets how long an operation may take, whether NCCL runs it or not; unless set, the timeout
+         * of the NCCL options.
          */
         @Override
         public Builder optTimeout(Duration timeout) {
@@ -243,10 +236,8 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the largest size for the two-shot all-reduce. It is used above the one-shot limit.
-         *
-         * @param bytes the size in bytes; unless set, 64 MiB for up to four ranks and in graphs,
-         *     otherwise 16 MiB
+         * Sets the largest size for the two-shot all-reduce in bytes, which is used above the
+         * one-shot limit; unless set, 64 MiB for up to four ranks and in graphs, otherwise 16 MiB.
          */
         public Builder optTwoShotBytes(long bytes) {
             this.twoShotBytes = requireSize("the largest two-shot size", bytes);

@@ -34,9 +34,8 @@ public final class DeviceMesh {
     private final List<Dim> dims;
 
     /**
-     * A dimension, and this rank in it.
-     *
-     * @param offset this rank's distance in the parent group from the rank at coordinate 0
+     * A dimension, and this rank in it: its coordinate, and its distance (offset) in the parent
+     * group from the rank at coordinate 0.
      */
     private record Dim(String name, int size, int coordinate, int offset, ProcessGroup group) {
 

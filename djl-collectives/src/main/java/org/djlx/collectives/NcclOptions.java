@@ -124,11 +124,7 @@ public final class NcclOptions extends BackendOptions {
             return super.optTimeout(timeout);
         }
 
-        /**
-         * Sets whether operations run on a high-priority stream.
-         *
-         * @param high true for high priority; false unless set
-         */
+        /** Sets whether operations run on a high-priority stream; false unless set. */
         public Builder optHighPriorityStream(boolean high) {
             this.highPriorityStream = high;
             return this;
@@ -186,55 +182,49 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets whether sub-groups share NCCL's resources with their parent ({@code splitShare}).
-         *
-         * @param share true to share; NCCL's choice unless set
+         * Sets whether sub-groups share NCCL's resources with their parent ({@code splitShare});
+         * NCCL's choice unless set.
          */
         public Builder optSplitShare(boolean share) {
             return with(Member.SPLIT_SHARE, share ? 1 : 0);
         }
 
         /**
-         * Sets the least number of blocks (CTAs) of NCCL's kernels, as {@code NCCL_MIN_CTAS}. More
-         * blocks move more bytes in a time, and take SMs from computations that run beside them.
-         *
-         * @param ctas from 1 to the maximum; NCCL's choice unless set
+         * Sets the least number of blocks (CTAs) of NCCL's kernels, from 1 to the maximum, as
+         * {@code NCCL_MIN_CTAS}; NCCL's choice unless set. More blocks move more bytes in a time,
+         * and take SMs from computations that run beside them.
          */
         public Builder optMinCtas(int ctas) {
             return with(Member.MIN_CTAS, ctas);
         }
 
         /**
-         * Sets the largest number of blocks (CTAs) of NCCL's kernels, as {@code NCCL_MAX_CTAS}.
-         *
-         * @param ctas at least 1; NCCL's choice unless set
+         * Sets the largest number of blocks (CTAs) of NCCL's kernels, at least 1, as {@code
+         * NCCL_MAX_CTAS}; NCCL's choice unless set.
          */
         public Builder optMaxCtas(int ctas) {
             return with(Member.MAX_CTAS, ctas);
         }
 
         /**
-         * Sets how many blocks of NCCL's kernels form a cluster, as {@code NCCL_CGA_CLUSTER_SIZE}.
-         *
-         * @param blocks from 0 to 8; NCCL's choice unless set
+         * Sets how many blocks of NCCL's kernels form a cluster, from 0 to 8, as {@code
+         * NCCL_CGA_CLUSTER_SIZE}; NCCL's choice unless set.
          */
         public Builder optCgaClusterSize(int blocks) {
             return with(Member.CGA_CLUSTER_SIZE, blocks);
         }
 
         /**
-         * Sets the class of the network's packets, as {@code NCCL_IB_TC}. Needs NCCL 2.25.
-         *
-         * @param trafficClass not negative; NCCL's choice unless set
+         * Sets the class of the network's packets, not negative, as {@code NCCL_IB_TC}; NCCL's
+         * choice unless set. Needs NCCL 2.25.
          */
         public Builder optTrafficClass(int trafficClass) {
             return with(Member.TRAFFIC_CLASS, trafficClass);
         }
 
         /**
-         * Sets the network between hosts, as {@code NCCL_NET}.
-         *
-         * @param name such as {@code "IB"} or {@code "Socket"}; NCCL's choice unless set
+         * Sets the network between hosts, such as {@code "IB"} or {@code "Socket"}, as {@code
+         * NCCL_NET}; NCCL's choice unless set.
          */
         public Builder optNetName(String name) {
             config = config.withNetName(Required.argument("optNetName: name", name));

@@ -282,9 +282,8 @@ public final class ObjectCollectives {
     }
 
     /**
-     * The serialised objects that a rank sends.
-     *
-     * @param failure why serialisation failed, or null
+     * The serialised objects that a rank sends, or why serialisation failed; otherwise the failure
+     * is null.
      */
     private record Packed(List<byte[]> objects, Throwable failure) {
 

@@ -52,9 +52,8 @@ public final class ShmOptions extends BackendOptions {
         private Builder() {}
 
         /**
-         * Sets the size of each rank's P2P buffer. A page takes memory only after its first access.
-         *
-         * @param bytes the size in bytes; 0 for no buffer; 64 MiB unless set
+         * Sets the size of each rank's P2P buffer in bytes; 0 for none, 64 MiB unless set. A page
+         * takes memory only after its first access.
          */
         public Builder optBufferSize(long bytes) {
             this.bufferSize = requireSize("buffer", bytes);
@@ -62,11 +61,9 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays. A page takes memory only after
-         * its first access.
-         *
-         * @param bytes the size in bytes; 0 (no heap) unless set
+         * Sets the size of each rank's P2P heap in bytes, from which {@link
+         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays; 0 (none) unless set. A page
+         * takes memory only after its first access.
          */
         public Builder optHeapSize(long bytes) {
             this.heapSize = requireSize("heap", bytes);
@@ -82,10 +79,9 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets the chunk size: how much of a tensor a rank stages for the other ranks at a time.
-         * Each rank has two chunks of staging memory.
-         *
-         * @param bytes the size in bytes, a positive multiple of 4096; 1 MiB unless set
+         * Sets the chunk size in bytes: how much of a tensor a rank stages for the other ranks at a
+         * time; a positive multiple of 4096, 1 MiB unless set. Each rank has two chunks of staging
+         * memory.
          */
         public Builder optChunkSize(long bytes) {
             if (bytes <= 0 || bytes % 4096 != 0) {

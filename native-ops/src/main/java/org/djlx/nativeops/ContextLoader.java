@@ -74,13 +74,11 @@ public final class ContextLoader {
                 last = last.getCause();
             }
             throw new EngineException(
-                    "DJL's PyTorch engine cannot load libtorch ("
-                            + (last == e ? "" : e.getMessage() + ": ")
-                            + last
-                            + "). DJL downloads what the class path lacks: without access to its"
-                            + " server add ai.djl.pytorch:pytorch-engine,"
-                            + " ai.djl.pytorch:pytorch-jni:2.7.1-0.36.0 and"
-                            + " ai.djl.pytorch:pytorch-native-cpu:linux-x86_64:2.7.1, for CPUs",
+                    ("DJL's PyTorch engine cannot load libtorch (%s%s). DJL downloads what the"
+                         + " class path lacks: without access to its server add"
+                         + " ai.djl.pytorch:pytorch-engine, ai.djl.pytorch:pytorch-jni:2.7.1-0.36.0"
+                         + " and ai.djl.pytorch:pytorch-native-cpu:linux-x86_64:2.7.1, for CPUs")
+                            .formatted(last == e ? "" : e.getMessage() + ": ", last),
                     e);
         }
     }

@@ -19,20 +19,16 @@ public interface DividedBlock extends Block {
     ProcessGroup group();
 
     /**
-     * {@return how many ranks of the group hold the same values of a parameter; the parameter
-     * counts once in the norm of the gradients}
-     *
-     * @param parameter a parameter of this block itself
+     * {@return how many ranks of the group hold the same values of a parameter of this block
+     * itself; the parameter counts once in the norm of the gradients}
      */
     default int copies(Parameter parameter) {
         return 1;
     }
 
     /**
-     * Finds the group of the first divided block among a block and its descendants.
-     *
-     * @param block may be null
-     * @return this rank's handle of the group; null if each rank has all parameters
+     * {@return this rank's handle on the group of the first divided block among a block, which may
+     * be null, and its descendants; null if each rank has all parameters}
      */
     static ProcessGroup groupOf(Block block) {
         if (block == null) {

@@ -91,11 +91,10 @@ final class P2pModel implements Model {
                         .orElseThrow(
                                 () ->
                                         new IllegalStateException(
-                                                "newTrainer: the engine "
-                                                        + P2pEngine.NAME
-                                                        + " trains with the module training, which"
-                                                        + " is not on the class path; add the"
-                                                        + " dependency org.djlx:training"));
+                                                ("newTrainer: the engine %s trains with the module"
+                                                     + " training, which is not on the class path;"
+                                                     + " add the dependency org.djlx:training")
+                                                        .formatted(P2pEngine.NAME)));
         TrainerFactory.Made made = factory.newTrainer(this, config);
         process = made.process();
         return made.trainer();
@@ -111,11 +110,10 @@ final class P2pModel implements Model {
             Parameter parameter = named.getValue();
             if (parameter.isInitialized() && parameter.getArray().isReleased()) {
                 throw new IllegalStateException(
-                        "save: the parameter '"
-                                + named.getKey()
-                                + "' is divided among the ranks or closed; save between"
-                                + " trainer.summonFullParameters() and its close(), or after the"
-                                + " trainer is closed");
+                        ("save: the parameter '%s' is divided among the ranks or closed; save"
+                             + " between trainer.summonFullParameters() and its close(), or after"
+                             + " the trainer is closed")
+                                .formatted(named.getKey()));
             }
         }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());

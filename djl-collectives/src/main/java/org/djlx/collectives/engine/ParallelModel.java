@@ -29,10 +29,8 @@ public interface ParallelModel extends AutoCloseable {
     }
 
     /**
-     * Receives each property that is set on the DJL model after loading. Does nothing by default.
-     *
-     * @param key the property's name, such as {@code metric_dimension}: DJL Serving's name for the
-     *     model
+     * Receives each property that is set on the DJL model after loading, such as {@code
+     * metric_dimension}, DJL Serving's name for the model. Does nothing by default.
      */
     default void setProperty(String key, String value) {}
 

@@ -13,17 +13,10 @@ import ai.djl.training.TrainingConfig;
 public interface TrainerFactory {
 
     /**
-     * A new trainer.
-     *
-     * @param process the data-parallel rank of this process, from 0; rank 0 saves the model
+     * A new trainer, and the data-parallel rank of this process, from 0; rank 0 saves the model.
      */
     record Made(Trainer trainer, int process) {}
 
-    /**
-     * Makes a trainer.
-     *
-     * @param model a model of the engine, which has a block
-     * @return the trainer, owned by the caller
-     */
+    /** Makes a trainer, owned by the caller, for a model of the engine that has a block. */
     Made newTrainer(Model model, TrainingConfig config);
 }

@@ -112,11 +112,9 @@ final class KeptMemory extends ArrayDeque<NDScope> {
             return field;
         } catch (NoSuchFieldException e) {
             throw new IllegalStateException(
-                    "GradientScope does not support this version of DJL: "
-                            + type.getName()
-                            + " has no field "
-                            + name
-                            + "; use DJL 0.35.1 or 0.36.0",
+                    ("GradientScope does not support this version of DJL: %s has no field %s; use"
+                         + " DJL 0.35.1 or 0.36.0")
+                            .formatted(type.getName(), name),
                     e);
         }
     }

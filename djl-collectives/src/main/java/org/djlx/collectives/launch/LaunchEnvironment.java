@@ -216,10 +216,8 @@ public final class LaunchEnvironment {
     }
 
     /**
-     * Returns where a value comes from.
-     *
-     * @param name the name of a value of the table above
-     * @return the name of a variable, or a remark; null if there is no value
+     * {@return the variable that a value of the table above comes from, or a remark; null if there
+     * is no value}
      */
     public String source(String name) {
         return sources.get(name);
@@ -265,14 +263,10 @@ public final class LaunchEnvironment {
         String value = get(name);
         if (value == null || value.isBlank()) {
             throw new IllegalArgumentException(
-                    "the environment variable "
-                            + name
-                            + " is not set, and no launcher's variable replaces it; start the"
-                            + " ranks with torchrun, "
-                            + Launch.class.getName()
-                            + ", srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and"
-                            + " MASTER_PORT yourself. Found: "
-                            + this);
+                    ("the environment variable %s is not set, and no launcher's variable replaces"
+                         + " it; start the ranks with torchrun, %s, srun or mpirun, or set RANK,"
+                         + " WORLD_SIZE, MASTER_ADDR and MASTER_PORT yourself. Found: %s")
+                            .formatted(name, Launch.class.getName(), this));
         }
         return value;
     }
@@ -288,11 +282,8 @@ public final class LaunchEnvironment {
             return Integer.parseInt(value);
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
-                    "the environment variable "
-                            + sources.getOrDefault(name, name)
-                            + " must be an integer, but is '"
-                            + value
-                            + "'",
+                    "the environment variable %s must be an integer, but is '%s'"
+                            .formatted(sources.getOrDefault(name, name), value),
                     e);
         }
     }
@@ -339,10 +330,8 @@ public final class LaunchEnvironment {
         }
 
         /**
-         * Sets the advertised address of the store: all ranks connect to it.
-         *
-         * @param address a name or an address of the host of rank 0, the same on all ranks
-         * @param port the port, the same on all ranks
+         * Sets the advertised address of the store, the same on all ranks, which connect to it: a
+         * name or an address of the host of rank 0, and the port.
          */
         public Builder optMasterAddress(String address, int port) {
             options.put("MASTER_ADDR", Required.argument("optMasterAddress: address", address));
@@ -351,10 +340,8 @@ public final class LaunchEnvironment {
         }
 
         /**
-         * Sets the address on which rank 0 listens; the advertised address by default.
-         *
-         * @param address an address of the host of rank 0; {@code 0.0.0.0} for all, if the
-         *     advertised one is that of a proxy or a service
+         * Sets the address on which rank 0 listens, one of its host: {@code 0.0.0.0} for all, if
+         * the advertised address, which is the default, is that of a proxy or a service.
          */
         public Builder optBindAddress(String address) {
             options.put(BIND_ADDRESS, Required.argument("optBindAddress: address", address));

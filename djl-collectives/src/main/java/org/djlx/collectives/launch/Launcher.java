@@ -53,9 +53,8 @@ final class Launcher {
     private final List<String> command;
 
     /**
-     * Checks the options, and completes them from the variables of a scheduler.
-     *
-     * @throws IllegalArgumentException if an option is wrong; names it
+     * Completes the options from the variables of a scheduler; throws IllegalArgumentException that
+     * names a wrong one.
      */
     Launcher(LaunchCommand options, Map<String, String> variables) {
         this.options = options;
@@ -206,12 +205,10 @@ final class Launcher {
     }
 
     /**
-     * Starts the ranks and waits until all have exited. If a rank failed and restarts are left,
-     * starts all ranks again.
-     *
-     * @return the exit code, as {@link Launch#run} describes it
-     * @throws IOException if a process cannot be started, or there is no {@code setsid}
-     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     * Starts the ranks and waits until all have exited; returns the exit code, as {@link
+     * Launch#run}. If a rank failed and restarts are left, starts all ranks again. Throws
+     * IOException if a process cannot be started, or there is no {@code setsid}; the ranks have
+     * been stopped if it throws.
      */
     int launch() throws IOException, InterruptedException {
         Attempt attempt = new Attempt(0, 0, 0, 1);

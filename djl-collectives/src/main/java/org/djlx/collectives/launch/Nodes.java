@@ -70,10 +70,8 @@ final class Nodes implements AutoCloseable {
     record Request(int node, int generation, int failures, String host, String job) {}
 
     /**
-     * A start of all ranks.
-     *
-     * @param generation attempts before this one, for any reason
-     * @param failures attempts before this one that failed
+     * A start of all ranks, after attempts for any reason (its generation) and those of them that
+     * failed.
      */
     record Attempt(int generation, int failures, int node, int nodes) {}
 
@@ -128,10 +126,8 @@ final class Nodes implements AutoCloseable {
     }
 
     /**
-     * Waits until enough launchers have come.
-     *
-     * @throws IllegalArgumentException if this launcher is refused
-     * @throws CollectiveException if too few launchers come in time
+     * Waits until enough launchers have come. Throws IllegalArgumentException if this launcher is
+     * refused, and CollectiveException if too few come in time.
      */
     Attempt join() throws InterruptedException {
         Deadline deadline = Deadline.after(launcher.joinTimeout);
@@ -148,26 +144,23 @@ final class Nodes implements AutoCloseable {
                 String answer = new String(bytes, StandardCharsets.UTF_8);
                 if (answer.startsWith(REFUSED)) {
                     throw new IllegalArgumentException(
-                            "this launcher was refused by the job at "
-                                    + launcher.endpoint()
-                                    + ": "
-                                    + answer.substring(REFUSED.length()));
+                            "this launcher was refused by the job at %s: %s"
+                                    .formatted(
+                                            launcher.endpoint(),
+                                            answer.substring(REFUSED.length())));
                 }
                 last = read(bytes, Attempt.class);
                 outcome = new CompletableFuture<>();
                 return last;
             } catch (StoreTimeoutException e) {
                 throw new CollectiveException(
-                        "fewer than "
-                                + launcher.minNodes
-                                + " launchers came to "
-                                + launcher.endpoint()
-                                + " within "
-                                + Durations.text(launcher.joinTimeout)
-                                + ", or "
-                                + launcher.maxNodes
-                                + " others run the job; start one on each node, or set"
-                                + " --rdzv-conf join_timeout=SECONDS",
+                        ("fewer than %s launchers came to %s within %s, or %s others run the job;"
+                             + " start one on each node, or set --rdzv-conf join_timeout=SECONDS")
+                                .formatted(
+                                        launcher.minNodes,
+                                        launcher.endpoint(),
+                                        Durations.text(launcher.joinTimeout),
+                                        launcher.maxNodes),
                         e);
             } catch (CollectiveException e) {
                 boolean connected = server != null;
@@ -275,11 +268,7 @@ final class Nodes implements AutoCloseable {
         return Duration.ofNanos(Math.max(1, deadline.remainingNanos()));
     }
 
-    /**
-     * Watches the attempt on the other nodes.
-     *
-     * @param onFailure called once if the attempt fails on any node
-     */
+    /** Watches the attempt on the other nodes; calls {@code onFailure} once if it fails on any. */
     void watch(Consumer<Result> onFailure) {
         CompletableFuture<Result> result = outcome;
         String key = OUTCOME + last.generation();

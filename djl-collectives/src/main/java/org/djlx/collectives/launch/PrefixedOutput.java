@@ -60,11 +60,9 @@ final class PrefixedOutput implements Runnable {
     }
 
     /**
-     * Starts a thread that reads to the end of the input, even if printing fails.
-     *
-     * @param log the file to which a copy is appended; null for none. If it cannot be written, the
-     *     output is printed all the same
-     * @param onFailure called after each line that cannot be printed
+     * Starts a thread that reads to the end of the input, even if printing fails; then {@code
+     * onFailure} is called after each line. A copy is appended to the log, unless null. If it
+     * cannot be written, the output is printed all the same.
      */
     static PrefixedOutput start(
             int rank, InputStream in, PrintStream out, Path log, Runnable onFailure)

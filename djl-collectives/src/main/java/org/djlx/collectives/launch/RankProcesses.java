@@ -40,11 +40,7 @@ final class RankProcesses implements AutoCloseable {
     private boolean stopping;
     private Result givenUp; // null unless given up
 
-    /**
-     * Creates an empty job.
-     *
-     * @param firstRank the rank of the first process; further processes have the next ranks
-     */
+    /** Creates an empty job; its processes have the ranks from the first on. */
     RankProcesses(int firstRank, Duration gracePeriod, PrintStream out, PrintStream err) {
         this.firstRank = firstRank;
         this.gracePeriod = gracePeriod;
@@ -59,9 +55,8 @@ final class RankProcesses implements AutoCloseable {
     }
 
     /**
-     * Starts the next rank. No-op once the job is being stopped.
-     *
-     * @param logs the folder for a copy of its output; null for none
+     * Starts the next rank; a folder gets a copy of its output, unless null. No-op once the job is
+     * being stopped.
      */
     synchronized void start(ProcessBuilder builder, Path logs) throws IOException {
         if (stopping) {

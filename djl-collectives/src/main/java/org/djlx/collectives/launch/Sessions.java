@@ -69,10 +69,8 @@ final class Sessions {
     }
 
     /**
-     * Returns whether a rank's guard still reads from its pipe.
-     *
-     * @param leader the process of {@link #command}
-     * @return true also if the rank has ended, which ends its guard
+     * Returns whether the guard of the process of {@link #command} still reads from its pipe; true
+     * also if the rank has ended, which ends its guard.
      */
     static boolean isGuarded(Process leader) throws InterruptedException {
         try {
@@ -87,9 +85,7 @@ final class Sessions {
 
     /**
      * Kills all processes of a session except this process, and waits up to 5 s until they have
-     * ended.
-     *
-     * @param id the session's leader, which may have ended
+     * ended. The session's leader, which has its id, may have ended.
      */
     static void end(long id) throws InterruptedException {
         long start = System.nanoTime();

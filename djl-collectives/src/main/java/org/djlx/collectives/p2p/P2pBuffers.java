@@ -452,9 +452,7 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Implements {@link #intraNodeBarrier(Operation, int...)}; the arguments have been checked.
-     *
-     * @param ranks the ranks, ascending
+     * Implements {@link #intraNodeBarrier(Operation, int...)} for checked ranks in ascending order.
      */
     protected void barrier(Operation operation, int[] ranks) {
         throw new UnsupportedOperationException(

@@ -25,19 +25,13 @@ public interface P2pStream extends AutoCloseable {
     interface Event {}
 
     /**
-     * Copies bytes to a rank's P2P memory. On GPUs a stream's first put to a peer waits until all
-     * ranks have entered the operation. A rank enters with its first put, signal, wait, epoch or
-     * barrier of all ranks.
-     *
-     * @param offset the destination, in bytes from the start of the buffer
+     * Copies bytes to a rank's P2P memory, at an offset in bytes from the start of the buffer. On
+     * GPUs a stream's first put to a peer waits until all ranks have entered the operation. A rank
+     * enters with its first put, signal, wait, epoch or barrier of all ranks.
      */
     void put(int rank, long offset, long source, long byteSize);
 
-    /**
-     * Copies bytes within the rank's device.
-     *
-     * @param source the address of the source; must not overlap the destination
-     */
+    /** Copies bytes within the rank's device, between addresses of ranges that do not overlap. */
     void copy(long destination, long source, long byteSize);
 
     /** Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}. */
@@ -72,10 +66,9 @@ public interface P2pStream extends AutoCloseable {
     Event record();
 
     /**
-     * Makes later work of this stream wait for an event. If this stream runs on the calling thread,
-     * throws the failure of work before the event.
-     *
-     * @param event an event of another stream of the same buffers and operation
+     * Makes later work of this stream wait for an event of another stream of the same buffers and
+     * operation. If this stream runs on the calling thread, throws the failure of work before the
+     * event.
      */
     void waitEvent(Event event);
 

@@ -24,9 +24,8 @@ public enum SplitError {
     }
 
     /**
-     * {@return the text of an error message}
-     *
-     * @param index the index of the split or offset; 0 for errors that concern all splits
+     * {@return the text of an error message for a split or offset of an index; 0 for errors that
+     * concern all splits}
      */
     public String message(long index, long value, long limit) {
         return String.format(format, index, value, limit);

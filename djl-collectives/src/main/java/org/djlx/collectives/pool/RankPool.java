@@ -401,13 +401,10 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Fails all pending calls. No-op if the pool has already failed; the first failure is the
+     * Fails all pending calls, for a failure that a rank of this JVM found; the reason is that of
+     * the cause if null. Returns false if the pool has already failed; the first failure is the
      * cause. Tries again for as long as the heap is used up, because callers wait without a
      * timeout.
-     *
-     * @param own the rank of this JVM that found the failure
-     * @param reason the reason, or null for that of the cause
-     * @return false if the pool has already failed
      */
     private boolean fail(Rank own, int rank, String reason, Throwable cause) {
         own.reserve = null;

@@ -60,11 +60,7 @@ final class RequestChannel implements AutoCloseable {
         manager = NDManager.newBaseManager(group.device(), "PyTorch");
     }
 
-    /**
-     * Opens a channel. All ranks call it.
-     *
-     * @throws CollectiveException on all ranks, if they are not on one host
-     */
+    /** Opens a channel. All ranks call it; it throws on all ranks if they are not on one host. */
     static RequestChannel open(ProcessGroup group) {
         ShmOptions options =
                 ShmOptions.builder()
@@ -76,10 +72,9 @@ final class RequestChannel implements AutoCloseable {
     }
 
     /**
-     * Receives reports: on rank 0, those of the followers; on a follower, that of rank 0.
-     *
-     * @param failed called with the rank and the reason of a failed follower, or with this rank and
-     *     the end of rank 0, on a thread of the group; must not block
+     * Receives reports: on rank 0, those of the followers; on a follower, that of rank 0. Calls
+     * {@code failed} with the rank and the reason of a failed follower, or with this rank and the
+     * end of rank 0, on a thread of the group, which it must not block.
      */
     void listen(BiConsumer<Integer, String> failed) {
         if (group.rank() > 0) {

@@ -308,9 +308,7 @@ public final class Safetensors implements TensorFiles {
     }
 
     /**
-     * A slice of a tensor.
-     *
-     * @param first the index of its first element in the flattened tensor
+     * A slice of a tensor; {@code first} is the index of its first element in the flattened tensor.
      */
     private record Part(TensorSpec spec, Shape shape, long first) {}
 

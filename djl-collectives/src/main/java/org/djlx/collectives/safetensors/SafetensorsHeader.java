@@ -41,11 +41,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     private static final Gson GSON = new Gson();
     private static final int MAX_DIMENSIONS = 64; // of libtorch's arrays
 
-    /**
-     * A tensor and its position in the file.
-     *
-     * @param offset the position of its first byte in the file
-     */
+    /** A tensor and the position of its first byte in the file. */
     public record Stored(TensorSpec spec, long offset) {
 
         /** Checks the arguments. */

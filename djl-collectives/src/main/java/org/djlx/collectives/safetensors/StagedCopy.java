@@ -55,10 +55,8 @@ final class StagedCopy implements AutoCloseable {
     }
 
     /**
-     * A part of a copy: several rows, or a part of one row.
-     *
-     * @param source the position of its first byte
-     * @param offset its offset in the destination, in bytes
+     * A part of a copy: several rows, or a part of one row, from the position of its first byte to
+     * an offset in the destination, in bytes.
      */
     record Part(long source, long rows, long rowBytes, long offset) {}
 

@@ -28,10 +28,7 @@ final class StrictJson {
     private StrictJson() {}
 
     /**
-     * Reads a text that consists of one object.
-     *
-     * @throws IOException if the bytes are not UTF-8 or not one object; the message gives the
-     *     reason
+     * Reads a text that consists of one object; the IOException of other bytes gives the reason.
      */
     static void read(byte[] utf8, Member member) throws IOException {
         String text;

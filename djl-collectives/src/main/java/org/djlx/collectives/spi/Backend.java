@@ -78,11 +78,7 @@ public abstract class Backend implements AutoCloseable {
                         type, name(), element, op == null ? "" : " with " + op, possible));
     }
 
-    /**
-     * Checks that the backend has an operation.
-     *
-     * @throws UnsupportedOperationException if it does not
-     */
+    /** Throws UnsupportedOperationException unless the backend has an operation. */
     public final void checkSupported(OpType type) {
         if (!support().supports(type)) {
             throw unsupported(type);
@@ -113,36 +109,26 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.allGather} and {@code ProcessGroup.allGatherIntoTensor}.
-     *
-     * @param outputs one tensor per rank, or one for all
+     * See {@code ProcessGroup.allGather} and {@code ProcessGroup.allGatherIntoTensor}: one output
+     * per rank, or one for all.
      */
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.gather}.
-     *
-     * @param outputs on the root, one tensor per rank; empty on other ranks
-     */
+    /** See {@code ProcessGroup.gather}: on the root one output per rank; none on other ranks. */
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
         throw unsupported(operation.type());
     }
 
-    /**
-     * See {@code ProcessGroup.scatter}.
-     *
-     * @param inputs on the root, one tensor per rank; empty on other ranks
-     */
+    /** See {@code ProcessGroup.scatter}: on the root one input per rank; none on other ranks. */
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
         throw unsupported(operation.type());
     }
 
     /**
-     * See {@code ProcessGroup.reduceScatter} and {@code ProcessGroup.reduceScatterTensor}.
-     *
-     * @param inputs one tensor per rank, or one for all
+     * See {@code ProcessGroup.reduceScatter} and {@code ProcessGroup.reduceScatterTensor}: one
+     * input per rank, or one for all.
      */
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
@@ -211,9 +197,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other.
-     *
-     * @param tag distinguishes messages between two ranks; negative tags are group-internal
+     * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other. Tags
+     * distinguish messages between two ranks; negative tags are group-internal.
      */
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
         throw unsupported(operation.type());

@@ -39,11 +39,7 @@ public class BackendOptions {
         this(timeout, DEFAULT_WARN_AFTER);
     }
 
-    /**
-     * Creates options.
-     *
-     * @param warnAfter after how long the log warns of a wait; see {@link #warnAfter}
-     */
+    /** Creates options; for the time after which the log warns see {@link #warnAfter}. */
     public BackendOptions(Duration timeout, Duration warnAfter) {
         this(timeout, warnAfter, null);
     }
@@ -54,11 +50,7 @@ public class BackendOptions {
         this.debug = debug;
     }
 
-    /**
-     * Creates options from a builder.
-     *
-     * @param defaults what the builder does not set
-     */
+    /** Creates options from a builder, and from defaults where it sets nothing. */
     protected BackendOptions(Builder<?> builder, BackendOptions defaults) {
         this(
                 builder.timeout == null ? defaults.timeout : builder.timeout,
@@ -119,20 +111,15 @@ public class BackendOptions {
         /** Creates a builder with the defaults. */
         protected Builder() {}
 
-        /**
-         * Sets how long an operation waits for the other ranks.
-         *
-         * @param timeout the timeout; 30 minutes unless set
-         */
+        /** Sets how long an operation waits for the other ranks; 30 minutes unless set. */
         public B optTimeout(Duration timeout) {
             this.timeout = Required.argument("optTimeout: timeout", timeout);
             return self();
         }
 
         /**
-         * Sets after how long the log warns of an operation that still waits for other ranks.
-         *
-         * @param warnAfter the time; 60 s unless set
+         * Sets after how long the log warns of an operation that still waits for other ranks; 60 s
+         * unless set.
          */
         public B optWarnAfter(Duration warnAfter) {
             this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
@@ -140,10 +127,8 @@ public class BackendOptions {
         }
 
         /**
-         * Sets how closely the group watches its calls. Must be the same on all ranks.
-         *
-         * @param level the level; that of the environment variable {@value DebugLevel#VARIABLE}
-         *     unless set
+         * Sets how closely the group watches its calls, the same on all ranks; unless set, the
+         * level of the environment variable {@value DebugLevel#VARIABLE}.
          */
         public B optDebug(DebugLevel level) {
             this.debug = Required.argument("optDebug: level", level);

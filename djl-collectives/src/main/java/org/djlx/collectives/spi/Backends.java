@@ -18,9 +18,8 @@ public final class Backends {
     private Backends() {}
 
     /**
-     * Registers a backend for this JVM. It replaces a backend of the same name.
-     *
-     * @param name the name that {@code ProcessGroups.init} takes
+     * Registers a backend for this JVM, under the name that {@code ProcessGroups.init} takes. It
+     * replaces a backend of the same name.
      */
     public static void register(String name, BackendFactory factory) {
         if (name == null || factory == null) {
@@ -46,12 +45,10 @@ public final class Backends {
             }
         }
         throw new IllegalArgumentException(
-                "there is no backend '"
-                        + name
-                        + "'; available backends: "
-                        + names()
-                        + "; instead of gloo use shm on one host or mpi; a backend's jar must be on"
-                        + " the class path, such as org.djlx:mpi-backend for mpi");
+                ("there is no backend '%s'; available backends: %s; instead of gloo use shm on one"
+                     + " host or mpi; a backend's jar must be on the class path, such as"
+                     + " org.djlx:mpi-backend for mpi")
+                        .formatted(name, names()));
     }
 
     /** {@return the names of all backends, sorted} */

@@ -187,10 +187,8 @@ public final class GroupContext {
     }
 
     /**
-     * Lets exchanges fail on all ranks, because this rank cannot go on: the other ranks do not wait
-     * for the timeout.
-     *
-     * @param keys the names of exchanges that this rank may not have ended
+     * Lets exchanges that this rank may not have ended, given by their names, fail on all ranks,
+     * because this rank cannot go on: the other ranks do not wait for the timeout.
      */
     public void failExchanges(String reason, List<String> keys) {
         Required.argument("failExchanges: reason", reason);

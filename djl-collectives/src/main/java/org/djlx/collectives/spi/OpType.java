@@ -97,9 +97,8 @@ public final class OpType {
     private final long[] words;
 
     /**
-     * Creates a kind of operation.
-     *
-     * @param name its name in messages and traces, 1 to {@value #MAX_NAME_LENGTH} ASCII characters
+     * Creates a kind of operation, with a name for messages and traces of 1 to {@value
+     * #MAX_NAME_LENGTH} ASCII characters.
      */
     public OpType(String name) {
         byte[] ascii =

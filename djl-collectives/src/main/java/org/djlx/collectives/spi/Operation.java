@@ -86,11 +86,7 @@ public final class Operation {
     private volatile long endNanos; // 0 before the end
     private Work before; // the previous operation of the same call; null if none or ended
 
-    /**
-     * Creates an operation.
-     *
-     * @param sequence its sequence number within the group, from 1
-     */
+    /** Creates an operation with its sequence number within the group, from 1. */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
         this.type = Required.argument("Operation: type", type);
         this.sequence = sequence;
@@ -124,11 +120,7 @@ public final class Operation {
      */
     public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
 
-        /**
-         * Checks that the shape is not null.
-         *
-         * @param shape the shape; empty if there is no tensor
-         */
+        /** Checks that the shape is not null; it is empty if there is no tensor. */
         public Agreed {
             Required.argument("Agreed: shape", shape);
         }
@@ -265,10 +257,8 @@ public final class Operation {
     }
 
     /**
-     * Sets the algorithm that runs the operation, for traces. Backends call this before {@link
-     * #ended}.
-     *
-     * @param name a constant such as {@code two-shot}
+     * Sets the algorithm that runs the operation, for traces: a constant such as {@code two-shot}.
+     * Backends call this before {@link #ended}.
      */
     public void setAlgorithm(String name) {
         algorithm = name;
@@ -299,10 +289,8 @@ public final class Operation {
     }
 
     /**
-     * Sets a reference that keeps the group reachable until the operation has ended. For {@link
-     * org.djlx.collectives.ProcessGroup}.
-     *
-     * @param keeper run by {@link #keepGroup}
+     * Sets a keeper, run by {@link #keepGroup}, which keeps the group reachable until the operation
+     * has ended. For {@link org.djlx.collectives.ProcessGroup}.
      */
     public void setKeeper(Runnable keeper) {
         this.keeper = keeper;
@@ -316,21 +304,13 @@ public final class Operation {
         keeper.run();
     }
 
-    /**
-     * Sets the wait time after which the log warns.
-     *
-     * @param wait the time, see {@link BackendOptions#warnAfter}
-     */
+    /** Sets the time after which the log warns of a wait, see {@link BackendOptions#warnAfter}. */
     public Operation warningAfter(Duration wait) {
         warnAfter = wait;
         return this;
     }
 
-    /**
-     * Sets an earlier time after which the log warns.
-     *
-     * @param hint a remedy to append to the warning
-     */
+    /** Sets an earlier time after which the log warns, and a remedy to append to the warning. */
     public void warningAfter(Duration wait, String hint) {
         if (Required.argument("warningAfter: wait", wait).compareTo(warnAfter) < 0) {
             warnAfter = wait;
@@ -391,11 +371,10 @@ public final class Operation {
     }
 
     /**
-     * Reports that the operation has ended, whether or not it was started. Backends call this once,
-     * before the {@link Work} completes, so that the exception contains the path of the flight
-     * record. This never blocks or throws; another thread writes the record.
-     *
-     * @param failure why the operation failed; null if it succeeded
+     * Reports that the operation has ended, whether or not it was started, with its failure or
+     * null. Backends call this once, before the {@link Work} completes, so that the exception
+     * contains the path of the flight record. This never blocks or throws; another thread writes
+     * the record.
      */
     public void ended(Throwable failure) {
         endNanos = System.nanoTime();

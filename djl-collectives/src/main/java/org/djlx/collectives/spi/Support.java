@@ -39,9 +39,8 @@ public final class Support {
     }
 
     /**
-     * {@return whether an operation is supported with an element type}
-     *
-     * @param op the reduction; null if the operation does not reduce
+     * {@return whether an operation is supported with an element type and a reduction; null if it
+     * does not reduce}
      */
     public boolean supports(OpType operation, ScalarType type, ReduceOp op) {
         Required.argument("supports: type", type);
@@ -49,10 +48,8 @@ public final class Support {
     }
 
     /**
-     * {@return the element types with which an operation is supported; empty if the operation is
-     * not supported or has no tensor}
-     *
-     * @param op the kind of reduction; null if the operation does not reduce
+     * {@return the element types with which an operation, and its kind of reduction or null, is
+     * supported; empty if the operation is not supported or has no tensor}
      */
     public Set<ScalarType> types(OpType operation, ReduceOp.Kind op) {
         Required.argument("types: operation", operation);

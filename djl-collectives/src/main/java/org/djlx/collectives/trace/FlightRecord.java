@@ -75,9 +75,8 @@ final class FlightRecord implements OperationTrace {
     }
 
     /**
-     * Returns the entry as known now; null if the operation was withdrawn.
-     *
-     * @param shift what to add to {@link System#nanoTime} for nanoseconds since 1970
+     * Returns the entry as known now; null if the operation was withdrawn. The shift is what to add
+     * to {@link System#nanoTime} for nanoseconds since 1970.
      */
     FlightEntry entry(long shift) {
         State now = state;

@@ -98,11 +98,7 @@ public final class FlightRecorder {
         return dump("requested", List.of());
     }
 
-    /**
-     * Writes the current record to a file, as JSON.
-     *
-     * @param file the file; replaced if it exists
-     */
+    /** Writes the current record to a file, as JSON; replaces an existing file. */
     public void dump(Path file) throws IOException {
         dump().write(file);
     }

@@ -219,9 +219,8 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     /**
-     * Queues {@code out = a b}.
-     *
-     * @param out the address of the product; must not overlap the operands
+     * Queues {@code out = a b}, for the addresses of the product and of operands that do not
+     * overlap it.
      */
     public void run(CudaStream stream, long out, long a, long b) {
         enqueue(stream, out, a, b, zero);
@@ -245,9 +244,8 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     /**
-     * Queues {@code out += a b}.
-     *
-     * @param out the address of the sum; must not overlap the operands
+     * Queues {@code out += a b}, for the addresses of the sum and of operands that do not overlap
+     * it.
      */
     public void add(CudaStream stream, long out, long a, long b) {
         enqueue(stream, out, a, b, one);

@@ -24,10 +24,8 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Creates an event without timing, which is cheaper.
-     *
-     * @param device the GPU on whose streams it can be recorded
-     * @return the event; the caller closes it
+     * Creates an event without timing, which is cheaper, for streams of a GPU; the caller closes
+     * it.
      */
     public static CudaEvent create(CudaDevice device) {
         return new CudaEvent(device, ORDER_ONLY);
@@ -38,11 +36,7 @@ public final class CudaEvent extends CudaResource {
         return new CudaEvent(device, TIMING);
     }
 
-    /**
-     * Records the event on a stream, after all work queued so far.
-     *
-     * @param stream a stream of the same GPU
-     */
+    /** Records the event on a stream of the same GPU, after all work queued so far. */
     public void record(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");
         CUevent_st handle = event();

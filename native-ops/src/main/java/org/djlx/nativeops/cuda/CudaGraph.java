@@ -187,10 +187,8 @@ public final class CudaGraph extends CudaResource {
     }
 
     /**
-     * Launches the graph on a stream. Launches of one graph run one after the other, also on
-     * different streams.
-     *
-     * @param stream a stream of the same GPU
+     * Launches the graph on a stream of the same GPU. Launches of one graph run one after the
+     * other, also on different streams.
      */
     public void launch(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");

@@ -21,12 +21,7 @@ public final class CudaMemory {
 
     private CudaMemory() {}
 
-    /**
-     * Allocates GPU memory.
-     *
-     * @param byteSize the size in bytes, at least 1
-     * @return the memory, aligned to 256 bytes
-     */
+    /** Allocates 1 or more bytes of GPU memory, aligned to 256 bytes. */
     public static NativeMemory allocate(CudaDevice device, long byteSize) {
         requirePositive(byteSize);
         long[] address = new long[1];
@@ -42,12 +37,9 @@ public final class CudaMemory {
     }
 
     /**
-     * Allocates pinned host memory. Copies from and to GPUs are asynchronous, and all GPUs access
-     * it at the same address.
-     *
-     * @param device the GPU whose context owns the memory
-     * @param byteSize the size in bytes, at least 1
-     * @return the memory, on {@link Device#cpu()}
+     * Allocates 1 or more bytes of pinned host memory, on {@link Device#cpu()}, which the GPU's
+     * context owns. Copies from and to GPUs are asynchronous, and all GPUs access it at the same
+     * address.
      */
     public static NativeMemory allocatePinned(CudaDevice device, long byteSize) {
         requirePositive(byteSize);
@@ -71,11 +63,9 @@ public final class CudaMemory {
     }
 
     /**
-     * {@return whether enabled peer access is enough for a peer to access memory} True for memory
-     * of {@code cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
-     *
-     * @param device the GPU that owns the memory
-     * @see CudaDevice#enablePeerAccess
+     * {@return whether enabled peer access ({@link CudaDevice#enablePeerAccess}) is enough for a
+     * peer to access memory of a GPU} True for memory of {@code cudaMalloc}; false for virtual
+     * memory, which is mapped for named GPUs only.
      */
     public static boolean isPeerAccessible(CudaDevice device, long address) {
         return Legacy.is(device, address);

@@ -141,10 +141,8 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * {@return the kernels of an operator by element type: {@code operator_float32}, {@code
-     * operator_float16} and {@code operator_bfloat16}, those that the module has}
-     *
-     * @param operator the prefix of the kernel names
+     * {@return the kernels of an operator, a prefix, by element type: {@code operator_float32},
+     * {@code operator_float16} and {@code operator_bfloat16}, those that the module has}
      */
     public Map<ScalarType, CudaKernel> kernels(String operator) {
         Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);

@@ -77,10 +77,8 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     }
 
     /**
-     * As {@link #create(CudaDevice)}, with a priority.
-     *
-     * @param priority the priority: a lower number is a higher priority; CUDA clamps it to the
-     *     range from {@link CudaDevice#highestStreamPriority()} to 0
+     * As {@link #create(CudaDevice)}, with a priority: a lower number is a higher priority. CUDA
+     * clamps it to the range from {@link CudaDevice#highestStreamPriority()} to 0.
      */
     public static CudaStream create(CudaDevice device, int priority) {
         return new CudaStream(device, priority);
@@ -102,11 +100,7 @@ public final class CudaStream extends CudaResource implements CopyQueue {
         return stream().address();
     }
 
-    /**
-     * Makes work queued later wait for an event, as last recorded.
-     *
-     * @param event an event of this or another GPU
-     */
+    /** Makes work queued later wait for an event of this or another GPU, as last recorded. */
     public void waitEvent(CudaEvent event) {
         CUevent_st handle = event.event();
         requireOpen();
@@ -177,11 +171,7 @@ public final class CudaStream extends CudaResource implements CopyQueue {
         }
     }
 
-    /**
-     * Sets bytes.
-     *
-     * @param byteSize the number of bytes; 0 does nothing
-     */
+    /** Sets bytes; no-op for none. */
     public void memsetAsync(long address, byte value, long byteSize) {
         requireSize(byteSize);
         if (byteSize > 0) {

@@ -2,10 +2,8 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * The best connection of two GPUs of a host.
- *
- * @param nvLinks the number of NVLinks; 0 unless the kind is {@link Kind#NVLINK} or {@link
- *     Kind#NVSWITCH}, and 0 for these kinds if NVML does not report the number
+ * The best connection of two GPUs of a host. {@code nvLinks} is 0 unless the kind is {@link
+ * Kind#NVLINK} or {@link Kind#NVSWITCH}, and for these if NVML does not report the number.
  */
 public record GpuLink(Kind kind, int nvLinks) {
 

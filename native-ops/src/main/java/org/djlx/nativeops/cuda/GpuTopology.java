@@ -137,11 +137,7 @@ public final class GpuTopology {
                 .toArray();
     }
 
-    /**
-     * Queries the topology of GPUs.
-     *
-     * @param devices the GPUs, in the order of the matrix; a GPU may occur repeatedly
-     */
+    /** Queries the topology of GPUs, in the order of the matrix; a GPU may occur repeatedly. */
     public static GpuTopology query(List<CudaDevice> devices) {
         return queryBus(devices.stream().map(CudaDevice::pciBusId).toList());
     }

@@ -9,7 +9,8 @@ import java.util.Map;
 
 /**
  * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
- * {@code arguments.clear().add(pointer).add(count)}. Not thread-safe.
+ * {@code arguments.clear().add(pointer).add(count)}. Too many arguments or bytes are an {@link
+ * IllegalArgumentException}. Not thread-safe.
  *
  * <pre>
  *   0             8 * {@value #MAX_COUNT}            (bytes)
@@ -64,50 +65,32 @@ public final class KernelArguments {
         return this;
     }
 
-    /**
-     * Adds a 32-bit integer.
-     *
-     * @throws IllegalArgumentException if there are too many
-     */
+    /** Adds a 32-bit integer. */
     public KernelArguments add(int value) {
         put(next(Integer.BYTES), value);
         return this;
     }
 
-    /**
-     * Adds a 64-bit integer or a pointer.
-     *
-     * @throws IllegalArgumentException if there are too many
-     */
+    /** Adds a 64-bit integer or a pointer. */
     public KernelArguments add(long value) {
         put(next(Long.BYTES), value);
         return this;
     }
 
-    /**
-     * Adds a float.
-     *
-     * @throws IllegalArgumentException if there are too many
-     */
+    /** Adds a float. */
     public KernelArguments add(float value) {
         put(next(Float.BYTES), Float.floatToRawIntBits(value));
         return this;
     }
 
-    /**
-     * Adds a double.
-     *
-     * @throws IllegalArgumentException if there are too many
-     */
+    /** Adds a double. */
     public KernelArguments add(double value) {
         put(next(Double.BYTES), Double.doubleToRawLongBits(value));
         return this;
     }
 
     /**
-     * Adds a struct of 64-bit members, such as an array of pointers, passed by value.
-     *
-     * @throws IllegalArgumentException if there are too many arguments or members, or no members
+     * Adds a struct of one or more 64-bit members, such as an array of pointers, passed by value.
      */
     public KernelArguments addStruct(long... members) {
         if (members.length == 0) {
@@ -123,8 +106,6 @@ public final class KernelArguments {
     /**
      * Adds a struct, passed by value. Its members follow, all of them, in any order: {@code
      * arguments.addStruct(layout).put("rows", rows).put("x", address)}.
-     *
-     * @throws IllegalArgumentException if there are too many arguments
      */
     public KernelArguments addStruct(KernelConstants.Layout layout) {
         int offset = next(layout.byteSize());
@@ -161,12 +142,7 @@ public final class KernelArguments {
         return this;
     }
 
-    /**
-     * Puts a float member of the last struct, as {@link #put(String, long)}.
-     *
-     * @throws IllegalArgumentException if the last argument is not a struct with such a member, or
-     *     the member is not a float
-     */
+    /** Puts a float member of the last struct, as {@link #put(String, long)}. */
     public KernelArguments put(String member, float value) {
         KernelConstants.Member of = member(member);
         if (!of.type().equals("float")) {

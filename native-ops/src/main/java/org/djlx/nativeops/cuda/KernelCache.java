@@ -76,11 +76,7 @@ public final class KernelCache {
         volatile byte[] compiled; // null until read or compiled; writes are guarded by this
     }
 
-    /**
-     * Creates a cache.
-     *
-     * @param directory the folder; created on the first write
-     */
+    /** Creates a cache in a folder, which the first write creates. */
     public KernelCache(Path directory) {
         this(directory, LOG_DELAY, LOGGER::info);
     }

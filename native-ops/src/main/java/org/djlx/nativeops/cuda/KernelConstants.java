@@ -43,9 +43,8 @@ public final class KernelConstants {
     private final Map<String, String> macros = new HashMap<>();
 
     /**
-     * Reads a source.
-     *
-     * @param options the compiler's options; only {@code -DNAME=VALUE} and {@code -DNAME} are used
+     * Reads a source; of the compiler's options only {@code -DNAME=VALUE} and {@code -DNAME} are
+     * used.
      */
     public KernelConstants(KernelSource source, String... options) {
         name = source.name();

@@ -18,11 +18,7 @@ public final class KernelStruct {
     private final int byteSize;
     private final long address;
 
-    /**
-     * Creates a struct of zeros.
-     *
-     * @param byteSize the struct's {@code sizeof} in bytes, at least 1
-     */
+    /** Creates a struct of zeros, of its {@code sizeof} in bytes, at least 1. */
     public KernelStruct(int byteSize) {
         if (byteSize < 1) {
             throw new IllegalArgumentException(

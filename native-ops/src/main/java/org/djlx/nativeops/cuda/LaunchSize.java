@@ -42,11 +42,7 @@ public record LaunchSize(
         return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
     }
 
-    /**
-     * {@return this size with at most so many blocks along x}
-     *
-     * @param most the most blocks, at least 1
-     */
+    /** {@return this size with at most so many blocks along x, at least 1} */
     public LaunchSize withBlocksUpTo(int most) {
         return gridX <= most
                 ? this

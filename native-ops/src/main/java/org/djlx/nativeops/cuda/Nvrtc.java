@@ -37,9 +37,8 @@ final class Nvrtc {
     }
 
     /**
-     * Compiles a source to a cubin, for the architecture in the options.
-     *
-     * @throws IllegalStateException if the JVM is exiting
+     * Compiles a source to a cubin, for the architecture in the options; throws
+     * IllegalStateException if the JVM is exiting.
      */
     static byte[] compile(KernelSource source, List<String> options) {
         begin(source);

@@ -112,10 +112,8 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Sleeps while an int has a value (futex(2)). Returns on {@link #wake}, on timeout, or
-     * spuriously, so the caller must check its condition again.
-     *
-     * @param expected the value; if the int differs, the method returns immediately
+     * Sleeps while an int has the expected value (futex(2)). Returns on {@link #wake}, on timeout,
+     * or spuriously, so the caller must check its condition again.
      */
     public void sleepWhile(int offset, int expected, long timeoutNanos) {
         check(offset);

@@ -48,11 +48,7 @@ public final class DescriptorChannel implements AutoCloseable {
         this.socket = socket;
     }
 
-    /**
-     * A received descriptor.
-     *
-     * @param descriptor the descriptor; the receiver closes it
-     */
+    /** A received descriptor, which the receiver closes. */
     public record Received(int tag, Descriptor descriptor) {}
 
     /**

@@ -14,10 +14,8 @@ public final class Durations {
     private Durations() {}
 
     /**
-     * {@return a duration with a unit that suits its size, for example {@code 30 ms}, {@code 1.5
-     * s}, {@code 30 min} or {@code 1 h 3 min}}
-     *
-     * @param duration the duration, not negative
+     * {@return a duration, not negative, with a unit that suits its size, for example {@code 30
+     * ms}, {@code 1.5 s}, {@code 30 min} or {@code 1 h 3 min}}
      */
     public static String text(Duration duration) {
         long seconds = duration.toSeconds();

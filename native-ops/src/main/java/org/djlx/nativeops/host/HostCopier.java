@@ -26,11 +26,7 @@ public final class HostCopier {
         }
     }
 
-    /**
-     * Reads floats.
-     *
-     * @param array the destination, filled from index 0
-     */
+    /** Reads floats to an array, from index 0. */
     public void read(long address, float[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
     }

@@ -163,11 +163,7 @@ public final class NativeMemory implements AutoCloseable {
         return String.format("%d bytes at 0x%x on %s", byteSize, address, device);
     }
 
-    /**
-     * {@return libtorch's code of a device's type}
-     *
-     * @param device the device: the CPU or a single GPU
-     */
+    /** {@return libtorch's code of the type of a device: the CPU or a single GPU} */
     public static int deviceType(Device device) {
         if (device == null) {
             throw new IllegalArgumentException("the device is null");

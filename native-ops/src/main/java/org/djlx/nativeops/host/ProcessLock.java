@@ -39,10 +39,8 @@ public final class ProcessLock implements AutoCloseable {
     }
 
     /**
-     * Acquires the lock, or returns after a timeout.
-     *
-     * @param file the file to lock; created with its folder
-     * @return the lock; the caller closes it, whether it {@linkplain #isHeld is held} or not
+     * Acquires the lock of a file, which is created with its folder, or returns after a timeout.
+     * The caller closes the lock, whether it {@linkplain #isHeld is held} or not.
      */
     public static ProcessLock acquire(Path file, Duration timeout) {
         return new ProcessLock(file, lock(file, timeout));

@@ -6,11 +6,7 @@ public final class Required {
 
     private Required() {}
 
-    /**
-     * Checks an argument.
-     *
-     * @param what the method and the argument's name, such as {@code reduce: parts}
-     */
+    /** Checks an argument, named by its method and its own name, such as {@code reduce: parts}. */
     public static <T> T argument(String what, T argument) {
         if (argument == null) {
             throw new IllegalArgumentException(what + " is null");

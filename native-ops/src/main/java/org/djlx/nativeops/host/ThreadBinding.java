@@ -15,12 +15,9 @@ public final class ThreadBinding {
     private ThreadBinding() {}
 
     /**
-     * Binds the calling thread to one of the cores that it may run on. Threads that it starts later
-     * inherit the binding.
-     *
-     * @param index the index into the allowed cores, modulo their number
-     * @return the core's number
-     * @throws EngineException if the system refuses
+     * Binds the calling thread to one of the cores that it may run on, by an index modulo their
+     * number, and returns the core's number. Threads that it starts later inherit the binding.
+     * Throws EngineException if the system refuses.
      */
     public static int bindToCore(int index) {
         try (Memory mask = new Memory(MASK_BYTES)) {

@@ -89,11 +89,9 @@ public final class MpiCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates the communicator of some of the ranks. Each of them calls it, and blocks until all
-     * have.
-     *
-     * @param members the ranks, in the order of their new ranks
-     * @param tag the same on all members; distinguishes calls at the same time
+     * Creates the communicator of some of the ranks, in the order of their new ranks. Each of them
+     * calls it, and blocks until all have. The tag is the same on all members, and distinguishes
+     * calls at the same time.
      */
     public MpiCommunicator create(int[] members, int tag) {
         Memory ranks = new Memory((long) members.length * Integer.BYTES);
@@ -118,9 +116,8 @@ public final class MpiCommunicator implements AutoCloseable {
     }
 
     /**
-     * Starts to send bytes. The memory must not change until the request is done.
-     *
-     * @param bytes their number, at most {@link #MAX_BYTES}
+     * Starts to send at most {@link #MAX_BYTES} bytes. The memory must not change until the request
+     * is done.
      */
     public void send(MpiRequests requests, long address, int bytes, int destination, int tag) {
         started(
@@ -131,10 +128,8 @@ public final class MpiCommunicator implements AutoCloseable {
     }
 
     /**
-     * Starts to receive a message.
-     *
-     * @param bytes the most bytes of the message, at most {@link #MAX_BYTES}
-     * @param source the sending rank, or {@link #ANY_SOURCE}
+     * Starts to receive a message of at most so many bytes, up to {@link #MAX_BYTES}, from a rank
+     * or {@link #ANY_SOURCE}.
      */
     public void receive(MpiRequests requests, long address, int bytes, int source, int tag) {
         started(
@@ -151,11 +146,7 @@ public final class MpiCommunicator implements AutoCloseable {
     }
 
     /**
-     * Adds numbers to others, element by element, on this rank.
-     *
-     * @param sum the address of the numbers that change
-     * @param term the address of the numbers that are added
-     * @param isDouble whether they are doubles; otherwise floats
+     * Adds the doubles or floats at an address to those of a sum, element by element, on this rank.
      */
     public static void add(long sum, long term, int count, boolean isDouble) {
         long type = isDouble ? Mpi.DOUBLE : Mpi.FLOAT;

@@ -58,10 +58,8 @@ public final class MpiRequests {
     }
 
     /**
-     * Lets MPI make progress.
-     *
-     * @return whether all transfers have ended
-     * @throws MpiException if one failed; a single one has then ended, and others may go on
+     * Lets MPI make progress; returns whether all transfers have ended. Throws MpiException if one
+     * failed; a single one has then ended, and others may go on.
      */
     public boolean test() {
         if (count == 0) {
@@ -89,10 +87,8 @@ public final class MpiRequests {
     }
 
     /**
-     * Lets MPI make progress.
-     *
-     * @param index the number of requests that were added before this one
-     * @return whether this transfer has ended
+     * Lets MPI make progress; returns whether the transfer of an index, in the order of the
+     * additions, has ended.
      */
     public boolean test(int index) {
         return isSet("MPI_Test", testOne(index));

@@ -171,11 +171,7 @@ public final class NcclCommunicator implements AutoCloseable {
                                 send, recv, count, code(type), op, handle, stream.handle()));
     }
 
-    /**
-     * Reduces to one rank.
-     *
-     * @param recv the address of the output, used on the root only
-     */
+    /** Reduces to one rank, which alone uses {@code recv}. */
     public void reduce(
             long send,
             long recv,
@@ -191,11 +187,7 @@ public final class NcclCommunicator implements AutoCloseable {
                                 send, recv, count, code(type), op, root, handle, stream.handle()));
     }
 
-    /**
-     * Broadcasts from one rank to all.
-     *
-     * @param send the address of the input, used on the root only
-     */
+    /** Broadcasts from one rank, which alone uses {@code send}, to all. */
     public void broadcast(
             long send, long recv, long count, ScalarType type, int root, CudaStream stream) {
         call(
@@ -206,10 +198,8 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * All-gather.
-     *
-     * @param recv the address of the output: the inputs of all ranks, in rank order
-     * @param count the number of elements of one input
+     * All-gather of {@code count} elements of each rank: the output has the inputs of all ranks, in
+     * rank order.
      */
     public void allGather(long send, long recv, long count, ScalarType type, CudaStream stream) {
         call(
@@ -218,12 +208,7 @@ public final class NcclCommunicator implements AutoCloseable {
                         Nccl.ncclAllGather(send, recv, count, code(type), handle, stream.handle()));
     }
 
-    /**
-     * Reduce-scatter.
-     *
-     * @param send the address of this rank's input: a part for each rank, in rank order
-     * @param count the number of elements of one part
-     */
+    /** Reduce-scatter: the input has {@code count} elements for each rank, in rank order. */
     public void reduceScatter(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
         call(
@@ -248,10 +233,8 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates a reduction that multiplies each input by a factor and sums the products.
-     *
-     * @param type the element type: float16, float32, float64 or bfloat16
-     * @return the code of the reduction, valid until {@link #destroyOp}
+     * Creates a reduction that multiplies each input, of float16, float32, float64 or bfloat16, by
+     * a factor and sums the products. Returns its code, valid until {@link #destroyOp}.
      */
     public int premulSum(double factor, ScalarType type) {
         Scratch scratch = Scratch.get();

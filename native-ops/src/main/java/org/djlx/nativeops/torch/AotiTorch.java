@@ -77,10 +77,8 @@ public final class AotiTorch {
     }
 
     /**
-     * Returns the calling thread's current stream, a {@code cudaStream_t}.
-     *
-     * @param deviceIndex the GPU, which {@link TorchChecks#usableGpu} has accepted
-     * @return the stream; 0 is the default stream
+     * {@return the calling thread's current stream, a {@code cudaStream_t}, of a GPU that {@link
+     * TorchChecks#usableGpu} has accepted; 0 is the default stream}
      */
     public static long currentCudaStream(int deviceIndex) {
         Scratch scratch = Scratch.get();

@@ -24,11 +24,7 @@ public final class ArrayBytes {
 
     private ArrayBytes() {}
 
-    /**
-     * Reads all bytes of an array, in row-major order.
-     *
-     * @param temporary a manager on the array's device
-     */
+    /** Reads all bytes of an array, in row-major order, with a temporary manager on its device. */
     public static void read(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {
             NDArray contiguous = array;
@@ -45,11 +41,7 @@ public final class ArrayBytes {
         }
     }
 
-    /**
-     * Fills an array.
-     *
-     * @param temporary a manager on the array's device
-     */
+    /** Fills an array, with a temporary manager on its device. */
     public static void write(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {
             boolean inPlace = Torch.isContiguous(array);

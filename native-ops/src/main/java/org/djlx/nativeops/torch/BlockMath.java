@@ -17,12 +17,9 @@ public final class BlockMath {
     }
 
     /**
-     * Computes {@code x / sqrt(mean(x²) + epsilon) * weight}, with the mean over the last
-     * dimension.
-     *
-     * @param x rows, of shape (…, size)
-     * @param weight the weight, of shape (size)
-     * @return the norm, of the shape and type of {@code x} and in its manager
+     * {@return {@code x / sqrt(mean(x²) + epsilon) * weight}, with the mean over the last
+     * dimension, for rows of shape (…, size) and a weight of shape (size), in the manager of {@code
+     * x}}
      */
     public static NDArray rmsNorm(NDArray x, NDArray weight, float epsilon) {
         if (isNarrow(x)) {
@@ -42,10 +39,8 @@ public final class BlockMath {
     }
 
     /**
-     * Computes {@code silu(gate) * value}.
-     *
-     * @param value the values, of the same shape and type
-     * @return the product, in the manager of the gates
+     * {@return {@code silu(gate) * value}, for values of the gates' shape and type, in the manager
+     * of the gates}
      */
     public static NDArray siluGate(NDArray gate, NDArray value) {
         return gate(gate, value, Torch::silu);
@@ -97,11 +92,7 @@ public final class BlockMath {
     }
 
     /**
-     * Limits values to {@code cap * tanh(x / cap)}.
-     *
-     * @param x float32
-     * @param cap the limit; 0 for none
-     * @return the limited values, or {@code x}
+     * {@return float32 values limited to {@code cap * tanh(x / cap)}, or {@code x} if the cap is 0}
      */
     public static NDArray cap(NDArray x, double cap) {
         if (cap == 0) {

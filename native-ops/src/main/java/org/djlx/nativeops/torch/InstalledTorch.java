@@ -51,10 +51,8 @@ public final class InstalledTorch {
     private InstalledTorch() {}
 
     /**
-     * An installed libtorch.
-     *
-     * @param cuda the version of CUDA that it is built for, such as 13.0; empty for CPUs
-     * @param dependencies directories of the libraries that it needs, separated by colons
+     * An installed libtorch: the version of CUDA that it is built for, such as 13.0, empty for
+     * CPUs; and directories of the libraries that it needs, separated by colons.
      */
     record Installed(String version, String cuda, Path libraries, String dependencies) {
 
@@ -64,10 +62,8 @@ public final class InstalledTorch {
     }
 
     /**
-     * Prints the variables of the environment.
-     *
-     * @param arguments the command of the Python whose PyTorch to use; {@code python3} if there is
-     *     none
+     * Prints the variables of the environment, for the PyTorch of a Python: the arguments are its
+     * command, {@code python3} if there are none.
      */
     public static void main(String[] arguments) throws IOException, InterruptedException {
         if (arguments.length > 1) {
@@ -112,11 +108,8 @@ public final class InstalledTorch {
                             .start();
         } catch (IOException e) {
             throw new IllegalStateException(
-                    "cannot run "
-                            + python
-                            + " ("
-                            + e.getMessage()
-                            + "): pass a Python with PyTorch",
+                    "cannot run %s (%s): pass a Python with PyTorch"
+                            .formatted(python, e.getMessage()),
                     e);
         }
         process.getOutputStream().close();
@@ -125,10 +118,8 @@ public final class InstalledTorch {
         lines = lines.subList(lines.lastIndexOf(ANSWER) + 1, lines.size());
         if (process.waitFor() != 0 || lines.size() < 3) {
             throw new IllegalStateException(
-                    python
-                            + " has no PyTorch: install it by `"
-                            + python
-                            + " -m pip install torch`");
+                    "%s has no PyTorch: install it by `%s -m pip install torch`"
+                            .formatted(python, python));
         }
         return new Installed(
                 lines.get(0),
@@ -189,11 +180,11 @@ public final class InstalledTorch {
         try (InputStream in = InstalledTorch.class.getResourceAsStream(resource)) {
             if (in == null) {
                 throw new IllegalStateException(
-                        resource
-                                + " is not on the class path: add ai.djl.pytorch:pytorch-jni:"
-                                + JNI_VERSION
-                                + "-"
-                                + Platform.detectPlatform("pytorch").getApiVersion());
+                        ("%s is not on the class path: add ai.djl.pytorch:pytorch-jni:%s-%s")
+                                .formatted(
+                                        resource,
+                                        JNI_VERSION,
+                                        Platform.detectPlatform("pytorch").getApiVersion()));
             }
             Path temporary = Files.createTempFile(file.getParent(), "library", ".tmp");
             Files.copy(in, temporary, StandardCopyOption.REPLACE_EXISTING);

@@ -21,11 +21,8 @@ public final class PackedSequences {
     final NDArray keyEnds;
 
     /**
-     * Copies the lengths to the device.
-     *
-     * @param manager the manager of the lengths, on the device of the queries
-     * @param queries the number of queries of each sequence, 1 or more
-     * @param keys the number of keys of each sequence, no fewer than its queries
+     * Copies the lengths to the device of the queries, that of the manager: of each sequence 1 or
+     * more queries, and no fewer keys.
      */
     public PackedSequences(NDManager manager, int[] queries, int[] keys) {
         boolean fits = queries.length > 0 && queries.length == keys.length;

@@ -155,11 +155,7 @@ public enum ScalarType {
         return isFloatingPoint() && itemSize == 1;
     }
 
-    /**
-     * {@return the type with a given code}
-     *
-     * @param code the value of {@code c10::ScalarType}
-     */
+    /** {@return the type with a given code, the value of {@code c10::ScalarType}} */
     public static ScalarType fromCode(int code) {
         ScalarType type = code >= 0 && code < BY_CODE.length ? BY_CODE[code] : null;
         if (type == null) {

@@ -37,12 +37,7 @@ public final class TensorHold implements AutoCloseable {
         buffer = BufferOfArray.get(original);
     }
 
-    /**
-     * Takes references to several arrays.
-     *
-     * @return a reference for each array; the caller closes them
-     * @throws IllegalArgumentException as for one array; no reference is taken
-     */
+    /** Takes references to several arrays, or none if it throws; the caller closes them. */
     public static List<TensorHold> all(NDArray... arrays) {
         List<TensorHold> holds = new ArrayList<>(arrays.length);
         try {

@@ -42,19 +42,10 @@ public final class TensorTemplate {
                 type.name().toLowerCase(Locale.ROOT), Arrays.toString(sizes), type.byteSize(sizes));
     }
 
-    /**
-     * A new array.
-     *
-     * @param array the array, not initialised
-     * @param address the address of its first element; 0 if it has none
-     */
+    /** A new array, not initialised, and the address of its first element; 0 if it has none. */
     public record Created(NDArray array, long address) {}
 
-    /**
-     * Creates an array.
-     *
-     * @param manager owns the array; its device does not matter
-     */
+    /** Creates an array that the manager, whose device does not matter, owns. */
     public Created create(NDManager manager) {
         PtNDManager owner = TorchChecks.manager(manager);
         Scratch scratch = Scratch.get();

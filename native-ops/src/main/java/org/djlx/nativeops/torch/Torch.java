@@ -375,10 +375,8 @@ public final class Torch {
     }
 
     /**
-     * Creates an array that owns a new tensor; deletes the tensor on failure.
-     *
-     * @param memory the owner of the elements; null if it is libtorch or a buffer
-     * @param buffer as {@link BufferOfArray#get}
+     * Creates an array that owns a new tensor; deletes the tensor on failure. The memory owns the
+     * elements; null if libtorch or a buffer, as {@link BufferOfArray#get}, does.
      */
     static NDArray adopt(PtNDManager owner, long tensor, NativeMemory memory, ByteBuffer buffer) {
         try {
@@ -446,11 +444,9 @@ public final class Torch {
     }
 
     /**
-     * {@return a contiguous copy of an array with another element type, including types that {@link
-     * NDArray#toType} does not have, in the array's manager and on its device} Elements are
-     * converted as by {@link #copy}.
-     *
-     * @param type the element type of the result; may be the array's own
+     * {@return a contiguous copy of an array with another element type, or its own, including types
+     * that {@link NDArray#toType} does not have, in the array's manager and on its device} Elements
+     * are converted as by {@link #copy}.
      */
     public static NDArray cast(NDArray array, ScalarType type) {
         PtNDArray source = TorchChecks.array(array, "the array");
@@ -649,11 +645,8 @@ public final class Torch {
     }
 
     /**
-     * Computes {@code x sigmoid(x)} for every element, as PyTorch's {@code silu}, in one pass.
-     * Recorded by autograd.
-     *
-     * @param x an array of a floating-point type other than float8
-     * @return the result, of the same shape and type and in the same manager
+     * {@return {@code x sigmoid(x)} for every element of a floating-point type other than float8,
+     * as PyTorch's {@code silu}, in one pass} Recorded by autograd.
      */
     public static NDArray silu(NDArray x) {
         PtNDArray array = TorchChecks.array(x, "x");

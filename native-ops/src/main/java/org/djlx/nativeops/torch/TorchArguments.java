@@ -48,10 +48,8 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * {@return a tensor argument, the same array for each call of this method; its manager is on
-     * the tensor's device and is closed after the operator's call}
-     *
-     * @param index the index of the argument, from 0
+     * {@return the tensor argument of an index, from 0: the same array for each call of this
+     * method; its manager is on the tensor's device and is closed after the operator's call}
      */
     public NDArray tensor(int index) {
         long handle = value(index, TorchSchema.Type.TENSOR);

@@ -58,37 +58,24 @@ public final class TorchInPlace {
     }
 
     /**
-     * Computes the maximum of every two elements: {@code acc = max(acc, other)}. NaN is propagated.
-     *
-     * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
+     * Computes the maximum of every two elements: {@code acc = max(acc, other)}, not of complex
+     * types. NaN is propagated.
      */
     public static void max(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.MAXIMUM_OUT, "TorchInPlace.max", acc, other, true);
     }
 
-    /**
-     * Computes the bitwise AND of every two elements: {@code acc &= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #add}
-     */
+    /** Computes the bitwise AND of every two integers or booleans: {@code acc &= other}. */
     public static void bitAnd(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other, false);
     }
 
-    /**
-     * Computes the bitwise OR of every two elements: {@code acc |= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #add}
-     */
+    /** Computes the bitwise OR of every two integers or booleans: {@code acc |= other}. */
     public static void bitOr(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_OR_, "TorchInPlace.bitOr", acc, other, false);
     }
 
-    /**
-     * Computes the bitwise XOR of every two elements: {@code acc ^= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #add}
-     */
+    /** Computes the bitwise XOR of every two integers or booleans: {@code acc ^= other}. */
     public static void bitXor(NDArray acc, NDArray other) {
         call(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other, false);
     }
@@ -117,10 +104,8 @@ public final class TorchInPlace {
     }
 
     /**
-     * Multiplies every element of an array by a number: {@code acc *= factor}.
-     *
-     * @param acc the array to change, of a floating-point type other than float8
-     * @param factor the factor; rounded to float32 first unless the array is of float64
+     * Multiplies every element of an array of a floating-point type other than float8 by a number:
+     * {@code acc *= factor}. The factor is rounded to float32 first unless the array is of float64.
      */
     public static void mul(NDArray acc, double factor) {
         scale(TorchDispatcher.Operator.MUL_, "TorchInPlace.mul", acc, factor, "multiplied");

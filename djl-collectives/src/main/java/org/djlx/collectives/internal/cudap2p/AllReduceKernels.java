@@ -162,9 +162,8 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Enqueues an all-reduce in place: several launches if the tensor is larger than a slot.
-     *
-     * @param address the address of the tensor, aligned to its elements
+     * Enqueues an all-reduce in place of a tensor whose address is aligned to its elements: several
+     * launches if it is larger than a slot.
      */
     synchronized void enqueue(
             CudaStream stream,
@@ -213,10 +212,8 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the launch size of a kernel whose threads wait for packs.
-     *
-     * @param packs how many packs each rank sends to a peer
-     * @param limit the most blocks; may differ between ranks
+     * Returns the launch size of a kernel whose threads wait for the packs that each rank sends to
+     * a peer. The limit, the most blocks, may differ between ranks.
      */
     synchronized LaunchSize size(long packs, int maxThreads, int limit) {
         int most = Math.min(limit, Math.min(maxBlocks, now.getAsInt()));

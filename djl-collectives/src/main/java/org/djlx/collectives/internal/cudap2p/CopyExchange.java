@@ -73,11 +73,8 @@ final class CopyExchange implements Exchange {
     private interface Round {
 
         /**
-         * Enqueues copies or a reduction on the side stream.
-         *
-         * @param half the offset of the half in the buffer
-         * @param done the bytes of each part that earlier rounds have moved
-         * @param size the bytes of each part in this round
+         * Enqueues copies or a reduction on the side stream: of {@code size} bytes of each part
+         * after the {@code done} bytes of earlier rounds, in the half of the buffer at an offset.
          */
         void take(long half, long done, long size);
     }
@@ -96,9 +93,8 @@ final class CopyExchange implements Exchange {
     }
 
     /**
-     * Sends one part to each peer, in rounds. All parts have the same size.
-     *
-     * @param parts the address of the part for each rank; 0 to send nothing
+     * Sends one part to each peer, in rounds. All parts have the same size; address 0 sends
+     * nothing.
      */
     private void exchange(Run run, long[] parts, long byteSize, Round round) {
         long piece = (byteSize + PIECES - 1) / PIECES;

@@ -32,10 +32,9 @@ final class CudaP2pStream implements P2pStream {
     }
 
     /**
-     * Begins an operation on a stream.
-     *
-     * @param ordered true for the current stream, on which the operation is entered. The side
-     *     stream is ordered after the entry by an event that it waits for, or else by its first use
+     * Begins an operation on a stream. An ordered stream is the current one, on which the operation
+     * is entered. The side stream is ordered after the entry by an event that it waits for, or else
+     * by its first use.
      */
     CudaP2pStream on(CudaStream stream, Operation operation, boolean ordered) {
         this.stream = stream;

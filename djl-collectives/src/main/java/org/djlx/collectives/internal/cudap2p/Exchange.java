@@ -9,29 +9,18 @@ import org.djlx.nativeops.torch.ScalarType;
 /** Enqueues collectives on a stream: by kernels or by copy engines. Sizes are in bytes. */
 interface Exchange {
 
-    /**
-     * How a collective runs.
-     *
-     * @param few whether kernels leave SMs to computation beside them
-     */
+    /** How a collective runs; with {@code few}, kernels leave SMs to computation beside them. */
     record Run(CudaStream stream, Duration timeout, boolean few) {}
 
     /**
-     * Enqueues an all-gather.
-     *
-     * @param outputs the address of each rank's part, of the same size
-     * @param place the offset of the gathered parts in the P2P buffers of all ranks; -1 if they lie
-     *     elsewhere
+     * Enqueues an all-gather to each rank's part, of the same size. The place is the offset of the
+     * gathered parts in the P2P buffers of all ranks; -1 if they lie elsewhere.
      */
     void gather(Run run, long input, long[] outputs, long byteSize, long place);
 
     void broadcast(Run run, long tensor, long byteSize, int root);
 
-    /**
-     * Enqueues a reduce-scatter.
-     *
-     * @param inputs the address of the part for each rank, of the output's size
-     */
+    /** Enqueues a reduce-scatter of the parts for each rank, each of the output's size. */
     void reduceScatter(
             Run run, long[] inputs, long output, long count, ScalarType type, ReduceOp op);
 }

@@ -264,10 +264,9 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
     }
 
     /**
-     * Enqueues the move of all parts, in the rounds of NOTE [rounds] in collectives.cu.
-     *
-     * @param largest the least size by which a pair of ranks counts its rounds; 0 if the larger of
-     *     its two parts decides
+     * Enqueues the move of all parts, in the rounds of NOTE [rounds] in collectives.cu. A pair of
+     * ranks counts its rounds by at least the largest size given; by the larger of its two parts if
+     * it is 0.
      */
     private void move(Run run, Move move, long largest) {
         long bits = 0; // of all addresses and sizes, for their alignment

@@ -19,9 +19,8 @@ final class LateWriters {
     private List<Runnable> kept = new ArrayList<>();
 
     /**
-     * Releases a tensor, at once or when all ranks have left.
-     *
-     * @param expected whether a late peer may still write to the tensor
+     * Releases a tensor: at once, or when all ranks have left if a late peer is expected to write
+     * to it.
      */
     void release(Runnable release, boolean expected) {
         if (!expected || !keep(release)) {

@@ -193,11 +193,7 @@ final class P2p {
         return waitingBlocks(gpus, RegionHandshake.MOST_SHARING);
     }
 
-    /**
-     * The GPU of a rank.
-     *
-     * @param rates its rates; null if unknown
-     */
+    /** The GPU of a rank; its rates are null if unknown. */
     record Gpu(String architecture, int processors, String bus, GpuRates rates) {
 
         static boolean areAlike(List<Gpu> gpus) {
@@ -251,9 +247,8 @@ final class P2p {
         }
 
         /**
-         * Returns the most blocks of a waiting kernel while several groups share the GPU.
-         *
-         * @param ofOwnGpu the most if each rank of this group has its own GPU
+         * Returns the most blocks of a waiting kernel while several groups share the GPU; {@code
+         * ofOwnGpu} if each rank of this group has its own GPU.
          */
         int waitingBlocks(int ofOwnGpu) {
             int ranks = place.turn().ranksOnGpu();
@@ -475,10 +470,8 @@ final class P2p {
     }
 
     /**
-     * Reduces a tensor on the caller's current stream.
-     *
-     * @param inPlace whether the kernel can use the tensor's memory, and needs no copy
-     * @param reduction creates the kernel launch, given the address of contiguous elements
+     * Reduces a tensor on the caller's current stream, without a copy if it is in place. The
+     * reduction creates the kernel launch, given the address of contiguous elements.
      */
     private void reduceOnCurrent(
             CudaStream current,

@@ -98,9 +98,8 @@ final class P2pCollectives {
     }
 
     /**
-     * Runs a collective on the caller's current stream or on the group's stream.
-     *
-     * @param arrays the arrays of {@code in}, then of {@code out}
+     * Runs a collective on the caller's current stream or on the group's stream; the arrays are
+     * those of {@code in}, then of {@code out}.
      */
     private Work run(
             Operation operation,

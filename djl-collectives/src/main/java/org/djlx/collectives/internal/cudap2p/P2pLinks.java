@@ -6,11 +6,10 @@ import java.util.stream.IntStream;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * The pairs of ranks that share memory: every pair, unless the GPUs form a hybrid cube mesh. There,
- * a GPU is linked to four others and mostly cannot access the rest, so only linked pairs map and
- * write each other's memory.
- *
- * @param masks for each rank, a bit mask of the ranks that it is linked to, including itself
+ * The pairs of ranks that share memory: for each rank, a bit mask of those that it is linked to,
+ * itself included. Every pair is linked, unless the GPUs form a hybrid cube mesh. There, a GPU is
+ * linked to four others and mostly cannot access the rest, so only linked pairs map and write each
+ * other's memory.
  */
 record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
 

@@ -84,11 +84,8 @@ final class P2pQueue implements GroupExtension {
     private volatile CollectiveException broken;
 
     /**
-     * Creates the queue.
-     *
-     * @param verify whether the ranks agree on a call before it is enqueued
-     * @param currentStreams the callers' streams, closed with the queue
-     * @param place left when the queue is broken
+     * Creates the queue. It closes the callers' streams with itself, and leaves the place when it
+     * is broken; {@code verify}: ranks agree on a call before it is enqueued.
      */
     P2pQueue(
             GroupContext context,

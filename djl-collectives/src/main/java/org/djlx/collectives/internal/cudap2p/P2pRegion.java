@@ -23,11 +23,8 @@ final class P2pRegion implements AutoCloseable {
     private final long[] addresses; // of each rank; 0 if not linked
 
     /**
-     * Wraps mapped memory.
-     *
-     * @param direct whether this rank's kernels can access the tensors of all ranks
-     * @param memory the memory of each rank, null if not linked; {@link #closePeers} closes that of
-     *     the peers
+     * Wraps the memory of each rank, null if not linked; {@link #closePeers} closes that of the
+     * peers. {@code direct}: this rank's kernels can access the tensors of all ranks.
      */
     P2pRegion(
             RegionLayout layout,

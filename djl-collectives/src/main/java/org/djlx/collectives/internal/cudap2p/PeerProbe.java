@@ -50,11 +50,7 @@ final class PeerProbe implements AutoCloseable {
         stream.synchronize();
     }
 
-    /**
-     * Checks a probe.
-     *
-     * @throws EngineException if the memory does not hold the probe
-     */
+    /** Checks a probe; throws an EngineException if the memory does not hold it. */
     void check(long address, int seed, String failure) {
         wrong.putIntVolatile(0, 0);
         arguments.clear().add(address).add(seed).add(result.address());

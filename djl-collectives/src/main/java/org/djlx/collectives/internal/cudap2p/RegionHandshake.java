@@ -112,20 +112,14 @@ final class RegionHandshake {
     }
 
     /**
-     * The result of the handshake: a region on all ranks, or the same problem on all ranks.
-     *
-     * @param region the region, or null
-     * @param hosts the hosts of the group, or null
-     * @param place this rank's place on its GPU; null if there is no region
-     * @param problem the problem, or null
+     * The result of the handshake on all ranks: a region, or null and a problem. The hosts may be
+     * null; so is this rank's place on its GPU without a region.
      */
     record Outcome(P2pRegion region, HostSync hosts, Place place, String problem) {}
 
     /**
-     * A rank's place on its GPU, among the groups that share the GPU.
-     *
-     * @param turn orders the rank with other groups of this process
-     * @param lease reserves the GPU against other jobs
+     * A rank's place on its GPU: its turn among other groups of this process, and the lease that
+     * reserves the GPU against other jobs.
      */
     record Place(GpuTurns.Member turn, GpuLease lease) {
 
@@ -610,12 +604,7 @@ final class RegionHandshake {
         return null;
     }
 
-    /**
-     * Returns the names that all ranks have in common.
-     *
-     * @param own the names of this rank, without commas
-     * @return the names that every rank has, the same on all ranks
-     */
+    /** Returns the names, without commas, that every rank has: the same on all ranks. */
     static Set<String> common(GroupContext context, String name, Set<String> own) {
         Set<String> common = new TreeSet<>(own);
         for (byte[] names : context.exchange(name, bytes(String.join(",", own)))) {
@@ -661,11 +650,8 @@ final class RegionHandshake {
 
     /**
      * Leaves a group that could not be created. A rank that does not know yet may still write its
-     * probe: this rank's memory is freed once all ranks have left.
-     *
-     * @param own frees this rank's memory; null if there is none
-     * @param memory the memory of each rank, null if not mapped
-     * @param hosts the hosts of the group; null if they have not met
+     * probe: this rank's own memory is freed once all ranks have left. Null are {@code own} if
+     * there is none, unmapped memory of ranks, and hosts that have not met.
      */
     static void retire(AutoCloseable own, NativeMemory[] memory, int rank, HostSync hosts) {
         if (own != null) {

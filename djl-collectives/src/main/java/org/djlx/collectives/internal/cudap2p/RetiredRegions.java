@@ -24,10 +24,9 @@ final class RetiredRegions {
     private record Retired(P2pRegion region, HostSync hosts, Runnable others) {}
 
     /**
-     * Unmaps the memory of the peers, leaves the group and retires this rank's region.
-     *
-     * @param hosts the hosts of the group; closed with the region
-     * @param others frees other memory that peers may write to; runs before the region is freed
+     * Unmaps the memory of the peers, leaves the group and retires this rank's region. The hosts
+     * are closed with it; {@code others} frees other memory that peers may write to, before the
+     * region.
      */
     static void add(P2pRegion region, HostSync hosts, Runnable others) {
         free(region::closePeers);

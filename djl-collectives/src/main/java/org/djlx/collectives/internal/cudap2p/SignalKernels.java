@@ -103,9 +103,8 @@ final class SignalKernels implements AutoCloseable {
     }
 
     /**
-     * Enqueues a barrier of some ranks, without using the operation's channels.
-     *
-     * @param ranks bit mask of the ranks that take part; the same on each of them
+     * Enqueues a barrier of some ranks, a bit mask that is the same on each of them, without using
+     * the operation's channels.
      */
     synchronized void meet(CudaStream stream, int ranks, Duration timeout) {
         arguments.clear().add(met).add(ranks).add(status.address()).add(timeout.toNanos());
@@ -132,11 +131,7 @@ final class SignalKernels implements AutoCloseable {
         signal.launch(stream, ONE_THREAD, arguments);
     }
 
-    /**
-     * Lets a stream wait for signals.
-     *
-     * @param ranks bit mask of the ranks to wait for
-     */
+    /** Lets a stream wait for signals of some ranks, a bit mask. */
     void await(CudaStream stream, int channel, int ranks, Duration timeout) {
         await(stream, channel, ranks, count(RegionLayout.ENTERED), timeout);
     }

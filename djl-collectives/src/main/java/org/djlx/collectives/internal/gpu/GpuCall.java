@@ -31,9 +31,8 @@ public record GpuCall(
         void enqueue(CudaStream stream);
 
         /**
-         * Releases the tensors of an operation that was launched and has failed.
-         *
-         * @param release releases the tensors; run it later if another GPU may still write to them
+         * Releases the tensors of an operation that was launched and has failed; later, if another
+         * GPU may still write to them.
          */
         default void releaseFailed(Runnable release) {
             release.run();

@@ -30,9 +30,8 @@ public final class GpuResources implements AutoCloseable {
     private final boolean blocking;
 
     /**
-     * Opens the device.
-     *
-     * @param highPriority whether {@link #createStream} creates streams of the highest priority
+     * Opens the device; with {@code highPriority}, {@link #createStream} creates streams of the
+     * highest priority.
      */
     public GpuResources(Device device, boolean highPriority, boolean blocking, String name) {
         this.device = device;

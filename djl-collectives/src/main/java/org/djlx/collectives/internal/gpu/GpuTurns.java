@@ -76,10 +76,8 @@ public final class GpuTurns {
     }
 
     /**
-     * Adds a rank of this process.
-     *
-     * @param key identifies the group, the same for its ranks and for no other group
-     * @return the member; it leaves when its group is broken or destroyed
+     * Adds a rank of this process, which leaves when its group is broken or destroyed. The key is
+     * the same for the ranks of a group and for no other group.
      */
     public synchronized Member join(String key, String name, int rank, List<String> gpus) {
         Group group = groups.computeIfAbsent(key, k -> new Group(name, List.copyOf(gpus)));

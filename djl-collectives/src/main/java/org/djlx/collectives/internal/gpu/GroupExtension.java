@@ -23,19 +23,16 @@ public interface GroupExtension extends Watchdog.Queue {
     }
 
     /**
-     * Returns the reason why operations cannot succeed, if one is known.
-     *
-     * @param first the running collective that was called first; null if there is none
+     * Returns the reason why operations cannot succeed, if one is known, given the running
+     * collective that was called first, or null.
      */
     default Optional<CollectiveException> problem(Operation first) {
         return Optional.empty();
     }
 
     /**
-     * Announces a collective to the other ranks, before it is launched.
-     *
-     * @return the reason why the operation must not be launched, or null
-     * @throws CollectiveException if the group is broken
+     * Announces a collective to the other ranks, before it is launched. Returns the reason why it
+     * must not be launched, or null; throws if the group is broken.
      */
     default CollectiveException announce(Operation operation, boolean captured) {
         return null;

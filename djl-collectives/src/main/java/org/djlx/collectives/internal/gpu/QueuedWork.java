@@ -22,9 +22,8 @@ public final class QueuedWork extends GpuWork {
     private CudaEvent ready; // after the caller's earlier work; null once launched; guarded by this
 
     /**
-     * Creates the work. It runs after all work enqueued on the caller's current stream.
-     *
-     * @param peer the other rank of a message; -1 for a collective
+     * Creates the work, which runs after all work enqueued on the caller's current stream; the peer
+     * is the other rank of a message, or -1 for a collective.
      */
     QueuedWork(
             Lane lane,

@@ -105,9 +105,8 @@ public final class Watchdog implements AutoCloseable {
 
         /**
          * Returns the reason why operations cannot succeed, if one is known: a peer has died, has
-         * called a different operation, or will not call the running operation.
-         *
-         * @param first each queue's first work that has not ended
+         * called a different operation, or will not call the running operation. Gets each queue's
+         * first work that has not ended.
          */
         Optional<CollectiveException> problem(Collection<? extends Watched> first);
     }

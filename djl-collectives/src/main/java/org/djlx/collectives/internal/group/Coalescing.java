@@ -101,9 +101,8 @@ final class Coalescing {
     }
 
     /**
-     * Reduces tensors whose shapes differ between ranks: a reduction to each rank.
-     *
-     * @param infos of the inputs; at this rank's place, of the output
+     * Reduces tensors whose shapes differ between ranks: a reduction to each rank. The infos are of
+     * the inputs; at this rank's place, of the output.
      */
     static Work reduceScatterUneven(
             RankGroup group,

@@ -98,10 +98,8 @@ final class GroupState {
         this.trace = GroupTrace.open(context, backend.name(), job);
         this.unusable = null;
         tell(
-                "created: ranks "
-                        + ranks
-                        + ", timeout "
-                        + Durations.text(context.options().timeout()));
+                "created: ranks %s, timeout %s"
+                        .formatted(ranks, Durations.text(context.options().timeout())));
     }
 
     GroupState(String name, List<Integer> ranks, GroupState whole, String member) {

@@ -25,9 +25,7 @@ final class Lifeline {
     private final Lifeline parent;
 
     /**
-     * Creates the lifeline of a group.
-     *
-     * @param parent the lifeline of the parent group, which must outlive this one; or null
+     * Creates the lifeline of a group. That of its parent group, or null, must outlive this one.
      */
     Lifeline(GroupState state, Lifeline parent) {
         this.state = state;

@@ -127,12 +127,9 @@ public final class ObjectCodec {
     }
 
     /**
-     * Serialises an object, and rejects it here if other ranks could not read it.
-     *
-     * @param object the object, or null
-     * @param maxBytes the maximum size in bytes; writing stops there
-     * @throws IOException if the object is larger, not serialisable, or not allowed
-     * @throws ClassNotFoundException if reading it does not find a class
+     * Serialises an object or null, and rejects it here if other ranks could not read it: with an
+     * IOException if it is larger than {@code maxBytes}, where writing stops, not serialisable, or
+     * not allowed, and a ClassNotFoundException if reading it does not find a class.
      */
     public byte[] write(Object object, int maxBytes) throws IOException, ClassNotFoundException {
         BoundedOutput bytes = new BoundedOutput(maxBytes);
@@ -151,12 +148,9 @@ public final class ObjectCodec {
     }
 
     /**
-     * Reads an object.
-     *
-     * @param bytes the serialised object; trailing bytes are ignored
-     * @throws IOException if the bytes are not a serialised object, contain a class that is not
-     *     allowed, or take too much work to read
-     * @throws ClassNotFoundException if a class is missing
+     * Reads an object, and ignores trailing bytes. Throws an IOException if the bytes are not a
+     * serialised object, contain a class that is not allowed, or take too much work to read, and a
+     * ClassNotFoundException if a class is missing.
      */
     public Object read(byte[] bytes) throws IOException, ClassNotFoundException {
         SerializedGraph.check(bytes);

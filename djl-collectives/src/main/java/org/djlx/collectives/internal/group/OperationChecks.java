@@ -306,12 +306,8 @@ final class OperationChecks {
     }
 
     /**
-     * Checks that an input and an output share no memory, unless one tensor is this rank's part of
-     * the other tensor.
-     *
-     * @param part the tensor that may be this rank's part of {@code whole}
-     * @param place the offset of that part in {@code whole}, in elements; -1 if the tensors must
-     *     not overlap
+     * Checks that an input and an output share no memory, unless the part is this rank's part of
+     * the whole, at an offset (place) in elements; -1 if they must not overlap.
      */
     void overlap(OpType type, TensorInfo whole, TensorInfo part, long place) {
         if (!whole.isContiguous() || !part.isContiguous()) {

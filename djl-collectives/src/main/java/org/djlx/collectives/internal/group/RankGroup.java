@@ -47,12 +47,9 @@ public final class RankGroup implements ProcessGroup {
     private final boolean copyEngines; // collectives of this view leave the SMs to computation
 
     /**
-     * Creates this rank's handle on an initial group.
-     *
-     * @param backend the group's backend; the handle closes it
-     * @param ranks the global ranks
-     * @param creator the thread that creates all ranks of a local group
-     * @param onDestroy runs after the group has been destroyed
+     * Creates this rank's handle on an initial group of global ranks. The handle closes the
+     * backend, and runs {@code onDestroy} after the group has been destroyed; the creator creates
+     * all ranks of a local group.
      */
     public RankGroup(
             GroupContext context,
@@ -333,9 +330,7 @@ public final class RankGroup implements ProcessGroup {
     }
 
     /**
-     * All-gathers for an operation with its own name.
-     *
-     * @param index a number that all ranks must pass alike
+     * All-gathers for an operation with its own name and a number that all ranks must pass alike.
      */
     public Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
         return allGatherIntoTensor(type, index, output, input, true);

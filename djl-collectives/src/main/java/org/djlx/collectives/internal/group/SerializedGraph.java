@@ -52,10 +52,8 @@ final class SerializedGraph implements ObjectStreamConstants {
     }
 
     /**
-     * Checks a serialised object.
-     *
-     * @throws InvalidObjectException if reading it takes too much work, or it is nested too deep
-     * @throws StreamCorruptedException if it cannot be parsed
+     * Throws InvalidObjectException if reading a serialised object takes too much work, or it is
+     * nested too deep, and StreamCorruptedException if it cannot be parsed.
      */
     static void check(byte[] bytes) throws InvalidObjectException, StreamCorruptedException {
         SerializedGraph graph = new SerializedGraph(bytes);
@@ -264,10 +262,8 @@ final class SerializedGraph implements ObjectStreamConstants {
     }
 
     /**
-     * Parses what a class has written by itself, up to the mark of its end.
-     *
-     * @param owner the class; null for the annotations of a class description
-     * @param tag the first field of the class
+     * Parses what a class (null: the annotations of a class description) has written by itself,
+     * from the tag of its first field up to the mark of its end.
      */
     private void annotations(String owner, int tag, Size size, int depth)
             throws InvalidObjectException, StreamCorruptedException {

@@ -264,10 +264,8 @@ final class SubGroups {
      * Creates a rank's part of a sub-group and waits until all ranks of the parent have created
      * their parts. Until then no rank may leave the parent, because the members meet in the
      * parent's store. A rank that fails still calls the barrier; otherwise the other ranks would
-     * wait for it.
-     *
-     * @param part creates this rank's part. Its argument is a barrier that all ranks begin first.
-     *     The barrier fails if a rank leaves; a wait in the store would not detect this
+     * wait for it. The argument of {@code part} is a barrier that all ranks begin first. It fails
+     * if a rank leaves; a wait in the store would not detect this.
      */
     private RankGroup together(Function<Work, RankGroup> part) {
         Work begun = parent.barrier();

@@ -14,11 +14,7 @@ public final class CallWords {
 
     private CallWords() {}
 
-    /**
-     * Encodes a call.
-     *
-     * @param words the output, at least {@value #COUNT} words
-     */
+    /** Encodes a call to at least {@value #COUNT} words. */
     public static void put(long[] words, long[] signature, boolean captured) {
         words[0] = captured ? 1 : 0;
         System.arraycopy(signature, 0, words, 1, signature.length);

@@ -106,9 +106,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Sets a signal. Release: a rank that reads the signal sees earlier writes of this rank.
-     *
-     * @param rank the destination rank
+     * Sets a signal for a rank. Release: when it reads the signal, it sees earlier writes of this
+     * rank.
      */
     public void setSignal(int rank, int channel, int source, long epoch) {
         words.putLongVolatile(signalOffset(rank, channel, source), epoch);
@@ -125,9 +124,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Announces that the source rank has reached a barrier. Release, as {@link #setSignal}.
-     *
-     * @param ranks the hash of the ranks that it names
+     * Announces that the source rank has reached a barrier of ranks, given by their hash. Release,
+     * as {@link #setSignal}.
      */
     void setBarrier(int rank, int source, int number, int ranks) {
         words.putIntVolatile(barrierRanksOffset(rank, source, number), ranks);
@@ -166,10 +164,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until another rank rings. Returns immediately if a rank has rung since {@link
-     * #prepareSleep}.
-     *
-     * @param doorbell the result of {@link #prepareSleep}
+     * Sleeps until another rank rings; returns immediately if a rank has rung since {@link
+     * #prepareSleep}, which returned the value of the doorbell.
      */
     public void sleep(int rank, int doorbell, long nanos) {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
@@ -184,11 +180,7 @@ public final class ControlBlock {
         return State.values()[words.getIntVolatile(rank * RECORD + STATE)];
     }
 
-    /**
-     * Marks this rank as ACTIVE.
-     *
-     * @param startTime the start time of its process, see {@link Liveness}
-     */
+    /** Marks this rank as ACTIVE; for the start time of its process see {@link Liveness}. */
     public void setActive(int rank, long pid, long startTime) {
         words.putLong(rank * RECORD + PID, pid);
         words.putLong(rank * RECORD + START_TIME, startTime);

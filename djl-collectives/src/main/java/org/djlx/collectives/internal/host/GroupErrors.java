@@ -89,18 +89,13 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot run because an earlier failure has broken the group or a part of it.
-     *
-     * @param part the broken part, such as {@code the group}
+     * A call cannot run because an earlier failure has broken a part, such as {@code the group}.
      */
     public static CollectiveException broken(Object call, String part, CollectiveException reason) {
         return new CollectiveException(
-                call
-                        + " cannot run: "
-                        + part
-                        + " is broken by an earlier failure ("
-                        + reason.getMessage()
-                        + "); destroy the group and create a new one",
+                ("%s cannot run: %s is broken by an earlier failure (%s); destroy the group and"
+                                + " create a new one")
+                        .formatted(call, part, reason.getMessage()),
                 reason);
     }
 
@@ -149,9 +144,8 @@ public final class GroupErrors {
     }
 
     /**
-     * The calling thread was interrupted while it waited. Restores its interrupt flag.
-     *
-     * @param cause the InterruptedException, or null
+     * The calling thread was interrupted while it waited; restores its interrupt flag. The cause
+     * may be null.
      */
     public static CollectiveException interrupted(Object call, InterruptedException cause) {
         Thread.currentThread().interrupt();
@@ -176,10 +170,8 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation timed out because of other ranks.
-     *
-     * @param omission what the missing ranks did not do, such as {@code did not arrive}
-     * @param cause the underlying timeout, or null
+     * An operation timed out because of other ranks, which did not do something, such as {@code did
+     * not arrive}. The underlying timeout may be null.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation,
@@ -188,32 +180,31 @@ public final class GroupErrors {
             String omission,
             Throwable cause) {
         return new CollectiveTimeoutException(
-                operation
-                        + " timed out on rank "
-                        + rank
-                        + " after "
-                        + Durations.text(operation.timeout())
-                        + ": "
-                        + ranks(missing)
-                        + " "
-                        + omission,
+                "%s timed out on rank %s after %s: %s %s"
+                        .formatted(
+                                operation,
+                                rank,
+                                Durations.text(operation.timeout()),
+                                ranks(missing),
+                                omission),
                 missing,
                 cause);
     }
 
     /**
-     * An operation timed out.
-     *
-     * @param missing the ranks that have not called it; empty if unknown
-     * @param hint text to append if the missing ranks are unknown
+     * An operation timed out. If it is unknown which ranks have not called it, the hint is
+     * appended.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, List<Integer> missing, String hint) {
         return new CollectiveTimeoutException(
-                operation
-                        + " timed out after "
-                        + Durations.text(operation.timeout())
-                        + (missing.isEmpty() ? hint : ": " + ranks(missing) + " did not arrive"),
+                "%s timed out after %s%s"
+                        .formatted(
+                                operation,
+                                Durations.text(operation.timeout()),
+                                missing.isEmpty()
+                                        ? hint
+                                        : ": " + ranks(missing) + " did not arrive"),
                 missing);
     }
 
@@ -223,11 +214,7 @@ public final class GroupErrors {
                 call + " is still running after " + Durations.text(timeout), List.of());
     }
 
-    /**
-     * The calls of the ranks do not match; found before they ran.
-     *
-     * @param calls the words of each rank's call, in rank order
-     */
+    /** The calls of the ranks, as words in rank order, do not match; found before they ran. */
     public static CollectiveMismatchException disagreement(
             Operation operation, String group, List<long[]> calls) {
         Map<Integer, long[]> byRank = new TreeMap<>();
@@ -239,11 +226,8 @@ public final class GroupErrors {
     }
 
     /**
-     * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
-     *
-     * @param sent the bytes from one rank to another
-     * @param expected the bytes that the second rank expects from the first
-     * @throws CollectiveMismatchException that names all pairs that differ
+     * Checks that each rank expects as many bytes of an all-to-all from another rank as that one
+     * sends; throws a CollectiveMismatchException that names all pairs that differ.
      */
     public static void requireSizes(
             Object operation,
@@ -265,17 +249,15 @@ public final class GroupErrors {
         }
         if (!mismatches.isEmpty()) {
             throw new CollectiveMismatchException(
-                    operation
-                            + ": the sizes do not match: "
-                            + String.join("; ", mismatches)
-                            + "; a rank must send as many bytes as the receiver expects");
+                    ("%s: the sizes do not match: %s; a rank must send as many bytes as the"
+                                    + " receiver expects")
+                            .formatted(operation, String.join("; ", mismatches)));
         }
     }
 
     /**
-     * The calls of the ranks do not match; found after some may have run, so the group is broken.
-     *
-     * @param calls the words of each rank's call, by rank, as far as known
+     * The calls of the ranks, as words as far as known, do not match; found after some may have
+     * run, so the group is broken.
      */
     public static CollectiveMismatchException outOfStep(
             String call, String group, Map<Integer, long[]> calls) {
@@ -298,14 +280,9 @@ public final class GroupErrors {
                                 .append(ranks(ranks))
                                 .append(" called ")
                                 .append(called));
-        return call
-                + " of group '"
-                + group
-                + "' is not the same on all ranks: "
-                + text
-                + "; all ranks must call the same operation with the same element type, shape,"
-                + " reduction and root"
-                + (byGraphs ? ", all into a graph or none" : "");
+        return ("%s of group '%s' is not the same on all ranks: %s; all ranks must call the same"
+                        + " operation with the same element type, shape, reduction and root%s")
+                .formatted(call, group, text, byGraphs ? ", all into a graph or none" : "");
     }
 
     /** Formats ranks as {@code rank 1} or {@code ranks 1, 3}. */
@@ -314,17 +291,10 @@ public final class GroupErrors {
                 + ranks.toString().replaceAll("[\\[\\]]", "");
     }
 
-    /**
-     * Describes that two ranks called barriers of different ranks.
-     *
-     * @param one the description of a rank, such as {@code rank 1}
-     */
+    /** Describes that two ranks, such as {@code rank 1}, called barriers of different ranks. */
     public static String otherRanks(String one, List<Integer> named, String other) {
-        return one
-                + " called the barrier of ranks "
-                + named
-                + ", "
-                + other
-                + " one of other ranks; name the same ranks on each of them";
+        return ("%s called the barrier of ranks %s, %s one of other ranks; name the same ranks on"
+                        + " each of them")
+                .formatted(one, named, other);
     }
 }

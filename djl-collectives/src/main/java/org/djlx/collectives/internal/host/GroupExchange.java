@@ -133,9 +133,7 @@ public final class GroupExchange {
     }
 
     /**
-     * Lets exchanges fail on all ranks, because this rank cannot go on.
-     *
-     * @param keys the names of exchanges that this rank may not have ended
+     * Lets exchanges that this rank may not have ended fail on all ranks, because it cannot go on.
      */
     public void fail(String reason, List<String> keys) {
         failure = reason;
@@ -277,11 +275,10 @@ public final class GroupExchange {
     }
 
     /**
-     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
-     * calls this after it has read all keys. The last caller deletes them. If a rank never calls
-     * it, or the store cannot delete, the keys stay; that is not an error.
-     *
-     * @param keys the keys, one per participating rank, in the same order on these ranks
+     * Deletes the keys of an exchange among some ranks: one for each, in the same order on all.
+     * Each of these ranks has set its key, and calls this after it has read all keys. The last
+     * caller deletes them. If a rank never calls it, or the store cannot delete, the keys stay;
+     * that is not an error.
      */
     public void forget(List<String> keys) {
         Required.argument("forget: keys", keys);

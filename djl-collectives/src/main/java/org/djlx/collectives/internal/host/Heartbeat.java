@@ -46,10 +46,8 @@ public final class Heartbeat implements AutoCloseable {
     private long lastNanos = System.nanoTime();
 
     /**
-     * Begins to beat.
-     *
-     * @param also called with this after each beat, perhaps before the constructor returns; throws
-     *     CollectiveException if the store is lost
+     * Begins to beat. After each beat {@code also} is called with this, perhaps before the
+     * constructor returns; it throws CollectiveException if the store is lost.
      */
     public Heartbeat(String name, Store store, String own, Consumer<Heartbeat> also) {
         this.store = store;

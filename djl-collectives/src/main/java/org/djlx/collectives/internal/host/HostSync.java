@@ -58,11 +58,10 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Waits until all ranks have called an operation, and compares the calls.
-     *
-     * @param captured whether the call is captured into a CUDA graph; also compared
-     * @throws CollectiveMismatchException on all ranks, if the calls do not match
-     * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
+     * Waits until all ranks have called an operation, and compares the calls, also whether they are
+     * captured into a CUDA graph. Throws CollectiveMismatchException on all ranks if the calls do
+     * not match, and CollectiveException if a rank has left, failed or died, or does not arrive in
+     * time.
      */
     public void agree(Operation operation, boolean captured) {
         rendezvous.begin(operation, captured);
@@ -71,12 +70,9 @@ public final class HostSync implements AutoCloseable {
 
     /**
      * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
-     * Waits only if a rank is {@value CallLog#SLOTS} calls behind.
-     *
-     * @throws CollectiveMismatchException if this or an earlier call does not match a call of
-     *     another rank
-     * @throws CollectiveException if a rank that is {@value CallLog#SLOTS} calls behind has left,
-     *     failed or died, or does not continue in time
+     * Waits only if a rank is {@value CallLog#SLOTS} calls behind. Throws
+     * CollectiveMismatchException if this or an earlier call does not match, and
+     * CollectiveException if that rank has left, failed or died, or does not continue in time.
      */
     public void publish(Operation operation, boolean captured) {
         for (int peer = 0; peer < worldSize; peer++) {

@@ -36,12 +36,7 @@ final class HostWatch implements AutoCloseable {
     private volatile String failure; // null if none is known
     private volatile boolean left;
 
-    /**
-     * Begins to watch.
-     *
-     * @param next the name of the host that this rank watches
-     * @param ranks the ranks on that host; empty to watch none
-     */
+    /** Begins to watch the next host, by its name, for the ranks on it; none to watch none. */
     HostWatch(String name, Store groupStore, int rank, String next, List<Integer> ranks) {
         store = new PrefixStore("hosts", groupStore);
         this.next = next;

@@ -87,9 +87,8 @@ public final class Liveness {
     }
 
     /**
-     * Returns whether a process is alive. If it cannot be determined, returns true.
-     *
-     * @param startTime its start time, from {@link #startTime}
+     * Returns whether a process with a {@link #startTime} is alive. If it cannot be determined,
+     * returns true.
      */
     public static boolean isAlive(long pid, long startTime) {
         try {

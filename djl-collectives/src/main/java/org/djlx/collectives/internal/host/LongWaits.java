@@ -28,20 +28,12 @@ public final class LongWaits {
         }
     }
 
-    /**
-     * Logs a wait.
-     *
-     * @param peers the missing ranks, such as {@code rank 1}
-     */
+    /** Logs a wait for missing ranks, such as {@code rank 1}. */
     public static void warn(Object call, String peers, long waitedNanos, Duration timeout) {
         warn(call, peers, waitedNanos, timeout, "");
     }
 
-    /**
-     * Logs a wait.
-     *
-     * @param hint a remedy to append, or an empty text
-     */
+    /** Logs a wait, with a remedy to append or an empty text. */
     public static void warn(
             Object call, String peers, long waitedNanos, Duration timeout, String hint) {
         logger.warn(

@@ -17,9 +17,8 @@ public final class Peers implements PeerWatch {
     private static final long INTERVAL_NANOS = 100_000_000;
 
     /**
-     * The process of a rank.
-     *
-     * @param watchedRank its rank in the group whose hosts are watched: that of {@link #of}
+     * The process of a rank, and its rank in the group whose hosts are watched: that of {@link
+     * #of}.
      */
     private record Peer(int rank, int watchedRank, RankProcess process) {
 

@@ -141,11 +141,8 @@ public final class Rendezvous extends PeerStates {
     }
 
     /**
-     * Waits until all ranks have begun the operation, and compares their calls.
-     *
-     * @throws CollectiveException as {@link #awaitArrivals}
-     * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if the calls do not
-     *     match
+     * Waits until all ranks have begun the operation, as {@link #awaitArrivals}, and compares their
+     * calls; throws a CollectiveMismatchException on all ranks if they do not match.
      */
     public void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
@@ -209,11 +206,7 @@ public final class Rendezvous extends PeerStates {
         return control.arrived(peer) - epoch >= 0;
     }
 
-    /**
-     * Arrives at the next synchronisation and waits for all ranks.
-     *
-     * @throws CollectiveException as {@link #awaitArrivals}
-     */
+    /** Arrives at the next synchronisation and waits for all ranks, as {@link #awaitArrivals}. */
     public void synchronize(Operation operation) {
         arrive();
         awaitArrivals(operation);
@@ -233,10 +226,8 @@ public final class Rendezvous extends PeerStates {
     }
 
     /**
-     * Waits for a signal from a rank.
-     *
-     * @param value the minimum value
-     * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
+     * Waits for a signal of at least a value from a rank; throws if the rank has left, failed or
+     * died, or does not signal in time.
      */
     public void awaitSignal(Operation operation, int peer, int channel, long value) {
         await(operation, p -> p != peer || isSignalled(peer, channel, value));
@@ -248,12 +239,9 @@ public final class Rendezvous extends PeerStates {
     }
 
     /**
-     * Barrier of some ranks. Each pair of ranks counts its barriers, so barriers of other ranks do
-     * not disturb it.
-     *
-     * @param ranks the ranks, ascending; includes this rank
-     * @throws CollectiveException if one of them has left, failed or died, does not arrive in time,
-     *     or names other ranks
+     * Barrier of some ranks, ascending, this rank included. Each pair of ranks counts its barriers,
+     * so barriers of other ranks do not disturb it. Throws if one of them has left, failed or died,
+     * does not arrive in time, or names other ranks.
      */
     public void meet(Operation operation, int[] ranks) {
         int hash = Arrays.hashCode(ranks);
@@ -347,12 +335,9 @@ public final class Rendezvous extends PeerStates {
     }
 
     /**
-     * Waits until a condition holds for every rank.
-     *
-     * @param arrived the condition for a rank. That rank must ring the doorbell after it changes
-     *     the condition
-     * @throws CollectiveException if a rank that does not meet the condition has left, failed or
-     *     died, or at the timeout
+     * Waits until a condition holds for every rank, which rings the doorbell after it changes the
+     * condition. Throws if a rank that does not meet the condition has left, failed or died, or at
+     * the timeout.
      */
     public void await(Operation operation, IntPredicate arrived) {
         int next = 0;

@@ -33,13 +33,11 @@ public final class SharedSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0 and maps it on the other ranks. Returns when all ranks have
-     * mapped it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank
-     * notices if another rank dies or closes the segment.
-     *
-     * @param byteSize the size in bytes, at least the size of a control block
-     * @param configuration settings that must be the same on all ranks, one per line
-     * @throws CollectiveException on all ranks, if any rank fails
+     * Creates the segment, of at least the size of a control block, on rank 0 and maps it on the
+     * other ranks. Returns when all ranks have mapped it and are {@linkplain
+     * ControlBlock.State#ACTIVE active}; from then on a waiting rank notices if another rank dies
+     * or closes the segment. Throws on all ranks if any rank fails, or the lines of the
+     * configuration are not the same on all ranks.
      */
     public static SharedSegment map(
             GroupContext context, long byteSize, List<String> configuration) {
@@ -121,26 +119,17 @@ public final class SharedSegment implements AutoCloseable {
             String[] other = all.get(rank).split("\n");
             if (other.length != first.length || first.length < 3) {
                 throw new CollectiveException(
-                        "the ranks of group '"
-                                + context.name()
-                                + "' cannot share memory: rank "
-                                + rank
-                                + " uses another version of this library; use the same version on"
-                                + " all ranks");
+                        ("the ranks of group '%s' cannot share memory: rank %s uses another version"
+                                        + " of this library; use the same version on all ranks")
+                                .formatted(context.name(), rank));
             }
             for (int i = 2; i < first.length; i++) {
                 if (!first[i].equals(other[i])) {
                     throw new CollectiveException(
-                            "the ranks of group '"
-                                    + context.name()
-                                    + "' cannot share memory: rank 0 has "
-                                    + first[i]
-                                    + ", rank "
-                                    + rank
-                                    + " has "
-                                    + other[i]
-                                    + "; shm needs one host and the same options on all ranks; for"
-                                    + " CPUs of several hosts use backend mpi, under mpirun");
+                            ("the ranks of group '%s' cannot share memory: rank 0 has %s, rank %s"
+                                 + " has %s; shm needs one host and the same options on all ranks;"
+                                 + " for CPUs of several hosts use backend mpi, under mpirun")
+                                    .formatted(context.name(), first[i], rank, other[i]));
                 }
             }
         }
@@ -150,12 +139,8 @@ public final class SharedSegment implements AutoCloseable {
         for (int rank = 0; rank < problems.size(); rank++) {
             if (!problems.get(rank).isEmpty()) {
                 throw new CollectiveException(
-                        "the ranks of group '"
-                                + context.name()
-                                + "' cannot share memory: rank "
-                                + rank
-                                + ": "
-                                + problems.get(rank));
+                        "the ranks of group '%s' cannot share memory: rank %s: %s"
+                                .formatted(context.name(), rank, problems.get(rank)));
             }
         }
     }

@@ -38,9 +38,8 @@ final class PairMessages implements Messages {
     private final Map<String, Channel> channels = new HashMap<>(); // by "sender-receiver"
 
     /**
-     * Stores the arguments; creates no queue yet.
-     *
-     * @param met called with a peer's rank and its process, before the two ranks connect
+     * Stores the arguments; creates no queue yet. Before two ranks connect, {@code met} is called
+     * with the peer's rank and process.
      */
     PairMessages(
             GroupContext context,

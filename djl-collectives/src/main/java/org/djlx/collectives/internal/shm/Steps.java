@@ -113,12 +113,10 @@ final class Steps {
     }
 
     /**
-     * Returns which tensors share a step. They are placed one after the other in staging memory,
-     * each aligned. The result is the same on all ranks, because it depends on sizes only.
-     *
-     * @param tensors tensors whose sizes are the same on all ranks
-     * @param room the space in bytes
-     * @return the index after the last tensor; {@code first + 1} if the first has its own steps
+     * Returns the index after the last tensor that shares a step with the first; {@code first + 1}
+     * if that has its own steps. Tensors are placed one after the other in the room of staging
+     * memory, in bytes, each aligned. The result is the same on all ranks, because it depends on
+     * sizes only.
      */
     static int endOfStep(List<HostTensor> tensors, int first, long room) {
         long most = Math.min(room, SHARED_STEP_BYTES);

@@ -85,18 +85,14 @@ final class Hello {
     }
 
     /**
-     * The client's result of a server's answer.
-     *
-     * @param serverId the server's id; null for PyTorch's server, which has none
-     * @param proof the proof that the client must send, or null
+     * The client's result of a server's answer: the server's id, null for PyTorch's server, which
+     * has none, and the proof that the client must send, or null.
      */
     record Reply(byte[] serverId, byte[] proof) {
 
         /**
-         * Parses and checks an answer.
-         *
-         * @param token the client's token, or null
-         * @throws StrangerException if the tokens differ, or only one side has one
+         * Parses and checks an answer; throws StrangerException if the tokens differ, or only one
+         * side has one.
          */
         static Reply to(StoreToken token, byte[] nonce, byte[] answer) throws StrangerException {
             boolean demanding = answer.length == maxAnswerBytes();

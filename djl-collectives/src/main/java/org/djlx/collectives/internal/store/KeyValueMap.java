@@ -35,10 +35,8 @@ public class KeyValueMap {
     }
 
     /**
-     * Adds to a counter; an unset key counts as 0. A sum beyond 64 bits wraps around.
-     *
-     * @return the new value
-     * @throws IllegalArgumentException if the value of the key is not a counter
+     * Adds to a counter and returns its new value; an unset key counts as 0, and a sum beyond 64
+     * bits wraps around. Throws IllegalArgumentException if the value of the key is not a counter.
      */
     public long add(String key, long amount) {
         byte[] old = values.get(key);

@@ -19,19 +19,13 @@ final class MemoryBudget {
     }
 
     /**
-     * Acquires bytes.
-     *
-     * @throws IllegalArgumentException if not enough are free; then none is acquired
+     * Acquires bytes; if not enough are free, throws IllegalArgumentException and acquires none.
      */
     void take(long bytes) {
         take(bytes, max - reserve);
     }
 
-    /**
-     * Acquires bytes for the start of a command or for an answer; may use the reserve.
-     *
-     * @throws IllegalArgumentException if not enough are free; then none is acquired
-     */
+    /** As {@link #take}, for the start of a command or for an answer: may use the reserve. */
     void takeLittle(long bytes) {
         take(bytes, max);
     }

@@ -3,12 +3,7 @@ package org.djlx.collectives.internal.store;
 
 import java.util.List;
 
-/**
- * A command with its arguments.
- *
- * @param keys its keys, one character per byte
- * @param number its integer, or 0
- */
+/** A command with its keys, of one character per byte, and its integer, or 0. */
 record Request(Command command, List<String> keys, List<byte[]> values, long number) {
 
     String key() {

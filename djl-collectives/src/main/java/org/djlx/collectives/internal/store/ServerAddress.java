@@ -2,10 +2,8 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * The address of a server.
- *
- * @param host the host; its addresses are tried in order
- * @param token the shared secret, or null
+ * The address of a server, whose host's addresses are tried in order, and the shared secret, or
+ * null.
  */
 public record ServerAddress(String host, int port, StoreToken token) {
 

@@ -2,11 +2,9 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * The limits of a server. They keep clients from exhausting its memory. PyTorch's libuv server has
- * the same limits on the size of keys and values and on the number of keys in a command.
- *
- * @param maxBytes the memory limit for all clients together: keys, values, awaited keys, and data
- *     in transit
+ * The limits of a server: they keep clients from exhausting its memory. {@code maxBytes} is for all
+ * clients together: keys, values, awaited keys, and data in transit. PyTorch's libuv server has the
+ * same limits on the size of keys and values and on the number of keys in a command.
  */
 public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, long maxBytes) {
 

@@ -35,10 +35,8 @@ final class ServerState {
     private int connections;
 
     /**
-     * Creates an empty state.
-     *
-     * @param worldSize the number of workers that join, or 0 if unknown
-     * @param token the secret that clients must have, or null
+     * Creates an empty state, for the number of workers that join, 0 if unknown, and the secret
+     * that clients must have, or null.
      */
     ServerState(ServerLimits limits, int worldSize, StoreToken token) {
         this.token = token;
@@ -74,10 +72,8 @@ final class ServerState {
     }
 
     /**
-     * Registers a wait for keys.
-     *
-     * @param whenSet called once all keys are set, while another request is executed
-     * @return the wait; null if all keys are already set
+     * Registers a wait for keys; returns null if all are already set. Calls {@code whenSet} once
+     * they are, while another request is executed.
      */
     Waits.Wait await(List<String> keys, Runnable whenSet) {
         long bytes = waitBytes(keys);

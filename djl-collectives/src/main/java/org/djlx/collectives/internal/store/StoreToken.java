@@ -25,10 +25,8 @@ public final class StoreToken {
     }
 
     /**
-     * Returns the token of an environment.
-     *
-     * @return the token; null if the variable is not set
-     * @throws IllegalArgumentException if the variable is set but empty
+     * Returns the token of an environment; null if the variable is not set. Throws
+     * IllegalArgumentException if it is set but empty.
      */
     public static StoreToken of(Map<String, String> environment) {
         String text = environment.get(VARIABLE);

@@ -35,11 +35,9 @@ final class TcpConnection implements Closeable {
     }
 
     /**
-     * Connects, and checks that the peer is a TCPStore server.
-     *
-     * @param interruptible whether an interrupt of a thread that uses the connection closes it
-     * @throws ProtocolException if the peer is not a TCPStore server or has another token
-     * @throws IOException if there is no answer
+     * Connects, and checks that the peer is a TCPStore server with the same token, or else throws
+     * ProtocolException; IOException if there is no answer. If interruptible, an interrupt of a
+     * thread that uses the connection closes it.
      */
     static TcpConnection open(ServerAddress server, boolean interruptible, Deadline deadline)
             throws IOException {

@@ -76,12 +76,8 @@ public final class TcpStoreServer implements AutoCloseable {
     }
 
     /**
-     * Starts a server.
-     *
-     * @param bind the address to listen on; port 0 lets the system choose a port
-     * @param worldSize the number of workers that join, or 0 if unknown
-     * @param token the secret that clients must have, or null to accept all
-     * @return the server; the caller closes it
+     * Starts a server, which the caller closes. Port 0 lets the system choose a port; the world
+     * size is 0 if unknown; a null token accepts all clients.
      */
     public static TcpStoreServer start(
             InetSocketAddress bind, ServerLimits limits, int worldSize, StoreToken token) {

@@ -26,10 +26,9 @@ final class WaitConnections implements AutoCloseable {
     }
 
     /**
-     * Takes a connection for one wait.
-     *
-     * @param check called after a new connection was opened; if it throws, the connection is closed
-     * @throws IOException if none can be opened, or this object is closed
+     * Takes a connection for one wait; throws IOException if none can be opened, or this object is
+     * closed. The check runs after a new connection was opened; if it throws, the connection is
+     * closed.
      */
     TcpConnection take(Deadline deadline, Runnable check) throws IOException {
         synchronized (this) {

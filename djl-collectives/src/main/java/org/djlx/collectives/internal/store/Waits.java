@@ -19,10 +19,8 @@ final class Waits {
     }
 
     /**
-     * Registers a wait for keys.
-     *
-     * @param whenSet called within {@link #wake} once all keys are set
-     * @return the wait; null if all keys are already set
+     * Registers a wait for keys; returns null if all are already set. Calls {@code whenSet} within
+     * {@link #wake} once they are.
      */
     Wait add(List<String> keys, Runnable whenSet) {
         Wait wait = new Wait(keys, whenSet);

@@ -32,9 +32,8 @@ public abstract class CliCommand implements Callable<Integer> {
     }
 
     /**
-     * Prints to stdout, and flushes.
-     *
-     * @throws OutputClosedException if that fails, such as when {@code head} has read enough
+     * Prints to stdout, and flushes; throws OutputClosedException if that fails, such as when
+     * {@code head} has read enough.
      */
     protected final void print(String format, Object... values) {
         if (out().printf(format, values).checkError()) {

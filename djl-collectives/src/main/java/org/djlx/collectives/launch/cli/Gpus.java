@@ -13,9 +13,8 @@ public final class Gpus {
     private Gpus() {}
 
     /**
-     * Checks that this process can use GPUs and their libraries.
-     *
-     * @throws IllegalStateException if there are too few GPUs, or a library is missing
+     * Checks that this process can use so many GPUs and the libraries; throws
+     * IllegalStateException.
      */
     public static void require(int count, NativeLibrary... libraries) {
         requireAvailable(NativeLibrary.CUDA_PRESETS);

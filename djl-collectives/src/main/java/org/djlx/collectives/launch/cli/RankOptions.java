@@ -102,10 +102,8 @@ public final class RankOptions {
     }
 
     /**
-     * Adds {@code --dtype}.
-     *
-     * @param defaultType the default; null for none
-     * @param allowed the types that the command takes; all if none are given
+     * Adds {@code --dtype} with a default, or null for none, and the allowed types; all if none are
+     * given.
      */
     public RankOptions types(String defaultType, String... allowed) {
         typeOtherwise = defaultType;
@@ -159,9 +157,8 @@ public final class RankOptions {
     }
 
     /**
-     * Checks each option, and whether the options fit each other and this machine.
-     *
-     * @throws UsageException if a value is out of range; the message names the range
+     * Checks each option, and whether the options fit each other and this machine; throws a
+     * UsageException that names the range.
      */
     public void check() {
         int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
@@ -189,10 +186,8 @@ public final class RankOptions {
     }
 
     /**
-     * Returns the number of GPUs of this host, for {@link #ranksOfGpus}.
-     *
-     * @return the number; 0 if the ranks run on the CPU
-     * @throws IllegalStateException if there are GPUs, but fewer than ranks
+     * Returns the number of GPUs of this host, for {@link #ranksOfGpus}; 0 if the ranks run on the
+     * CPU. Throws IllegalStateException if there are GPUs, but fewer than ranks.
      */
     public int gpus() {
         int gpus = Gpus.count();
@@ -220,9 +215,8 @@ public final class RankOptions {
     }
 
     /**
-     * Returns the ranks that run in this process.
-     *
-     * @throws UsageException if this process belongs to a job with another number of ranks
+     * Returns the ranks that run in this process; throws UsageException if it belongs to a job with
+     * another number of ranks.
      */
     public Ranks here() {
         return Ranks.of(requested == null ? null : count(), count());

@@ -35,11 +35,8 @@ public final class Ranks {
     }
 
     /**
-     * Checks the number of ranks that a user asks for.
-     *
-     * @param requested the value of the option; null if the option is not given
-     * @throws UsageException if the number is out of range, or this process is a rank and {@code
-     *     processes} is true
+     * Checks the number of ranks that a user asks for, or null. Throws UsageException if it is out
+     * of range, or this process is a rank and {@code processes} is true.
      */
     public static void check(String option, Integer requested, boolean processes) {
         check(option, requested, MOST_THREADS, processes);
@@ -84,10 +81,8 @@ public final class Ranks {
 
     /**
      * Returns the ranks of this process, and gives each its share of the cores ({@link
-     * TorchThreads}).
-     *
-     * @param requested the number of ranks that the user asked for; null for none
-     * @throws UsageException if this process belongs to a job of another size
+     * TorchThreads}). Throws UsageException if it belongs to a job of another size than the user
+     * asked for, unless null.
      */
     public static Ranks of(Integer requested, int otherwise) {
         if (LaunchEnvironment.current().get("RANK") != null) {
@@ -128,11 +123,9 @@ public final class Ranks {
     }
 
     /**
-     * Checks for the GPUs and libraries that a backend needs. {@link #run} checks too. Commands
-     * that create files call this first.
-     *
-     * @param ranks the number of ranks on this host, or in this process
-     * @throws IllegalStateException if the backend needs more GPUs than there are
+     * Checks for the GPUs and libraries that a backend needs for the ranks on this host, or in this
+     * process; throws IllegalStateException. {@link #run} checks too. Commands that create files
+     * call this first.
      */
     public static void requireGpus(String backend, int ranks) {
         if (backend.equals("nccl")) {
@@ -143,10 +136,8 @@ public final class Ranks {
     }
 
     /**
-     * Runs the ranks as one group.
-     *
-     * @return the result of each rank, in the order of {@link #here}
-     * @throws IllegalStateException if the backend needs more GPUs than there are
+     * Runs the ranks as one group, and returns the result of each, in the order of {@link #here}.
+     * Throws IllegalStateException if the backend needs more GPUs than there are.
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
         requireGpus(backend, here().size());

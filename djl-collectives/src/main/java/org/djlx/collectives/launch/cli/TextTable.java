@@ -23,9 +23,8 @@ public final class TextTable {
     }
 
     /**
-     * Adds a row. A column is numeric if each of its cells starts with a number or is a dash.
-     *
-     * @throws IllegalArgumentException if there are more or fewer cells than columns
+     * Adds a row of as many cells as columns. A column is numeric if each of its cells starts with
+     * a number or is a dash.
      */
     public TextTable add(Object... cells) {
         if (cells.length != header.length) {

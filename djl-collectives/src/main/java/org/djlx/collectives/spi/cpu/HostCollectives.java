@@ -22,11 +22,7 @@ public interface HostCollectives {
     /** Memory from one rank or for one rank. */
     record Extent(long address, long size) {
 
-        /**
-         * Returns the number of bytes from an offset on.
-         *
-         * @param limit the largest result
-         */
+        /** Returns the number of bytes from an offset on, at most the limit. */
         public long within(long offset, long limit) {
             return Math.max(0, Math.min(limit, size - offset));
         }
@@ -38,53 +34,37 @@ public interface HostCollectives {
     /** Copies the root's tensor to all ranks. */
     void broadcast(Operation operation, HostTensor tensor, int root);
 
-    /**
-     * Reduces tensors on all ranks, in place.
-     *
-     * @param tensors tensors of one element type
-     */
+    /** Reduces tensors of one element type on all ranks, in place. */
     void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op);
 
     /** Reduces a tensor on the root, in place. Leaves the tensors of other ranks as they are. */
     void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op);
 
     /**
-     * Gathers tensors of all ranks on all ranks.
-     *
-     * @param outputs {@code outputs.get(i)[r]} is the address for rank r's input i
+     * Gathers tensors of all ranks on all ranks; {@code outputs.get(i)[r]} is the address for rank
+     * r's input i.
      */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs);
 
-    /**
-     * Gathers tensors of all ranks on the root.
-     *
-     * @param outputs on the root, an address for each rank's input; null elsewhere
-     */
+    /** Gathers tensors of all ranks on the root, at an address for each; null on other ranks. */
     void gather(Operation operation, long[] outputs, HostTensor input, int root);
 
     /**
-     * Sends a tensor from the root to each rank.
-     *
-     * @param inputs on the root, the address of each rank's tensor; null elsewhere
+     * Sends a tensor from the root, which has the address for each rank, to each rank; null on
+     * other ranks.
      */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root);
 
     /**
-     * Reduces what all ranks have for this rank.
-     *
-     * @param outputs tensors of one element type
-     * @param inputs {@code inputs.get(i)[r]} is the address of the contribution to rank r's output
-     *     i
+     * Reduces what all ranks have for this rank, to outputs of one element type; {@code
+     * inputs.get(i)[r]} is the address of the contribution to rank r's output i.
      */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op);
 
     /**
-     * Exchanges memory between all pairs of ranks, after comparing the sizes ({@link
-     * #requireSizes}).
-     *
-     * @param outputs by source rank
-     * @param inputs by destination rank
+     * Exchanges memory between all pairs of ranks, to outputs by source rank from inputs by
+     * destination rank, after comparing the sizes ({@link #requireSizes}).
      */
     void allToAll(Operation operation, Extent[] outputs, Extent[] inputs);
 
@@ -100,10 +80,9 @@ public interface HostCollectives {
     }
 
     /**
-     * Returns the exception for calls that differ. If all ranks throw it before data has moved, the
-     * group stays usable.
-     *
-     * @param signatures the {@link Operation#signature} of each rank's call, in rank order
+     * Returns the exception for calls that differ, given the {@link Operation#signature} of each
+     * rank's call in rank order. If all ranks throw it before data has moved, the group stays
+     * usable.
      */
     static CollectiveMismatchException mismatch(Operation operation, List<long[]> signatures) {
         List<long[]> calls = new ArrayList<>();
@@ -116,11 +95,8 @@ public interface HostCollectives {
     }
 
     /**
-     * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
-     *
-     * @param sent the bytes from one rank to another
-     * @param expected the bytes that the second rank expects from the first
-     * @throws CollectiveMismatchException that names all pairs that differ
+     * Checks that each rank expects as many bytes of an all-to-all from another rank as that one
+     * sends; throws a CollectiveMismatchException that names all pairs that differ.
      */
     static void requireSizes(
             Operation operation,

@@ -2,11 +2,8 @@
 package org.djlx.collectives.spi.cpu;
 
 /**
- * What two ranks write each other to negotiate a message. A {@link MessageChannel} carries it.
- *
- * @param message the message's number, counted by its sender
- * @param type the code of the element type
- * @param size the size in bytes
+ * What two ranks write each other to negotiate a message: its number, counted by its sender, the
+ * code of its element type and its size in bytes. A {@link MessageChannel} carries it.
  */
 public record Letter(Kind kind, long message, int tag, int type, long size, long[] signature) {
 

@@ -20,18 +20,14 @@ public interface MessageChannel {
     Letter take();
 
     /**
-     * Starts to move the data of a message: a send after the peer has accepted it, a receive before
-     * its acceptance is posted.
-     *
-     * @param transfer the message; not empty
+     * Starts to move the data of a message that is not empty: a send after the peer has accepted
+     * it, a receive before its acceptance is posted.
      */
     void start(Transfer transfer);
 
     /**
-     * Moves data of started messages, and counts it with {@link Transfer#advance}.
-     *
-     * @param onMoved called for each transfer whose data has moved completely
-     * @return whether any moved
+     * Moves data of started messages, counts it with {@link Transfer#advance}, and calls {@code
+     * onMoved} for each transfer whose data has moved completely. Returns whether any moved.
      */
     boolean move(Consumer<Transfer> onMoved);
 
@@ -41,11 +37,9 @@ public interface MessageChannel {
     Transfer stopReceiving(long message);
 
     /**
-     * Stops a transfer, before its tensor is released. If the tensor's memory may still be
-     * accessed, it is {@linkplain Transfer#leak leaked}.
-     *
-     * @param transfer the transfer; may not have started
-     * @return whether it was being sent
+     * Stops a transfer, which may not have started, before its tensor is released. If the tensor's
+     * memory may still be accessed, it is {@linkplain Transfer#leak leaked}. Returns whether it was
+     * being sent.
      */
     boolean stop(Transfer transfer);
 

@@ -42,9 +42,8 @@ final class MessagePump {
     private final Map<Long, Transfer> offered = new HashMap<>();
 
     /**
-     * Creates a pump.
-     *
-     * @param onEnd called for each message that has ended, with the failure or null
+     * Creates a pump, which calls {@code onEnd} for each message that has ended, with the failure
+     * or null.
      */
     MessagePump(
             int peer,

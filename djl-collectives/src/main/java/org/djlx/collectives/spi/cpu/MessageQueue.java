@@ -36,11 +36,7 @@ final class MessageQueue implements MessageDriver.Engine {
     private volatile int pendingCount;
     private volatile int unpostedCount;
 
-    /**
-     * Creates the queue of one rank.
-     *
-     * @param channels returns the channel to a peer; called once for each
-     */
+    /** Creates the queue of one rank, with the channel to each peer. */
     MessageQueue(String name, PeerStates peers, IntFunction<MessageChannel> channels) {
         this.name = name;
         this.peers = peers;

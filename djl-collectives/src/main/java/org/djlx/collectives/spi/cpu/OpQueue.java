@@ -42,11 +42,7 @@ final class OpQueue {
     private volatile boolean closed;
     private OpWork running; // or null; guarded by runner
 
-    /**
-     * Creates a queue, and its thread.
-     *
-     * @param peers returns the exception if operations can no longer run
-     */
+    /** Creates a queue, and its thread. The peers know whether operations can still run. */
     OpQueue(String name, PeerStates peers, int ranksPerCore) {
         this.peers = peers;
         takeoverNanos = TAKEOVER_NANOS * ranksPerCore;

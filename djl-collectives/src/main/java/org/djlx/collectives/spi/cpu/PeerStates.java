@@ -36,10 +36,8 @@ public abstract class PeerStates {
     private volatile CollectiveException broken;
 
     /**
-     * Creates the state of a usable group.
-     *
-     * @param ranksPerCore how many ranks of this host share a core, at least 1: a rank that waits
-     *     leaves the core to the others for longer
+     * Creates the state of a usable group. If ranks of this host share a core, a rank that waits
+     * leaves the core to the others for longer.
      */
     protected PeerStates(int rank, int worldSize, int ranksPerCore) {
         GroupErrors.prepare();
@@ -172,21 +170,13 @@ public abstract class PeerStates {
     /** {@return how often to check a condition before sleeping; 0 if ranks share cores} */
     public abstract int spins();
 
-    /**
-     * Wakes a rank that sleeps.
-     *
-     * @param peer the rank; may be this one
-     */
+    /** Wakes a rank that sleeps, which may be this one. */
     public abstract void ring(int peer);
 
     /** {@return a value that the next {@link #ring} for this rank changes} */
     public abstract int prepareSleep();
 
-    /**
-     * Sleeps while the value is unchanged.
-     *
-     * @param value the value of {@link #prepareSleep}
-     */
+    /** Sleeps while the value of {@link #prepareSleep} is unchanged. */
     public abstract void sleep(int value, long nanos);
 
     /** Ends what {@link #prepareSleep} began. */

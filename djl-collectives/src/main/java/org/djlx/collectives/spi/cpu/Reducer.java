@@ -30,10 +30,8 @@ public final class Reducer {
         boolean canAdd(long count, ScalarType type);
 
         /**
-         * Sums contributions, as {@link Reducer#reduce} does.
-         *
-         * @param result the address of the result; may be the address of a part
-         * @param parts the addresses of the contributions, in rank order
+         * Sums contributions in rank order, as {@link Reducer#reduce}; the result may be one of
+         * them.
          */
         void add(long result, long[] parts, long count, ScalarType type);
     }
@@ -57,11 +55,8 @@ public final class Reducer {
     }
 
     /**
-     * Reduces contributions.
-     *
-     * @param result the address of the result. It may be the address of a part; then the first part
-     *     may be overwritten as well
-     * @param parts the addresses of the contributions, in rank order
+     * Reduces contributions at addresses in rank order. The result may be the address of one of
+     * them; then the first may be overwritten as well.
      */
     public void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         ScalarType real = type.real();
