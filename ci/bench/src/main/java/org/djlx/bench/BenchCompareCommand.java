@@ -8,8 +8,11 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
@@ -92,9 +95,9 @@ final class BenchCompareCommand extends ReportCommand {
     public Integer call() throws Exception {
         refuseIf(rounds < 1, "--rounds must be at least 1, not %d".formatted(rounds));
         List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, 2);
-        BenchComparison comparison = compare(cases);
-        print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);
-        Map<String, List<BenchRow>> medians = comparison.medians();
+        Map<String, List<BenchRow>> medians = new LinkedHashMap<>();
+        measure(cases).forEach((program, rows) -> medians.put(program, medians(rows)));
+        print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, table(medians));
         begin("float32 all_reduce, 2 ranks on one host", versions == null ? Map.of() : versions);
         put("rounds", rounds);
         put("medians", medians);
@@ -104,7 +107,8 @@ final class BenchCompareCommand extends ReportCommand {
                 : 1;
     }
 
-    private BenchComparison compare(List<BenchCase> cases)
+    /** Returns the rows of each round of each program. */
+    private Map<String, List<List<BenchRow>>> measure(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<Program> programs = new ArrayList<>();
         // Peers run first: a broken peer then fails before minutes of measurements.
@@ -118,15 +122,43 @@ final class BenchCompareCommand extends ReportCommand {
         }
         programs.add(program(THREADS));
         programs.add(program(PROCESSES, "--processes"));
-        BenchComparison comparison = new BenchComparison();
+        Map<String, List<List<BenchRow>>> measured = new LinkedHashMap<>();
         for (int round = 1; round <= rounds; round++) {
             for (Program program : programs) {
                 // A round takes minutes.
                 progress("round %d of %d: %s", round, rounds, program.name());
-                comparison.add(program.name(), program.measure(cases));
+                measured.computeIfAbsent(program.name(), name -> new ArrayList<>())
+                        .add(program.measure(cases));
             }
         }
-        return comparison;
+        return measured;
+    }
+
+    /** Returns, for each case, the row of the round with the median time. */
+    static List<BenchRow> medians(List<List<BenchRow>> rounds) {
+        return IntStream.range(0, rounds.get(0).size())
+                .mapToObj(
+                        i ->
+                                rounds.stream()
+                                        .map(rows -> rows.get(i))
+                                        .sorted(Comparator.comparingDouble(BenchRow::micros))
+                                        .toList()
+                                        .get(rounds.size() / 2))
+                .toList();
+    }
+
+    /** Returns a table in nccl-tests' format, with the program's name before each row. */
+    private static String table(Map<String, List<BenchRow>> programs) {
+        int width = programs.keySet().stream().mapToInt(String::length).max().orElse(0);
+        StringBuilder text = new StringBuilder(BenchRow.HEADER.indent(width));
+        programs.forEach(
+                (program, rows) ->
+                        rows.forEach(
+                                row -> {
+                                    String blank = " ".repeat(width - program.length());
+                                    text.append(program).append(blank).append(row).append('\n');
+                                }));
+        return text.toString();
     }
 
     private static Program program(String name, String... options) {

@@ -55,10 +55,6 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
     private static final int MIN_TURNS = 2;
     private static final int MAX_TURNS = 20;
 
-    static GpuBenchCase allReduce(long bytes) {
-        return collective(Operation.allReduce, bytes);
-    }
-
     static GpuBenchCase collective(Operation operation, long bytes) {
         return new GpuBenchCase(operation, null, bytes, 0, 0, 0);
     }

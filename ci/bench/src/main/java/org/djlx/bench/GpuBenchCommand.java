@@ -4,8 +4,12 @@ package org.djlx.bench;
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.io.IOException;
+import java.util.ArrayList;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
@@ -32,6 +36,8 @@ import picocli.CommandLine.Option;
 final class GpuBenchCommand extends ReportCommand {
 
     private static final int MAX_RANKS = 8;
+    private static final Set<Operation> OURS_ONLY =
+            EnumSet.of(Operation.allReduceRmsNorm, Operation.allGather, Operation.reduceScatter);
 
     // CudaP2pOptions.Builder.optSharedGpus explains these variables.
     private static final Map<String, String> SHARING =
@@ -125,9 +131,32 @@ final class GpuBenchCommand extends ReportCommand {
         if (torch != null) {
             put("torch", torch.description());
         }
-        GpuBenchResults results = new GpuBenchResults(this, torch, rounds);
-        boolean right = job.run(meeting, seconds -> put("groupSeconds", seconds), results::add);
-        print("bfloat16, microseconds, replayed and eager%n%n%s", results.table());
+        List<GpuBenchRow> rows = new ArrayList<>();
+        boolean right =
+                job.run(
+                        meeting,
+                        seconds -> put("groupSeconds", seconds),
+                        (measured, row) -> {
+                            rows.add(withTorch(torch, measured, row));
+                            put("rows", rows);
+                            store(); // After each row, so a later failure loses nothing.
+                            progress("%s", measured);
+                        });
+        print(
+                "bfloat16, microseconds, replayed and eager%n%n%s",
+                Columns.printed("bench-gpu", rows));
         return right;
+    }
+
+    /** Adds PyTorch's times to a row: they are measured now, while the ranks are idle. */
+    private GpuBenchRow withTorch(TorchPeer torch, GpuBenchCase measured, GpuBenchRow row) {
+        // Without PyTorch, the entry "torch" of the report has the cause. The peer has no
+        // all-reduce + RMSNorm, no other collectives, and no paths.
+        boolean both =
+                torch != null
+                        && !torch.version().isEmpty()
+                        && measured.path() == null
+                        && !OURS_ONLY.contains(measured.operation());
+        return both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row;
     }
 }

@@ -16,12 +16,10 @@
  * TorchPeer - PyTorch or another program in a child process
  * BenchJob - one rank of a benchmark on the CPU
  * BenchRow - a row of nccl-tests' table
- * BenchComparison - the medians of several programs
  * GpuBenchPlan - parses the cases of bench-gpu
  * GpuBenchCase - an operation at one size, its contenders and expected result
  * GpuBenchJob - the ranks of bench-gpu
  * GpuBenchRow - the results of an operation at one size
- * GpuBenchResults - the rows of all cases, with PyTorch's times
  * ResultsPages - writes the figures of README.md and docs
  * ResultsSection - one file of ci/results as Markdown
  * Columns - tables of JSON, and texts with its values, by tables.json

@@ -83,7 +83,7 @@ class GpuBenchTest {
 
     static Stream<GpuBenchCase> cases() {
         return Stream.of(
-                GpuBenchCase.allReduce(2000),
+                allReduce(2000),
                 GpuBenchCase.collective(Operation.allGather, 2000),
                 GpuBenchCase.collective(Operation.reduceScatter, 2000),
                 GpuBenchCase.fused(Operation.allGatherMatmul, 32, 48, 64),
@@ -182,7 +182,7 @@ class GpuBenchTest {
                                 return super.record(work);
                             }
                         };
-        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, lanes);
+        GpuBenchRow row = measure(allReduce(64), false, lanes);
         assertEquals(Map.of("ours", "not recorded into a graph: no room"), row.notes());
         assertEquals(Map.of(), row.replay());
         assertTrue(row.correct(), row::toString);
@@ -190,7 +190,7 @@ class GpuBenchTest {
 
     @Test
     void withoutAWindowOnOneRankThereIsNoColumnForThem() {
-        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), true, HostLane::new, 1);
+        GpuBenchRow row = measure(allReduce(64), true, HostLane::new, 1);
         assertEquals(Map.of("ncclWindows", "no windows"), row.notes());
         assertEquals(Set.of("ours", "nccl"), row.columns().keySet());
         assertEquals(Set.of("ours", "nccl"), row.replay().keySet());
@@ -207,7 +207,7 @@ class GpuBenchTest {
                                 return super.record(() -> {});
                             }
                         };
-        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, nothing);
+        GpuBenchRow row = measure(allReduce(64), false, nothing);
         assertFalse(row.correct(), row::toString);
     }
 
@@ -267,8 +267,8 @@ class GpuBenchTest {
 
     @Test
     void inputsRotateUntilTheyExceedTheCache() {
-        assertEquals(20, GpuBenchCase.allReduce(1024).turns(2));
-        assertEquals(5, GpuBenchCase.allReduce(64 << 20).turns(2));
+        assertEquals(20, allReduce(1024).turns(2));
+        assertEquals(5, allReduce(64 << 20).turns(2));
         assertEquals(2, GpuBenchCase.fused(Operation.allGatherMatmul, 32768, 28672, 8192).turns(2));
     }
 
@@ -298,7 +298,7 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.allGatherMatmul, 64, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 4096, 14336),
                         GpuBenchCase.norm(3, 100),
-                        GpuBenchCase.allReduce(1024),
+                        allReduce(1024),
                         GpuBenchCase.collective(Operation.allGather, 2048),
                         GpuBenchCase.collective(Operation.reduceScatter, 1 << 20)),
                 cases);
@@ -446,5 +446,9 @@ class GpuBenchTest {
                     row::toString);
         }
         assertTrue(result.getAsJsonObject("versions").has("nccl"), result::toString);
+    }
+
+    private static GpuBenchCase allReduce(long bytes) {
+        return GpuBenchCase.collective(Operation.allReduce, bytes);
     }
 }
