@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.server;
 
-import com.google.gson.JsonElement;
-import com.google.gson.JsonPrimitive;
+import com.google.gson.annotations.SerializedName;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.ArrayList;
@@ -23,6 +22,16 @@ import org.djlx.nativeops.host.Required;
 public final class EmbeddingApi {
 
     private static final int MAX_TEXTS = 2048; // OpenAI's
+
+    /** OpenAI's answer, as JSON. */
+    private record Answer(String object, List<Vector> data, String model, Usage usage) {}
+
+    /** A vector in it: an array of numbers, or a text. */
+    private record Vector(String object, int index, Object embedding) {}
+
+    private record Usage(
+            @SerializedName("prompt_tokens") long prompt,
+            @SerializedName("total_tokens") long total) {}
 
     private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
     private final String name;
@@ -85,7 +94,7 @@ public final class EmbeddingApi {
             Embeddings result = model.embedTokens(texts, (int) dimensions);
             boolean isList = json.isArrayOfTexts(input);
             return isInvocation
-                    ? invocation(result.vectors(), isList)
+                    ? JsonOptions.GSON.toJson(isList ? result.vectors() : result.vectors().get(0))
                     : answer(result, requested, format.equals("base64"));
         } catch (ContextLengthException e) {
             throw TextApi.tooLong(e, input, null);
@@ -107,43 +116,12 @@ public final class EmbeddingApi {
     }
 
     private static String answer(Embeddings result, String name, boolean base64) {
-        StringBuilder json = new StringBuilder("{\"object\":\"list\",\"data\":[");
-        for (int i = 0; i < result.vectors().size(); i++) {
-            json.append(i == 0 ? "" : ",").append("{\"object\":\"embedding\",\"index\":").append(i);
-            json.append(",\"embedding\":");
-            float[] vector = result.vectors().get(i);
-            if (base64) {
-                json.append('"').append(base64(vector)).append('"');
-            } else {
-                append(json, vector);
-            }
-            json.append('}');
+        List<Vector> data = new ArrayList<>();
+        for (float[] each : result.vectors()) {
+            data.add(new Vector("embedding", data.size(), base64 ? base64(each) : each));
         }
-        JsonElement model = new JsonPrimitive(name);
-        return json.append("],\"model\":")
-                .append(model)
-                .append(",\"usage\":{\"prompt_tokens\":")
-                .append(result.tokens())
-                .append(",\"total_tokens\":")
-                .append(result.tokens())
-                .append("}}")
-                .toString();
-    }
-
-    /** Returns a vector, or a list of vectors. */
-    private static String invocation(List<float[]> vectors, boolean isList) {
-        StringBuilder json = new StringBuilder(isList ? "[" : "");
-        for (int i = 0; i < vectors.size(); i++) {
-            append(json.append(i == 0 ? "" : ","), vectors.get(i));
-        }
-        return json.append(isList ? "]" : "").toString();
-    }
-
-    private static void append(StringBuilder json, float[] vector) {
-        for (int i = 0; i < vector.length; i++) {
-            json.append(i == 0 ? '[' : ',').append(vector[i]);
-        }
-        json.append(']');
+        Usage usage = new Usage(result.tokens(), result.tokens());
+        return JsonOptions.GSON.toJson(new Answer("list", data, name, usage));
     }
 
     /** Returns the bytes of float32 numbers, little-endian. */
