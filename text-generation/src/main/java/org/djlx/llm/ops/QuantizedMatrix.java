@@ -4,6 +4,7 @@ package org.djlx.llm.ops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.Optional;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.NativeMemory;
@@ -12,8 +13,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Quantized weights of a projection, with scales in float32. Owns the memory, unless it is a {@link
- * #slice}. On the CPU the scales are beside the weights, their address is 0 and {@code gpu} is
- * null.
+ * #slice}. On the CPU the scales are beside the weights, their address is 0 and there are no
+ * kernels of a {@code gpu}.
  */
 record QuantizedMatrix(
         NativeMemory memory,
@@ -22,7 +23,7 @@ record QuantizedMatrix(
         long outputs,
         long weights,
         long scales,
-        QuantizeKernels gpu)
+        Optional<QuantizeKernels> gpu)
         implements AutoCloseable {
 
     /** The outputs that are stored together on the CPU. */
@@ -30,24 +31,22 @@ record QuantizedMatrix(
 
     private static final int ALIGNMENT = 16; // of scales, for cuBLASLt
 
-    /**
-     * Allocates a matrix of shape (outputs, inputs), to be filled by {@link #put}; {@code gpu} is
-     * null on the CPU.
-     */
-    static QuantizedMatrix allocate(Shape shape, Quantization quantization, QuantizeKernels gpu) {
+    /** Allocates a matrix of shape (outputs, inputs), to be filled by {@link #put}. */
+    static QuantizedMatrix allocate(
+            Shape shape, Quantization quantization, Optional<QuantizeKernels> gpu) {
         long outputs = shape.get(0);
         long inputs = shape.get(1);
-        if (gpu == null) {
+        if (gpu.isEmpty()) {
             long bytes = CpuKernels.quantizedBytes(type(quantization), outputs, inputs);
             NativeMemory memory = NativeMemory.allocateZeros(bytes, true);
             return new QuantizedMatrix(
-                    memory, quantization, inputs, outputs, memory.address(), 0, null);
+                    memory, quantization, inputs, outputs, memory.address(), 0, gpu);
         }
         int bits = quantization.gpuBits();
         long weightBytes = outputs * QuantizeKernels.rowBytes(bits, inputs);
         long firstScale = (weightBytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         long scales = outputs * QuantizeKernels.rowScales(bits, inputs);
-        NativeMemory memory = gpu.allocate(firstScale + scales * Float.BYTES);
+        NativeMemory memory = gpu.get().allocate(firstScale + scales * Float.BYTES);
         long address = memory.address();
         return new QuantizedMatrix(
                 memory, quantization, inputs, outputs, address, address + firstScale, gpu);
@@ -58,8 +57,8 @@ record QuantizedMatrix(
      * rows of shape (outputs, inputs); on a GPU of all outputs, and of the type of the kernels.
      */
     void put(long first, NDArray rows) {
-        if (gpu != null) {
-            gpu.quantize(Torch.dataPointer(rows), onGpu());
+        if (gpu.isPresent()) {
+            gpu.get().quantize(Torch.dataPointer(rows), onGpu());
             return;
         }
         CpuKernels.djlx_cpu_quantize(

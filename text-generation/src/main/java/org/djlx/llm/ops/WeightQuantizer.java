@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.function.ObjLongConsumer;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -18,7 +19,7 @@ final class WeightQuantizer implements AutoCloseable {
     private final ModelConfig config;
     private final Quantization quantization;
     private final NDManager manager;
-    private final QuantizeKernels kernels; // null on the CPU
+    private final Optional<QuantizeKernels> kernels; // on a GPU
     private final List<QuantizedMatrix> matrices = new ArrayList<>();
     private NativeMemory staging; // of rows to be quantized on a CPU; null at first
 
@@ -28,8 +29,8 @@ final class WeightQuantizer implements AutoCloseable {
         this.manager = manager;
         kernels =
                 manager.getDevice().isGpu()
-                        ? new QuantizeKernels(manager.getDevice(), config.type())
-                        : null;
+                        ? Optional.of(new QuantizeKernels(manager.getDevice(), config.type()))
+                        : Optional.empty();
     }
 
     QuantizedMatrix quantize(NDArray rows) {
@@ -49,7 +50,7 @@ final class WeightQuantizer implements AutoCloseable {
         long inputs = shape.get(1);
         // Whole heads and whole panels.
         long block = (long) QuantizedMatrix.PANEL * config.headSize();
-        boolean atOnce = whole || kernels != null;
+        boolean atOnce = whole || kernels.isPresent();
         long step = atOnce ? outputs : block * (1 + WeightReader.READ_ELEMENTS / inputs / block);
         for (long first = 0; first < outputs; first += step) {
             Shape part = new Shape(Math.min(step, outputs - first), inputs);
@@ -68,7 +69,7 @@ final class WeightQuantizer implements AutoCloseable {
     }
 
     private NDArray unquantized(Shape shape) {
-        if (kernels != null) {
+        if (kernels.isPresent()) {
             return Torch.empty(manager, shape, config.type());
         }
         // New memory for each would be new pages, and malloc would keep some of it.
@@ -90,9 +91,7 @@ final class WeightQuantizer implements AutoCloseable {
     @Override
     public void close() {
         matrices.forEach(QuantizedMatrix::close);
-        if (kernels != null) {
-            kernels.close();
-        }
+        kernels.ifPresent(QuantizeKernels::close);
         closeStaging();
     }
 }

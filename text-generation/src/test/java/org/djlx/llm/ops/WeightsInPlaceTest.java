@@ -18,6 +18,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
@@ -185,7 +186,8 @@ class WeightsInPlaceTest {
             NDArray head = Torch.empty(manager, weights.embedding().getShape(), config.type());
             files.read("lm_head.weight", head);
             try (QuantizedMatrix whole =
-                    QuantizedMatrix.allocate(head.getShape(), Quantization.INT4, null)) {
+                    QuantizedMatrix.allocate(
+                            head.getShape(), Quantization.INT4, Optional.empty())) {
                 whole.put(0, head);
                 assertEquals(bytes(manager, whole), bytes(manager, weights.output().quantized()));
             }
