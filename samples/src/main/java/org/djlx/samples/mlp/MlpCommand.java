@@ -3,6 +3,7 @@ package org.djlx.samples.mlp;
 
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
+import ai.djl.ndarray.NDManager;
 import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.util.Map;
@@ -78,8 +79,8 @@ public final class MlpCommand extends CliCommand {
     /** Runs one rank; rank 0 reports. */
     private int run(ProcessGroup group, byte[] bytes) {
         MlpJob.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
-            result = job.run();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            result = new MlpJob(group, manager, options.scalarType()).run(bytes);
         }
         // The comparison is false for NaN.
         boolean good = result.largestError() <= tolerance();

@@ -8,7 +8,7 @@ import ai.djl.nn.Activation;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
-import java.util.function.Supplier;
+import java.util.function.BinaryOperator;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -29,36 +29,26 @@ import org.djlx.nativeops.torch.Torch;
  *   y       (tokens / W, 256)     reduceScatter(hidden W2), this rank's rows of W2
  * </pre>
  */
-final class MlpJob implements AutoCloseable {
+record MlpJob(ProcessGroup group, NDManager manager, ScalarType type) {
 
     private static final int EMBEDDING = 256;
     private static final int HIDDEN = 1024;
     private static final int MAX_TOKENS = 2048;
     private static final long SEED = 42;
 
-    private final ProcessGroup group;
-    private final NDManager manager;
-    private final ScalarType type;
-    private final int tokens;
-    // The unsharded input and weights, rounded to the type, and this rank's shards.
-    private final NDArray x;
-    private final NDArray w1;
-    private final NDArray w2;
-    private final NDArray xShard;
-    private final NDArray w1Shard;
-    private final NDArray w2Shard;
-
     /**
      * The result that rank 0 reports.
      *
-     * @param tokens the number of tokens
      * @param largestError the largest error of all ranks and operators, relative to the largest
      *     magnitude
      * @param operators a row for each operator
      */
     record Result(int tokens, double largestError, TextTable operators) {}
 
-    MlpJob(ProcessGroup group, byte[] text, ScalarType type) {
+    /** One operator's result, with the largest error of all ranks. */
+    private record Measured(NDArray result, double error) {}
+
+    Result run(byte[] text) {
         int worldSize = group.worldSize();
         if (text.length < worldSize) {
             throw new IllegalArgumentException(
@@ -67,29 +57,53 @@ final class MlpJob implements AutoCloseable {
                                     + " one by --text, or give a lower --ranks",
                             text.length, worldSize));
         }
-        this.group = group;
-        this.type = type;
         // All ranks have the same number of tokens and hidden units.
-        int tokensPerRank = Math.min(MAX_TOKENS, text.length) / worldSize;
-        int hiddenPerRank = (HIDDEN + worldSize - 1) / worldSize;
-        int hidden = hiddenPerRank * worldSize;
-        tokens = tokensPerRank * worldSize;
-        manager = NDManager.newBaseManager(group.device(), "PyTorch");
-        x = embed(text);
-        w1 = random(new Shape(EMBEDDING, hidden), 1);
-        w2 = random(new Shape(hidden, EMBEDDING), 2);
-        int rank = group.rank();
-        xShard = x.get(range(rank, tokensPerRank));
-        w1Shard = w1.get(":, " + range(rank, hiddenPerRank));
-        w2Shard = w2.get(range(rank, hiddenPerRank));
+        int tokens = Math.min(MAX_TOKENS, text.length) / worldSize * worldSize;
+        int hiddenUnits = (HIDDEN + worldSize - 1) / worldSize * worldSize;
+        NDArray x = embed(text, tokens);
+        NDArray w1 = random(new Shape(EMBEDDING, hiddenUnits), 1);
+        NDArray w2 = random(new Shape(hiddenUnits, EMBEDDING), 2);
+        NDArray product = doubles(x).matMul(doubles(w1));
+        NDArray y = Activation.gelu(product).matMul(doubles(w2));
+
+        String ownTokens = range(tokens);
+        String ownUnits = range(hiddenUnits);
+        NDArray xShard = x.get(ownTokens);
+        NDArray w1Shard = w1.get(":, " + ownUnits);
+        NDArray w2Shard = w2.get(ownUnits);
+        TextTable table = new TextTable("operator", "shape", "path", "largest error");
+        Measured first =
+                measure(
+                        table,
+                        "allGatherMatmul",
+                        xShard,
+                        w1Shard,
+                        (a, b) ->
+                                FusedOps.allGatherMatmul(a, List.of(b), 0, group, false)
+                                        .outputs()
+                                        .get(0),
+                        product.get(":, " + ownUnits),
+                        product);
+        Measured second =
+                measure(
+                        table,
+                        "matmulReduceScatter",
+                        Activation.gelu(first.result),
+                        w2Shard,
+                        (a, b) -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
+                        y.get(ownTokens),
+                        y);
+        return new Result(tokens, Math.max(first.error, second.error), table);
     }
 
-    private static String range(int rank, int size) {
-        return rank * size + ":" + (rank + 1) * size;
+    /** Returns this rank's part of a dimension. */
+    private String range(int size) {
+        int part = size / group.worldSize();
+        return group.rank() * part + ":" + (group.rank() + 1) * part;
     }
 
     /** Returns the embedding of each byte of the text. */
-    private NDArray embed(byte[] text) {
+    private NDArray embed(byte[] text, int tokens) {
         double[] table = gaussians(256 * EMBEDDING, 0, 1);
         double[] values = new double[tokens * EMBEDDING];
         for (int i = 0; i < tokens; i++) {
@@ -112,55 +126,29 @@ final class MlpJob implements AutoCloseable {
         return values;
     }
 
-    Result run() {
-        NDArray wideX = doubles(x);
-        NDArray wideProduct = wideX.matMul(doubles(w1));
-        NDArray wideY = Activation.gelu(wideProduct).matMul(doubles(w2));
-        int columns = (int) w1Shard.getShape().get(1);
-        int rows = (int) xShard.getShape().get(0);
-        NDArray expectedProduct = wideProduct.get(":, " + range(group.rank(), columns));
-        NDArray expectedY = wideY.get(range(group.rank(), rows));
-
-        TextTable table = new TextTable("operator", "shape", "path", "largest error");
-        Measured first = measure(this::gatherAndMultiply, expectedProduct, wideProduct);
-        NDArray hidden = Activation.gelu(first.result());
-        Measured second = measure(() -> multiplyAndScatter(hidden), expectedY, wideY);
-        first.addTo(table, "allGatherMatmul", xShard, w1Shard);
-        second.addTo(table, "matmulReduceScatter", hidden, w2Shard);
-        return new Result(tokens, Math.max(first.error(), second.error()), table);
-    }
-
-    private NDArray gatherAndMultiply() {
-        return FusedOps.allGatherMatmul(xShard, List.of(w1Shard), 0, group, false).outputs().get(0);
-    }
-
-    private NDArray multiplyAndScatter(NDArray hidden) {
-        return FusedOps.matmulReduceScatter(hidden, w2Shard, ReduceOp.SUM, 0, group);
-    }
-
-    /** One operator's result, with the largest error of all ranks. */
-    private record Measured(NDArray result, String path, double error) {
-
-        void addTo(TextTable table, String operator, NDArray a, NDArray b) {
-            table.add(
-                    operator,
-                    a.getShape() + " x " + b.getShape(),
-                    path,
-                    String.format("%.1e", error));
-        }
-    }
-
-    private Measured measure(Supplier<NDArray> operator, NDArray expected, NDArray scale) {
+    /** Runs an operator, and adds it to the table. */
+    private Measured measure(
+            TextTable table,
+            String name,
+            NDArray a,
+            NDArray b,
+            BinaryOperator<NDArray> operator,
+            NDArray expected,
+            NDArray scale) {
         NDArray result;
         String path;
         try (UsageCounter usage = FusedOps.countUsage()) {
-            result = operator.get();
+            result = operator.apply(a, b);
             path = path(usage);
         }
-        double error =
+        double own =
                 doubles(result).sub(expected).abs().max().getDouble()
                         / scale.abs().max().getDouble();
-        return new Measured(result, path, maxOverRanks(error));
+        NDArray largest = manager.create(new double[] {own});
+        group.allReduce(largest, ReduceOp.MAX).await();
+        double error = largest.getDouble(0);
+        table.add(name, a.getShape() + " x " + b.getShape(), path, String.format("%.1e", error));
+        return new Measured(result, error);
     }
 
     /** Returns the path that the operator took. Ranks may use different matmuls on one path. */
@@ -185,19 +173,7 @@ final class MlpJob implements AutoCloseable {
         };
     }
 
-    private double maxOverRanks(double value) {
-        try (NDArray tensor = manager.create(new double[] {value})) {
-            group.allReduce(tensor, ReduceOp.MAX).await();
-            return tensor.getDouble(0);
-        }
-    }
-
     private static NDArray doubles(NDArray array) {
         return Torch.cast(array, ScalarType.FLOAT64);
-    }
-
-    @Override
-    public void close() {
-        manager.close();
     }
 }
