@@ -26,7 +26,8 @@ import io.netty.util.concurrent.ScheduledFuture;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
-import java.util.List;
+import java.util.LinkedHashMap;
+import java.util.Map;
 import java.util.Optional;
 import java.util.UUID;
 import java.util.concurrent.RejectedExecutionException;
@@ -324,7 +325,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private FullHttpResponse models() {
         JsonArray models = new JsonArray();
-        server.models().forEach(model -> models.add(describe(model)));
+        describeModels().values().forEach(models::add);
         JsonObject json = new JsonObject();
         json.addProperty("object", "list");
         json.add("data", models);
@@ -338,9 +339,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (IllegalArgumentException e) {
             name = encodedName; // Not percent-encoded.
         }
-        List<String> names = server.models().stream().map(ServedModel::name).toList();
-        int index = names.indexOf(name);
-        if (index < 0) {
+        Map<String, JsonObject> models = describeModels();
+        if (!models.containsKey(name)) {
             return Replies.error(
                     new ApiException(
                             404,
@@ -348,16 +348,29 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                             "there is no model '"
                                     + name
                                     + "', but '"
-                                    + String.join("' and '", names)
+                                    + String.join("' and '", models.keySet())
                                     + "'"));
         }
-        String text = describe(server.models().get(index)).toString();
-        return Replies.text(200, "application/json", text);
+        return Replies.text(200, "application/json", models.get(name).toString());
     }
 
-    private JsonObject describe(ServedModel model) {
+    /** Returns models, each followed by its adapters, by their names. */
+    private Map<String, JsonObject> describeModels() {
+        Map<String, JsonObject> all = new LinkedHashMap<>();
+        for (ServedModel model : server.models()) {
+            all.put(model.name(), describe(model.name(), model));
+            for (String adapter : model.adapters()) {
+                JsonObject json = describe(adapter, model);
+                json.addProperty("parent", model.name());
+                all.putIfAbsent(adapter, json);
+            }
+        }
+        return all;
+    }
+
+    private JsonObject describe(String name, ServedModel model) {
         JsonObject json = new JsonObject();
-        json.addProperty("id", model.name());
+        json.addProperty("id", name);
         json.addProperty("object", "model");
         json.addProperty("created", server.startedAt().getEpochSecond());
         json.addProperty("owned_by", "djlx");

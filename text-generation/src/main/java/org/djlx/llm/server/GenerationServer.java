@@ -84,7 +84,8 @@ public final class GenerationServer implements AutoCloseable {
                 List.of(
                         new ServedModel.Generator(
                                 Required.argument("GenerationServer: api", api),
-                                Required.argument("GenerationServer: generator", generator))),
+                                Required.argument("GenerationServer: generator", generator),
+                                false)),
                 options);
     }
 

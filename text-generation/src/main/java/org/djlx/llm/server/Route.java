@@ -2,6 +2,8 @@
 package org.djlx.llm.server;
 
 import io.netty.handler.codec.http.HttpMethod;
+import java.util.EnumSet;
+import java.util.Set;
 import java.util.function.BiFunction;
 
 /** The server's paths. */
@@ -19,11 +21,16 @@ enum Route {
     RESPONSE("/v1/responses", true, TextApi::response),
     /** A chat if it has messages, otherwise DJL Serving's schema. */
     INVOCATION("/invocations", true, TextApi::invocationOrChat),
+    LOAD_ADAPTER("/v1/load_lora_adapter", true, null),
+    UNLOAD_ADAPTER("/v1/unload_lora_adapter", true, null),
     EMBEDDINGS("/v1/embeddings", true, null),
     TOKENIZE("/tokenize", true, null),
     DETOKENIZE("/detokenize", true, null),
     /** All other paths; the name is their label in metrics. */
     OTHER("other", false, null);
+
+    private static final Set<Route> OTHER_BODIES =
+            EnumSet.of(LOAD_ADAPTER, UNLOAD_ADAPTER, EMBEDDINGS, TOKENIZE, DETOKENIZE);
 
     private final String path;
     private final boolean needsToken;
@@ -59,7 +66,7 @@ enum Route {
 
     /** Returns whether requests have a body, which is read on another thread. */
     boolean takesBody() {
-        return reader != null || this == TOKENIZE || this == DETOKENIZE || this == EMBEDDINGS;
+        return reader != null || OTHER_BODIES.contains(this);
     }
 
     boolean allows(HttpMethod method) {

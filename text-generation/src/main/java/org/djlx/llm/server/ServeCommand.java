@@ -9,6 +9,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.IntSupplier;
@@ -87,6 +88,24 @@ public final class ServeCommand extends CliCommand {
     private String reasoningParser;
 
     @Option(
+            names = "--lora",
+            paramLabel = "NAME=DIR",
+            showDefaultValue = Visibility.NEVER,
+            description =
+                    "A LoRA adapter in PEFT's layout, which requests choose by NAME as their model;"
+                            + " repeatable.")
+    private Map<String, Path> adapters = Map.of();
+
+    @Option(
+            names = "--allow-runtime-lora-updating",
+            description =
+                    "Let clients load and remove adapters: /v1/load_lora_adapter and"
+                            + " /v1/unload_lora_adapter, as vLLM with"
+                            + " VLLM_ALLOW_RUNTIME_LORA_UPDATING. They can name any directory that"
+                            + " this process can read.")
+    private boolean updatesAdapters;
+
+    @Option(
             names = "--embedding-model",
             paramLabel = "MODEL",
             description =
@@ -142,6 +161,9 @@ public final class ServeCommand extends CliCommand {
         Path directory = model.directory(modelId);
         if (EmbeddingConfig.isEmbeddingModel(directory)) {
             refuseIf(embeddingModel != null, "--embedding-model is for models that generate text");
+            refuseIf(
+                    !adapters.isEmpty() || updatesAdapters,
+                    "LoRA adapters are for models that generate text");
             try (EmbeddingEngine embedder = model.loadEmbeddings(directory)) {
                 serve(
                         List.of(embedder(modelId, name, embedder)),
@@ -157,7 +179,17 @@ public final class ServeCommand extends CliCommand {
         new Thread(reading, "chat-template").start();
         model.requireTokenizer(directory);
         ChatTemplate template = result(reading);
-        try (TextEngine generator = model.load(directory)) {
+        refuseIf(
+                adapters.containsKey(modelName()),
+                "--lora %s: the adapter has the model's name; give it another one, or --name"
+                        .formatted(modelName()));
+        try (TextEngine generator =
+                model.load(
+                        directory,
+                        builder -> {
+                            adapters.forEach(builder::optAdapter);
+                            return builder;
+                        })) {
             if (generator.isFollower()) {
                 // SIGTERM reaches all ranks; close() waits for rank 0, which still needs this one.
                 Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
@@ -166,7 +198,7 @@ public final class ServeCommand extends CliCommand {
             }
             TextApi api = new TextApi(modelName(), generator, template, tools, reasoning);
             List<ServedModel> models = new ArrayList<>();
-            models.add(new ServedModel.Generator(api, generator));
+            models.add(new ServedModel.Generator(api, generator, updatesAdapters));
             try (EmbeddingEngine embedder = second == null ? null : model.loadEmbeddings(second)) {
                 if (embedder != null) {
                     models.add(embedder(embeddingModel, null, embedder));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.server;
 
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.Function;
@@ -18,6 +19,11 @@ sealed interface ServedModel {
 
     String name();
 
+    /** Returns the names of the LoRA adapters that requests may give as their model. */
+    default List<String> adapters() {
+        return List.of();
+    }
+
     int maxLength();
 
     Optional<String> unavailabilityCause();
@@ -25,17 +31,32 @@ sealed interface ServedModel {
     /** Returns the metrics of this model. */
     String metrics(ServerMetrics metrics);
 
-    /** A model that generates text. */
-    record Generator(TextApi api, TextGenerator generator) implements ServedModel {
+    /** A model that generates text; {@code updatesAdapters} by requests. */
+    record Generator(TextApi api, TextGenerator generator, boolean updatesAdapters)
+            implements ServedModel {
 
         @Override
         public Map<Route, Function<byte[], String>> handlers() {
-            return Map.of(Route.TOKENIZE, api::tokenize, Route.DETOKENIZE, api::detokenize);
+            return Map.of(
+                    Route.TOKENIZE,
+                    api::tokenize,
+                    Route.DETOKENIZE,
+                    api::detokenize,
+                    Route.LOAD_ADAPTER,
+                    api::loadAdapter,
+                    Route.UNLOAD_ADAPTER,
+                    api::unloadAdapter);
         }
 
         @Override
         public boolean serves(Route route) {
-            return route != Route.EMBEDDINGS;
+            boolean updates = route == Route.LOAD_ADAPTER || route == Route.UNLOAD_ADAPTER;
+            return route != Route.EMBEDDINGS && (updatesAdapters || !updates);
+        }
+
+        @Override
+        public List<String> adapters() {
+            return api.adapters();
         }
 
         @Override

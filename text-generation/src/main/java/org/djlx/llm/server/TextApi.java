@@ -2,6 +2,9 @@
 package org.djlx.llm.server;
 
 import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
@@ -152,7 +155,7 @@ public final class TextApi {
         String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
-        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        GenerationRequest.Builder builder = OpenAiOptions.read(json).optAdapter(adapter(name));
         boolean listed = json.flag("logprobs", false);
         int top = topLogProbabilities(json, "top_logprobs");
         if (top > 0 && !listed) {
@@ -449,7 +452,7 @@ public final class TextApi {
         String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         usage(json, streamed);
-        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        GenerationRequest.Builder builder = OpenAiOptions.read(json).optAdapter(adapter(name));
         boolean listed = json.texts("include").contains("message.output_text.logprobs");
         int top = topLogProbabilities(json, "top_logprobs");
         builder.optTopLogProbabilities(listed ? top : 0);
@@ -571,6 +574,7 @@ public final class TextApi {
                                 DEFAULT_COMPLETION);
         GenerationRequest.Builder builder =
                 OpenAiOptions.read(json)
+                        .optAdapter(adapter(name))
                         .optGrammar(OpenAiOptions.grammar(json))
                         .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
                         .optPromptLogProbabilities(echoes && listed)
@@ -630,13 +634,82 @@ public final class TextApi {
     private String prepare(JsonOptions json) {
         json.setDefaults(generator.samplingDefaults().values());
         String requested = json.text("model", model);
-        if (!names.contains(requested)) {
+        List<String> adapters = generator.adapters();
+        if (!names.contains(requested) && !adapters.contains(requested)) {
+            String more = adapters.isEmpty() ? "" : " with the adapters " + adapters;
             throw new ApiException(
                     404,
                     "model",
-                    "unknown model '" + requested + "'; this server has '" + model + "'");
+                    "unknown model '" + requested + "'; this server has '" + model + "'" + more);
         }
         return requested;
+    }
+
+    /** Returns the adapter that a request names as its model; null for the model itself. */
+    private String adapter(String requested) {
+        return names.contains(requested) ? null : requested;
+    }
+
+    /** {@return the names of the adapters that requests may give as their model} */
+    public List<String> adapters() {
+        return generator.adapters().stream().filter(name -> adapter(name) != null).toList();
+    }
+
+    /**
+     * Answers vLLM's request to load the adapter {@code lora_name} from the directory {@code
+     * lora_path}.
+     *
+     * @throws ApiException if the request is not valid, or the adapter is not of this model
+     */
+    public String loadAdapter(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        String name = notEmpty(json, "lora_name");
+        Path directory = Path.of(notEmpty(json, "lora_path"));
+        json.neutral("load_inplace", "false");
+        json.neutral("base_model_name");
+        json.requireNoOthers();
+        if (names.contains(name)) {
+            throw json.wrong("lora_name", "another name than that of the model");
+        }
+        if (generator.adapters().contains(name)) {
+            throw ApiException.badRequest(
+                    "lora_name", "the adapter '" + name + "' has already been loaded");
+        }
+        if (!Files.isDirectory(directory)) {
+            throw new ApiException(404, "lora_path", "there is no directory '" + directory + "'");
+        }
+        try {
+            generator.loadAdapter(name, directory);
+        } catch (IOException | IllegalArgumentException e) {
+            throw ApiException.badRequest("lora_path", e.getMessage());
+        }
+        return changed(name, "added");
+    }
+
+    /**
+     * Answers vLLM's request to remove the adapter {@code lora_name}; requests that run with it go
+     * on.
+     *
+     * @throws ApiException if the request is not valid, or there is no such adapter
+     */
+    public String unloadAdapter(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        String name = notEmpty(json, "lora_name");
+        json.neutral("lora_int_id");
+        json.requireNoOthers();
+        try {
+            generator.unloadAdapter(name);
+        } catch (IllegalArgumentException e) {
+            throw new ApiException(404, "lora_name", e.getMessage());
+        }
+        return changed(name, "removed");
+    }
+
+    private static String changed(String name, String how) {
+        JsonObject answer = new JsonObject();
+        String text = "Success: LoRA adapter '" + name + "' " + how + " successfully.";
+        answer.addProperty("message", text);
+        return JsonOptions.GSON.toJson(answer);
     }
 
     /**
@@ -675,7 +748,7 @@ public final class TextApi {
     }
 
     private TextCall readInvocation(JsonOptions json) {
-        prepare(json);
+        String adapter = adapter(prepare(json));
         boolean array = json.isArray("inputs");
         JsonOptions inputs = json.prompts("inputs");
         List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
@@ -692,6 +765,7 @@ public final class TextApi {
                         options.has("temperature") || options.has("top_k") || options.has("top_p"));
         GenerationRequest.Builder builder =
                 OpenAiOptions.sampling(options, 1, samples ? 1 : 0)
+                        .optAdapter(adapter)
                         .optIgnoreEndOfText(options.flag("ignore_eos_token", false))
                         .optMaxTokens(
                                 (int)

@@ -176,7 +176,7 @@ class EmbeddingServerTest {
             TextApi api = new TextApi("talker", generator, ChatTemplate.PLAIN);
             List<ServedModel> models =
                     List.of(
-                            new ServedModel.Generator(api, generator),
+                            new ServedModel.Generator(api, generator, false),
                             new ServedModel.Embedder(new EmbeddingApi("tiny", model), model));
             try (GenerationServer both = new GenerationServer(models, options())) {
                 assertEquals(200, send(both, "/v1/embeddings", "{'input': 'a'}").statusCode());

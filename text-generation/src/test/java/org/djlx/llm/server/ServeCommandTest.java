@@ -285,6 +285,10 @@ class ServeCommandTest extends CommandTest {
         assertTrue(output(2, "serve", model, "--port", "65536").contains("port"));
         assertTrue(output(2, "serve", model, "--shutdown-timeout", "-1").contains("0 s or more"));
         assertTrue(output(2, "serve", model, "--name", "").contains("--name must not be empty"));
+        String adapter = output(2, "serve", model, "--lora", "tiny=" + folder);
+        assertTrue(adapter.contains("the adapter has the model's name"), adapter);
+        String missing = output(2, "serve", model, "--lora", "a=" + folder);
+        assertTrue(missing.contains("has no adapter_config.json"), missing);
         String format = output(2, "serve", model, "--tool-call-parser", "x");
         assertTrue(format.contains("unknown format of tool calls 'x'"), format);
     }
