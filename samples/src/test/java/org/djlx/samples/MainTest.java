@@ -81,7 +81,7 @@ class MainTest {
 
     @ParameterizedTest
     @CsvSource({"launch, launch needs PROGRAM", "launch --nproc 2, launch needs PROGRAM"})
-    void whatIsMissingIsNamedAndAnExampleShown(String args, String text) {
+    void namesWhatIsMissingAndShowsAnExample(String args, String text) {
         assertEquals(2, run(args.split(" ")));
         List<String> lines = err.toString().lines().toList();
         assertEquals("error: " + text, lines.get(0));
@@ -97,7 +97,7 @@ class MainTest {
     }
 
     @Test
-    void anUnknownCommandIsCalledOne() {
+    void refusesAnUnknownCommandByName() {
         run("generat", "--ranks", "2");
         assertTrue(
                 err.toString().startsWith("error: there is no command 'generat'"), err::toString);
@@ -116,7 +116,7 @@ class MainTest {
 
     @ParameterizedTest
     @ValueSource(strings = {">/dev/full", ">&-"})
-    void outputThatIsLostIsAFailure(String redirection) throws Exception {
+    void failsWhenOutputIsLost(String redirection) throws Exception {
         Process process =
                 new ProcessBuilder(
                                 "sh",
@@ -135,7 +135,7 @@ class MainTest {
 
     /** As with {@code | head}. */
     @Test
-    void outputThatIsCutEndsQuietly() throws Exception {
+    void endsQuietlyWhenTheReaderCloses() throws Exception {
         Process process =
                 new ProcessBuilder(
                                 "sh",

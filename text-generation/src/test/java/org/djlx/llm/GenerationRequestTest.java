@@ -50,7 +50,7 @@ class GenerationRequestTest {
     }
 
     @Test
-    void keepsCopies() {
+    void keepsCopiesOfArraysAndLists() {
         int[] tokens = {1, 2};
         List<String> stops = new ArrayList<>(List.of("x"));
         GenerationRequest request =

@@ -141,7 +141,7 @@ class BenchTest {
     }
 
     @Test
-    void aPeerThatFailsIsAnError() {
+    void failsWhenAPeerFails() {
         assertEquals(1, run("bench-compare", "--rounds=1", "--peer=bad=exit 3;", "4K:1:1"));
         assertTrue(err.toString().contains("bad ended with code 3\n"), err::toString);
     }
@@ -165,7 +165,7 @@ class BenchTest {
     }
 
     @Test
-    void theMedianRoundCounts() {
+    void reportsTheMedianRound() {
         List<List<BenchRow>> rounds = new ArrayList<>();
         for (double micros : new double[] {30, 10, 20}) {
             rounds.add(List.of(row(micros), row(1000 * micros)));

@@ -51,7 +51,7 @@ class DecodePeerTest {
     }
 
     @Test
-    void itsFiguresAreKeptByBatchAndMethod() throws IOException {
+    void keepsFiguresByBatchAndMethod() throws IOException {
         Path arguments = folder.resolve("arguments");
         DecodePeer.Result result =
                 run(
@@ -77,7 +77,7 @@ class DecodePeerTest {
     }
 
     @Test
-    void whatItHasMeasuredBeforeItFailedIsKept() throws IOException {
+    void keepsFiguresFromBeforeAFailure() throws IOException {
         DecodePeer.Result result =
                 run(
                         "echo '{\"torch\": \"2.11.0\"}'",
@@ -88,7 +88,7 @@ class DecodePeerTest {
     }
 
     @Test
-    void whyThereIsNoneIsSaid() throws IOException {
+    void saysWhyPyTorchIsMissing() throws IOException {
         DecodePeer.Result result = run("echo '{\"error\": \"No module named torch\"}'");
         assertEquals("No module named torch", result.torch());
         assertEquals(Map.of(), result.stepMicros());

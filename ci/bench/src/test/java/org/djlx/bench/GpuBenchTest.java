@@ -161,7 +161,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void withoutNcclThereIsNoColumnForIt() {
+    void leavesColumnsOutWithoutNccl() {
         GpuBenchCase wanted = GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32);
         assertEquals(
                 Set.of("ours", "matmul"), measure(wanted, false, HostLane::new).columns().keySet());
@@ -169,7 +169,7 @@ class GpuBenchTest {
 
     /** If one rank cannot record, no rank may launch its recording. */
     @Test
-    void whatOneRankCannotRecordIsNotReplayed() {
+    void replaysNothingThatARankCannotRecord() {
         AtomicInteger recorded = new AtomicInteger();
         Supplier<Lane> lanes =
                 () ->
@@ -189,7 +189,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void withoutAWindowOnOneRankThereIsNoColumnForThem() {
+    void leavesTheColumnOutWhenARankHasNoWindow() {
         GpuBenchRow row = measure(allReduce(64), true, HostLane::new, 1);
         assertEquals(Map.of("ncclWindows", "no windows"), row.notes());
         assertEquals(Set.of("ours", "nccl"), row.columns().keySet());
@@ -198,7 +198,7 @@ class GpuBenchTest {
 
     /** The check detects wrong replays. */
     @Test
-    void whatIsReplayedWronglyIsWrong() {
+    void marksAWrongReplayAsWrong() {
         Supplier<Lane> nothing =
                 () ->
                         new HostLane() {
@@ -212,7 +212,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void ranksTellEachOtherWhatTheyHaveFound() {
+    void exchangesMessagesOfAllRanks() {
         List<ProcessGroup> groups = ProcessGroups.local(3);
         List<String> said = List.of("", "ein Wörtchen", "a longer message than that");
         try {
@@ -246,7 +246,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void aRankThatFailsIsNotWaitedFor() {
+    void failsWhenARankFails() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         CollectiveException e =
                 assertThrows(
@@ -320,7 +320,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void whatIsWrongIsSaid() {
+    void marksRowsWithTooLargeErrors() {
         CallTimes times = times(1, 2, 3, 4, 5, 6);
         GpuBenchRow good = row(0.001, times);
         GpuBenchRow bad = row(Double.NaN, times);
@@ -332,7 +332,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void theSlowestRankCounts() {
+    void takesTheTimesOfTheSlowestRank() {
         CallTimes one = times(1, 20, 3, 40, 5, 60);
         CallTimes other = times(10, 2, 30, 4, 50, 6);
         assertEquals(
@@ -341,7 +341,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void hostTimesAreAlsoInBareLaunches() {
+    void showsHostTimesInBareLaunches() {
         CallTimes ours = times(1, 9, 3, 4, 5, 6);
         CallTimes launch = times(1, 4, 3, 4, 5, 6);
         GpuBenchRow both =
@@ -362,7 +362,7 @@ class GpuBenchTest {
     }
 
     @Test
-    void whatOneHasNotMeasuredTheOtherHas() {
+    void mergesFiguresThatOneRankLacks() {
         CallTimes measured = times(1, 2, 3, 4, 5, 6);
         CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null, null, null);
         assertEquals(

@@ -105,7 +105,7 @@ class LlamaCppCommandTest {
     }
 
     @Test
-    void whyLlamaCppCannotBeMeasuredIsSaid() {
+    void saysWhyLlamaCppCannotBeMeasured() {
         String text = run(1, folder.resolve("missing.mjs"));
         assertTrue(text.contains("llama.cpp cannot be measured: it has ended"), text);
     }

@@ -181,7 +181,7 @@ class PackagesTest {
 
     /** A circle that has been broken stays broken. */
     @Test
-    void marksOfCirclesAreNeeded() {
+    void refusesMarksOfCyclesThatAreGone() {
         List<String> unneeded = new ArrayList<>();
         ROWS.forEach(
                 (name, row) -> {

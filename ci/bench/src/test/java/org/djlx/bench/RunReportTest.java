@@ -135,7 +135,7 @@ class RunReportTest {
     }
 
     @Test
-    void whatHasNotRunReplacesNothing() throws Exception {
+    void keepsEarlierTimesOfTestsThatDidNotRun() throws Exception {
         JsonObject report = run(Mixed.class);
         assertEquals(report, run(NoGpus.class));
     }

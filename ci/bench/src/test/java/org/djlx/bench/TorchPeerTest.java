@@ -42,7 +42,7 @@ class TorchPeerTest {
     }
 
     @Test
-    void itsFiguresStandBesideOurs() throws IOException {
+    void addsFiguresOfPyTorchToARow() throws IOException {
         try (TorchPeer peer =
                 start(
                         PATIENCE,
@@ -69,7 +69,7 @@ class TorchPeerTest {
     }
 
     @Test
-    void whatItLacksIsSaid() throws IOException {
+    void saysWhyPyTorchCannotStart() throws IOException {
         try (TorchPeer peer = start(PATIENCE, "echo '{\"error\": \"No module named torch\"}'")) {
             assertEquals("", peer.version());
             assertEquals("No module named torch", peer.cause());
@@ -78,7 +78,7 @@ class TorchPeerTest {
     }
 
     @Test
-    void aMissingInterpreterIsSaid() {
+    void namesAMissingPython() {
         try (TorchPeer peer =
                 TorchPeer.start("no-such-python", Path.of("x"), List.of(), PATIENCE)) {
             assertTrue(peer.cause().contains("no-such-python"), peer::cause);
@@ -86,7 +86,7 @@ class TorchPeerTest {
     }
 
     @Test
-    void oneThatEndsHasNoFiguresAnyMore() throws IOException {
+    void keepsRowsAsTheyAreWhenThePeerHasEnded() throws IOException {
         try (TorchPeer peer =
                 start(PATIENCE, "echo '{\"torch\": \"2.11.0\"}'", "read -r request")) {
             assertEquals(Map.of("torch", "it has ended"), peer.measure(ROW, 1, 1).notes());
@@ -98,7 +98,7 @@ class TorchPeerTest {
 
     /** The child processes of the peer end too. */
     @Test
-    void oneThatFallsSilentIsEnded() throws Exception {
+    void endsAPeerThatDoesNotAnswer() throws Exception {
         Path child = dir.resolve("child");
         try (TorchPeer peer =
                 start(

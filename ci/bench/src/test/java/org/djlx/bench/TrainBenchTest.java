@@ -53,7 +53,7 @@ class TrainBenchTest {
 
     /** A shell script in place of Python answers as the peer does. */
     @Test
-    void setsItselfBesidePyTorch(@TempDir Path folder) throws Exception {
+    void measuresBesidePyTorch(@TempDir Path folder) throws Exception {
         Path json = folder.resolve("train.json");
         Path python = folder.resolve("python");
         String answer = "{\"milliseconds\": [5, 4, 6], \"matmulError\": 2e-7}";

@@ -75,7 +75,7 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void theVerdictStandsAboveATableOfTheRanks() throws IOException {
+    void printsTheVerdictAboveATableOfRanks() throws IOException {
         Path late = write("late.json", 1, FIRST);
         Path early = write("early.json", 0, FIRST, SECOND);
         assertEquals(0, run("flight", late, early), err::toString);
@@ -94,7 +94,7 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void furtherFindingsFollow() throws IOException {
+    void namesMissingDumpsAndIncompleteCalls() throws IOException {
         assertEquals(0, run("flight", write("alone.json", 0, FIRST, SECOND)), err::toString);
         List<String> lines = out.toString().lines().toList();
         assertEquals("group 'tp', 1 of 2 ranks: there is no dump of rank 1", lines.get(0));
@@ -104,7 +104,7 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void aRankThatDidNothingHasARow() throws IOException {
+    void printsARowForARankThatDidNothing() throws IOException {
         assertEquals(0, run("flight", write("a.json", 0), write("b.json", 1)), err::toString);
         assertTrue(out.toString().contains("none has called anything"), out::toString);
         assertEquals(4, out.toString().lines().count(), out::toString);
@@ -112,7 +112,7 @@ class FlightCommandTest extends CommandTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"{}", "", "no JSON", "{", "[1]", "{\"rank\": \"zero\"}"})
-    void aFileThatIsNoRecordIsAFailure(String content) throws IOException {
+    void failsOnAFileThatIsNoRecord(String content) throws IOException {
         Path good = write("good.json", 0, FIRST);
         Path bad = Files.writeString(directory.resolve("bad.json"), content);
         assertEquals(1, run("flight", good, bad));
@@ -125,7 +125,7 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void aDirectoryIsAFailure() {
+    void failsOnADirectory() {
         assertEquals(1, run("flight", directory));
         assertTrue(
                 err.toString().startsWith("error: " + directory + " is not a flight record: "),
@@ -133,13 +133,13 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void aFileThatIsNotThereIsAFailure() {
+    void failsOnAMissingFile() {
         assertEquals(2, run("flight", directory.resolve("nothing.json")));
         assertTrue(err.toString().contains("nothing.json does not exist"), err::toString);
     }
 
     @Test
-    void recordsThatEarlierJobsHaveLeftAreLeftOut() throws IOException {
+    void leavesOutRecordsOfEarlierJobs() throws IOException {
         Path early = write("b", 10, "b0.json", 0, FIRST, SECOND);
         Path late = write("b", 20, "b1.json", 1, FIRST);
         assertEquals(0, run("flight", early, late), err::toString);
@@ -156,7 +156,7 @@ class FlightCommandTest extends CommandTest {
     }
 
     @Test
-    void recordsThatDoNotFitAreBadArguments() throws IOException {
+    void refusesRecordsOfDifferentWorldSizes() throws IOException {
         Path good = write("good.json", 0, FIRST);
         Path other =
                 Files.writeString(

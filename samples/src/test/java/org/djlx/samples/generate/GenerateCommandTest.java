@@ -101,7 +101,7 @@ class GenerateCommandTest extends CommandTest {
     }
 
     @Test
-    void theSeedDecides() {
+    void generatesTheSameTextForTheSameSeedOnly() {
         Object[] seven = {"--temperature", 1, "--seed", 7, "--max-tokens", 24, "--ignore-eos"};
         String text = text(seven);
         assertEquals(text, text(seven));

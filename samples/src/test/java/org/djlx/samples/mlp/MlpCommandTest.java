@@ -84,7 +84,7 @@ class MlpCommandTest extends CommandTest {
 
     @Test
     @Tag("slow")
-    void aRankStartsNoProcesses() throws Exception {
+    void refusesProcessesInARank() throws Exception {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         try (PrintStream sink = new PrintStream(bytes, true)) {
             String[] mlp = {Main.class.getName(), "mlp", "--processes", "--text", "" + text};

@@ -46,7 +46,7 @@ class PlanCommandTest extends CommandTest {
 
     /** With few columns on each of 8 GPUs, communication is the limit. */
     @Test
-    void theLimitMayBeTheBytes() {
+    void takesBytesAsTheLimitWhenTheyTakeLonger() {
         String text = run("plan --ranks 8 --shape 8192,1024,8192 --op ag --dtype float16");
         double limit = Double.parseDouble(line(text, "limit").split(" +")[1]);
         double matmul = Double.parseDouble(line(text, "matmul").split(" +")[1]);
@@ -54,7 +54,7 @@ class PlanCommandTest extends CommandTest {
     }
 
     @Test
-    void moreRanksThanAHostHasAreByNcclAlone() {
+    void usesNcclAloneForMoreRanksThanAHostHas() {
         String text = run("plan --ranks 16 --shape 8192,8192,8192 --op rs --dtype float32");
         assertTrue(line(text, "fused").endsWith("impossible"), text);
         assertTrue(line(text, "nccl").endsWith("yes"), text);
@@ -63,7 +63,7 @@ class PlanCommandTest extends CommandTest {
     }
 
     @Test
-    void furtherHostsHaveReplicas() {
+    void putsReplicasOnFurtherHosts() {
         String text = run("plan --ranks 8 --shape 16384,28672,8192 --op ag --hosts 4");
         assertTrue(text.contains("4 replicas on 4 hosts, 32 GPUs: 56 MiB of gradients"), text);
         assertTrue(text.contains("Predicted for P2P buffers of 512 MiB"), text);
@@ -74,7 +74,7 @@ class PlanCommandTest extends CommandTest {
     }
 
     @Test
-    void severalCombinationsAreRows() {
+    void printsARowForEachOfSeveralCombinations() {
         List<String> lines =
                 run("plan --ranks 4,8 --hosts 1,128 --shape 8192,28672,8192 --op rs")
                         .lines()

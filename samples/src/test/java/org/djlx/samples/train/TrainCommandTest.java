@@ -85,7 +85,7 @@ class TrainCommandTest extends CommandTest {
 
     /** {@code generate} reads the saved model with another number of ranks. */
     @Test
-    void theTrainedModelSpeaks() {
+    void generatesTextOfTheTrainedModel() {
         Path one = folder.resolve("one");
         Path two = folder.resolve("two");
         String output = output(0, with(train(60), "--data-parallel", 2, "--save-llama", one));
@@ -165,7 +165,7 @@ class TrainCommandTest extends CommandTest {
 
     /** A job stopped as threads and resumed as processes has the same bits as one never stopped. */
     @Test
-    void aJobGoesOn() throws Exception {
+    void resumesFromACheckpoint() throws Exception {
         Path whole = folder.resolve("whole");
         Path parts = folder.resolve("parts");
         Object[] jobs = {"train", "--text", text, "--batch", 4, "--data-parallel", 2};
@@ -220,7 +220,7 @@ class TrainCommandTest extends CommandTest {
 
     /** Each part of a model has its own checkpoints; all parts resume from the same step. */
     @Test
-    void aDividedModelGoesOn() throws Exception {
+    void resumesADividedModel() throws Exception {
         Path whole = folder.resolve("whole");
         Path parts = folder.resolve("parts");
         Object[] divided = {"--tensor-parallel", 2, "--resume"};
@@ -249,7 +249,7 @@ class TrainCommandTest extends CommandTest {
 
     /** A rank is killed between two checkpoints; the launcher restarts all ranks. */
     @Test
-    void aKilledRankChangesNothing() throws Exception {
+    void losesNothingWhenARankIsKilled() throws Exception {
         List<String> whole = launch("whole", 0);
         List<String> parts = launch("parts", 27);
         for (int rank = 0; rank < 2; rank++) {
@@ -307,7 +307,7 @@ class TrainCommandTest extends CommandTest {
 
     /** Only a job that starts writes its settings: a refused command leaves no file. */
     @Test
-    void aRefusedCallMakesNothing() throws IOException {
+    void createsNoFolderWhenItRefuses() throws IOException {
         Path fresh = folder.resolve("fresh");
         Object[] wrong = {"train", "--text", text, "--batch", 7, "--steps", 1, "--resume", fresh};
         Object[] llama = {"--save-llama", folder.resolve("llama")};

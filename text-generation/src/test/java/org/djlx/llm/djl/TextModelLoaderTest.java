@@ -109,7 +109,7 @@ class TextModelLoaderTest {
     }
 
     @Test
-    void aClosedGeneratorSaysSo() throws Exception {
+    void refusesRequestsAfterClose() throws Exception {
         TextGenerator generator = TextEngine.builder().setDirectory(directory).build();
         generator.close();
         GenerationRequest request = GenerationRequest.builder().setPrompt(PROMPT).build();
@@ -372,7 +372,7 @@ class TextModelLoaderTest {
 
     /** DJL Serving and its {@code /ping} recognise a failed model by the property "failed". */
     @Test
-    void itsHealthIsThatOfItsRanks(@TempDir Path own) throws Exception {
+    void reportsTheHealthOfItsRanks(@TempDir Path own) throws Exception {
         copyModel(own);
         Criteria<Input, Output> criteria =
                 Criteria.builder().setTypes(Input.class, Output.class).optModelPath(own).build();

@@ -520,7 +520,7 @@ class SchedulerTest {
 
     /** Requests that can run at once do not count as waiting, even before the next step. */
     @Test
-    void asManyAreTakenAsRunAndWait() {
+    void takesAsManySequencesAsRunAndWait() {
         Scheduler scheduler = scheduler(4, 2, 100);
         for (int i = 0; i < 6; i++) {
             scheduler.addAll(List.of(sequence(1, 1)));

@@ -33,7 +33,7 @@ class SequenceTest {
     }
 
     @Test
-    void isReadAsItsTokensCome() {
+    void chunksFollowTheTokensThatCome() {
         Sequence sequence = sequence(2);
         assertFalse(sequence.isTokenPending());
         check(sequence.nextChunk(2), 0, false, 1, 2);
@@ -49,7 +49,7 @@ class SequenceTest {
     }
 
     @Test
-    void isReadAheadUntilItsLastToken() {
+    void readsAheadUntilTheLastToken() {
         Sequence sequence = sequence(3);
         sequence.nextChunk(3);
         assertTrue(sequence.canRunAhead());
@@ -68,7 +68,7 @@ class SequenceTest {
     }
 
     @Test
-    void isReadAsUsualAfterItWasReadAhead() {
+    void readsAsUsualAfterReadingAhead() {
         Sequence sequence = sequence(5);
         sequence.nextChunk(3);
         sequence.nextPendingChunk();
@@ -79,7 +79,7 @@ class SequenceTest {
     }
 
     @Test
-    void isCompleteWhenItStopsThoughItWasReadAhead() {
+    void isCompleteWhenItStopsAfterReadingAhead() {
         Sequence sequence = sequence(5);
         sequence.nextChunk(3);
         sequence.nextPendingChunk();

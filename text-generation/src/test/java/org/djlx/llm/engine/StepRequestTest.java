@@ -29,7 +29,7 @@ class StepRequestTest {
 
     /** Other processes get everything. */
     @Test
-    void whatIsSentArrives() {
+    void decodesStepsAsTheyWereEncoded() {
         int[] ahead = {TokenBatch.LAST_SAMPLED};
         int[] apart = {48, 49, 50, 16, 17, 0, 96};
         int[] many = IntStream.range(0, 4096).toArray();

@@ -149,7 +149,7 @@ class TextEngineProcessesTest {
 
     /** Rank 1's files, on a disk of its own for example, are not those of rank 0. */
     @Test
-    void noRankWaitsForOneWhoseFilesAreWrong() throws Exception {
+    void failsOnAllRanksWhenFilesOfOneAreWrong() throws Exception {
         Path wrong = LlamaFiles.write(directory.resolve("cut-off"), ModelConfig.read(directory), 3);
         Path shard = wrong.resolve("model-00002-of-00005.safetensors");
         Files.write(shard, Arrays.copyOf(Files.readAllBytes(shard), 20_000));

@@ -102,7 +102,7 @@ class RandomLlamaTest {
     }
 
     @Test
-    void needsRoom() {
+    void refusesAFolderWithoutRoom() {
         Path missing = folder.resolve("missing");
         IOException e = assertThrows(IOException.class, () -> RandomLlama.write(SMALL, missing));
         assertTrue(e.getMessage().contains("has no room for"), e::getMessage);

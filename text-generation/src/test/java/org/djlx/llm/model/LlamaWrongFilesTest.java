@@ -184,7 +184,7 @@ class LlamaWrongFilesTest {
 
     @ParameterizedTest
     @MethodSource("wrongs")
-    void areNamedAndLeaveNothing(Wrong wrong) throws Exception {
+    void namesWrongFilesAndLeavesNothing(Wrong wrong) throws Exception {
         wrong.change.make(directory);
         refuse(
                 wrong,

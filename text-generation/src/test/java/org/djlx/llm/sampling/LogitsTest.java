@@ -27,7 +27,7 @@ class LogitsTest {
     }
 
     @Test
-    void theFirstOfTheHighestIsTheBest() {
+    void takesTheFirstOfEqualLogits() {
         Logits.DeviceToken best = of(1, 1, 3, 2, 3).deviceTokens().get(0);
         assertEquals(1, best.token());
         assertEquals(3, best.logit());
@@ -36,7 +36,7 @@ class LogitsTest {
     }
 
     @Test
-    void whatIsNoNumberIsSeenInItsSum() {
+    void showsNumbersThatAreNotFiniteInTheSum() {
         List<Logits.DeviceToken> best =
                 of(3, 0, Float.NaN, 1, Float.POSITIVE_INFINITY, 1, 2).deviceTokens();
         assertFalse(Double.isFinite(best.get(0).logSumExp()));
@@ -45,7 +45,7 @@ class LogitsTest {
     }
 
     @Test
-    void rowsMayLieApart() {
+    void readsRowsThatAreNotContiguous() {
         float[] padded = {1, 2, 3, 99, 9, 8, 7, 77};
         try (NDArray all = manager.create(padded, new Shape(2, 4))) {
             List<Logits.DeviceToken> best = Logits.of(all.get(":, :3")).deviceTokens();

@@ -473,7 +473,7 @@ class GenerationServerTest {
     }
 
     @Test
-    void theTokenIsAskedFor() throws Exception {
+    void asksForTheToken() throws Exception {
         start("s3cret", 200, LONG, LONG);
         HttpRequest completion = post("/v1/completions", "{'prompt':'x'}");
         HttpResponse<String> none = send(completion);
@@ -510,7 +510,7 @@ class GenerationServerTest {
     }
 
     @Test
-    void whatIsNotHttpIsRefused() throws Exception {
+    void refusesWhatIsNotHttp() throws Exception {
         String answer = exchange("what is this\r\n\r\n");
         assertTrue(answer.startsWith("HTTP/1.1 400"), answer);
         answer = exchange("GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n");

@@ -162,7 +162,7 @@ class HttpConnectionTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"evil.example", "localhost.evil.example", "llm.default", "localhost.."})
-    void refusesOtherNames(String host) throws IOException {
+    void refusesHostsThatAreNotAllowed(String host) throws IOException {
         String reply = readAll(send(get("/v1/models", "Host: " + host, "Connection: close")));
         assertTrue(reply.startsWith("HTTP/1.1 403"), reply);
         assertTrue(reply.contains("--allowed-host"), reply);

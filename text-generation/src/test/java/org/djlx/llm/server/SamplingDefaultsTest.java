@@ -20,7 +20,7 @@ class SamplingDefaultsTest {
     @TempDir private Path directory;
 
     @Test
-    void holdForWhatARequestDoesNotSet() throws Exception {
+    void usesDefaultsWhereARequestSetsNothing() throws Exception {
         ByteTokens.writeModel(directory, 1);
         Files.writeString(
                 directory.resolve("generation_config.json"),

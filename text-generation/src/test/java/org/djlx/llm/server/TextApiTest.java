@@ -755,7 +755,7 @@ class TextApiTest {
     }
 
     @Test
-    void messagesOfAnswersAreTakenBack() {
+    void takesMessagesOfItsAnswers() {
         TextCall call =
                 read(
                         "{'messages':[{'role':'user','name':'me','content':'Hi'},{'role':'assistant',"

@@ -140,7 +140,7 @@ class TextStreamTest {
             """;
 
     @Test
-    void blanksAtTheBeginningOfTokens() throws IOException {
+    void keepsBlanksAtTheBeginningOfTokens() throws IOException {
         Path file = Files.writeString(directory.resolve("tokenizer.json"), SENTENCE_PIECE);
         tokenizer.close();
         tokenizer = ModelTokenizer.read(file);

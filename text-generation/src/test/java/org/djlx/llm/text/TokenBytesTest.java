@@ -93,7 +93,7 @@ class TokenBytesTest {
     }
 
     @Test
-    void otherKindsAreRefused() {
+    void refusesTokenizersOfOtherTypes() {
         assertThrows(
                 IllegalArgumentException.class,
                 () -> read("\"model\": {\"type\": \"WordPiece\", \"vocab\": {\"##a\": 0}}"));

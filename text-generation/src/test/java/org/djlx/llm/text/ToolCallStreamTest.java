@@ -126,7 +126,7 @@ class ToolCallStreamTest {
     }
 
     @Test
-    void whatIsNoCallStaysText() {
+    void keepsTextThatIsNoCall() {
         check(ToolFormat.HERMES, "<tool_call>nothing", "<tool_call>nothing");
         check(ToolFormat.HERMES, "<tool_call>", "<tool_call>");
         check(ToolFormat.HERMES, "see <tool_ca", "see <tool_ca");
@@ -198,7 +198,7 @@ class ToolCallStreamTest {
     }
 
     @Test
-    void idsDiffer() {
+    void givesEachCallAnIdOfItsOwn() {
         assertNotEquals(ToolFormat.HERMES.newId(), ToolFormat.HERMES.newId());
         // Mistral's template refuses others.
         assertTrue(ToolFormat.MISTRAL.newId().matches("[A-Za-z0-9]{9}"));

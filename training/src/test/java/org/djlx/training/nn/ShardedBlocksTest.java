@@ -517,7 +517,7 @@ class ShardedBlocksTest {
     }
 
     @Test
-    void whatCannotBeDividedIsNamed() {
+    void namesWhatCannotBeDivided() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroup group = groups.get(0);
