@@ -24,7 +24,7 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
-import org.djlx.nativeops.host.ProcessLock;
+import org.djlx.nativeops.host.Flock;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -169,19 +169,42 @@ public final class KernelCache {
 
     private byte[] compile(Path file, Supplier<byte[]> compiler) {
         Path lockFile = Path.of(file + ".lock");
-        try (ProcessLock lock = ProcessLock.acquire(lockFile, MAX_LOCK_WAIT)) {
-            if (!lock.isHeld()) {
-                LOGGER.debug("compiling without the lock {}", lockFile);
-            }
-            byte[] cached =
-                    read(file, true); // The previous holder of the lock may have written it.
-            if (cached != null) {
+        try (Flock lock = lock(lockFile)) {
+            try {
+                // The previous holder of the lock may have written it.
+                byte[] cached = read(file, true);
+                if (cached == null) {
+                    cached = compiler.get();
+                    write(file, cached);
+                }
                 return cached;
+            } finally {
+                if (lock != null) {
+                    delete(lockFile);
+                }
             }
-            byte[] compiled = compiler.get();
-            write(file, compiled);
-            return compiled;
         }
+    }
+
+    private static void delete(Path file) {
+        try {
+            Files.deleteIfExists(file);
+        } catch (IOException e) {
+            LOGGER.debug("cannot delete {}", file, e);
+        }
+    }
+
+    /** Returns null without the lock, which saves duplicate work only. */
+    private Flock lock(Path file) {
+        try {
+            Files.createDirectories(directory);
+            return Flock.acquire(file, MAX_LOCK_WAIT);
+        } catch (IOException e) {
+            LOGGER.debug("compiling without the lock {}", file, e);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+        return null;
     }
 
     /** Returns the content of a file; null if there is none or it is damaged. */
@@ -229,10 +252,8 @@ public final class KernelCache {
     }
 
     /**
-     * Everything on which a compiled kernel depends.
-     *
-     * @param architecture the architecture, for example {@code sm_90a}
-     * @param compiler the compiler and its version, for example {@code NVRTC 13.0}
+     * Everything on which a compiled kernel depends; the architecture is for example {@code
+     * sm_90a}, the compiler with its version {@code NVRTC 13.0}.
      */
     public record Key(
             KernelSource source, List<String> options, String architecture, String compiler) {

@@ -7,6 +7,7 @@ import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.time.Duration;
 
 /**
  * An exclusive {@code flock(2)} on a file, between threads and processes. Python's filelock takes
@@ -14,6 +15,8 @@ import java.nio.file.Path;
  * flock does not see. The system releases the lock when the process ends.
  */
 public final class Flock implements AutoCloseable {
+
+    private static final long POLL_MILLIS = 10;
 
     private final Descriptor descriptor;
 
@@ -53,6 +56,18 @@ public final class Flock implements AutoCloseable {
             }
         }
         return held ? new Flock(descriptor) : null;
+    }
+
+    /** As {@link #tryAcquire}, but waits for the lock up to a timeout. */
+    public static Flock acquire(Path file, Duration timeout)
+            throws IOException, InterruptedException {
+        Deadline deadline = Deadline.after(timeout);
+        Flock lock = tryAcquire(file);
+        while (lock == null && !deadline.isOver()) {
+            Thread.sleep(POLL_MILLIS);
+            lock = tryAcquire(file);
+        }
+        return lock;
     }
 
     /** Returns whether the locked file is still the one at the path: its holder may delete it. */

@@ -15,7 +15,7 @@
  *   <li>{@link Durations} - formats durations for messages
  *   <li>{@link FailureText} - the text of a user's exception
  *   <li>{@link FileWrites} - errors of writes that name the file
- *   <li>{@link Flock} - a lock that is shared with programs in Python
+ *   <li>{@link Flock} - a lock between threads and processes, also with programs in Python
  *   <li>{@link HostCopier} - copies between Java arrays and addresses
  *   <li>{@link LibC} - functions of the C library
  *   <li>{@link LongCalls} - threads for calls that may wait for other ranks or GPUs
@@ -23,7 +23,6 @@
  *   <li>{@link NativeCalls} - counts a thread's native calls
  *   <li>{@link NativeMemory} - reference-counted off-heap memory
  *   <li>{@link ProcessExit} - control over the end of the process
- *   <li>{@link ProcessLock} - a lock between processes
  *   <li>{@link Required} - checks arguments for null
  *   <li>{@link Scratch} - a thread's memory for results of C functions
  *   <li>{@link SharedMemory} - memory shared by processes
