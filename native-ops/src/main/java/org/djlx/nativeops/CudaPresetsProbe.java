@@ -5,20 +5,18 @@ import java.io.IOException;
 import java.nio.channels.FileChannel;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import org.bytedeco.cuda.global.cublas;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.BytePointer;
 import org.bytedeco.javacpp.Loader;
 
-/** Loads JavaCPP's CUDA presets if the driver works. */
+/** Loads JavaCPP's presets for CUDA, if the driver works, and for cuBLASLt. */
 final class CudaPresetsProbe {
 
     private CudaPresetsProbe() {}
 
-    static void run() {
-        Throwable noDriver = NativeLibrary.CUDA.unavailabilityCause();
-        if (noDriver != null) {
-            throw LoadedLibraries.linkError(noDriver.getMessage(), noDriver);
-        }
+    static void cuda() {
+        require(NativeLibrary.CUDA);
         try {
             Presets.load();
         } catch (NoClassDefFoundError e) {
@@ -39,6 +37,27 @@ final class CudaPresetsProbe {
         }
     }
 
+    static void cublasLt() {
+        require(NativeLibrary.CUDA_PRESETS);
+        try {
+            Presets.loadCublas();
+        } catch (LinkageError e) {
+            throw LoadedLibraries.linkError(
+                    "JavaCPP's presets for cuBLAS do not load ("
+                            + e.getMessage()
+                            + "); put libcublas and libcublasLt of the presets' CUDA major version"
+                            + " into a folder of LD_LIBRARY_PATH; libtorch ships them",
+                    e);
+        }
+    }
+
+    private static void require(NativeLibrary library) {
+        Throwable cause = library.unavailabilityCause();
+        if (cause != null) {
+            throw LoadedLibraries.linkError(cause.getMessage(), cause);
+        }
+    }
+
     /** A separate class: the JVM then loads the presets only when they are needed. */
     private static final class Presets {
 
@@ -56,6 +75,10 @@ final class CudaPresetsProbe {
                         // Loads JavaCPP's own library, which is in a separate jar.
                         new BytePointer(1L).close();
                     });
+        }
+
+        static void loadCublas() {
+            locked(() -> Loader.load(cublas.class));
         }
     }
 

@@ -16,9 +16,9 @@ public enum NativeLibrary {
      * JavaCPP's presets of CUDA 12 or 13, whichever is on the class path. {@link
      * org.djlx.nativeops.cuda} calls the driver through them. Available only if {@link #CUDA} is.
      */
-    CUDA_PRESETS(CudaPresetsProbe::run),
+    CUDA_PRESETS(CudaPresetsProbe::cuda),
     /** cuBLASLt, of the presets' CUDA version. */
-    CUBLASLT(CublasLtProbe::run),
+    CUBLASLT(CudaPresetsProbe::cublasLt),
     /** NCCL 2. */
     NCCL(LibraryProbes::nccl),
     /** NVRTC, CUDA's run-time compiler, of CUDA 12 or 13. */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CublasLtProbe     loads JavaCPP's presets for cuBLASLt
- * CudaPresetsProbe  loads JavaCPP's CUDA presets
+ * CudaPresetsProbe  loads JavaCPP's presets for CUDA and cuBLASLt
  */
 /**
  * Which native libraries are available, and why one is not. Each of the packages below wraps one

@@ -28,7 +28,7 @@ public final class CublasLtMatmul implements AutoCloseable {
 
     private static final long SCALES_BY_ROW = 120900; // the version of cuBLAS
 
-    private final CublasLtHandle handle;
+    private final CublasLt handle;
     private final cublasLtMatmulDescOpaque_t descriptor = new cublasLtMatmulDescOpaque_t();
     private final cublasLtMatrixLayoutOpaque_t first = new cublasLtMatrixLayoutOpaque_t();
     private final cublasLtMatrixLayoutOpaque_t second = new cublasLtMatrixLayoutOpaque_t();
@@ -44,7 +44,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     private final long workspaceSize;
     private cublasLtMatmulAlgo_t algorithm;
 
-    private CublasLtMatmul(CublasLtHandle handle, ScalarType type) {
+    private CublasLtMatmul(CublasLt handle, ScalarType type) {
         this.handle = handle;
         boolean wide = type == ScalarType.FLOAT64;
         one = wide ? new DoublePointer(1.0) : new FloatPointer(1f);
@@ -54,7 +54,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     static Optional<CublasLtMatmul> plan(
-            CublasLtHandle handle,
+            CublasLt handle,
             ScalarType type,
             ScalarType outType,
             MatrixLayout out,
@@ -203,7 +203,7 @@ public final class CublasLtMatmul implements AutoCloseable {
             if (status == cublas.CUBLAS_STATUS_NOT_SUPPORTED || count.get() == 0) {
                 return false;
             }
-            CublasLtHandle.check(status, "cublasLtMatmulAlgoGetHeuristic");
+            CublasLt.check(status, "cublasLtMatmulAlgoGetHeuristic");
             algorithm = heuristic.algo();
             return true;
         }

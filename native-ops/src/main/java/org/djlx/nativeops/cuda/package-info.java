@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * CachedFile            the format of a file of the kernel cache
- * CublasLtHandle        cuBLASLt's handle and the workspace of its matmuls
  * CudaResource          a native object in a GPU's context
  * LinkQuery             finds how GPUs are linked, from NVML and the driver
  * Nvml                  binds NVML
