@@ -18,7 +18,7 @@ class IntraNodeCommTest {
     }
 
     @Test
-    void c10dsValues() {
+    void acceptsTheValuesOfC10d() {
         assertFalse(NcclOptions.isIntraNodeComm(Map.of()));
         for (String yes : List.of("1", "y", "YES", "t", "True")) {
             assertTrue(read(yes), yes);

@@ -12,19 +12,19 @@ import org.junit.jupiter.api.Test;
 class NativeVersionsTest {
 
     @Test
-    void libtorchIsThere() {
+    void versionsContainLibtorch() {
         String version = NativeVersions.query().get("libtorch");
         assertTrue(version.matches("2\\.\\d+\\.\\d+( as DJL is configured)?"), version);
     }
 
     @Test
-    void theUpperBytesAreTheVersion() {
+    void abiVersionIsFormatted() {
         assertEquals("2.11.0", NativeVersions.libtorchVersion(0x020b_0000_0000_0000L));
     }
 
     @Test
     @Tag("gpu")
-    void whatGpusNeedIsThere() {
+    void versionsContainDriverCudaAndNcclOnGpus() {
         for (NativeLibrary library : NativeLibrary.values()) {
             assumeTrue(library.isAvailable(), () -> String.valueOf(library.unavailabilityCause()));
         }

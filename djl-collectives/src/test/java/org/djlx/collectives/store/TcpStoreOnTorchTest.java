@@ -53,7 +53,7 @@ abstract class TcpStoreOnTorchTest extends StoreContractTest {
     }
 
     @Test
-    void itsRankSeesWhatWeSet() {
+    void rankOfPyTorchReadsOurValues() {
         store.set("k", bytes("1"));
         assertEquals("1", text(TorchPeer.unhex(torch.call("get", "server", TorchPeer.hex("k")))));
         torch.call("set", "server", TorchPeer.hex("\u4e2d"), TorchPeer.hex("2"));
@@ -61,7 +61,7 @@ abstract class TcpStoreOnTorchTest extends StoreContractTest {
     }
 
     @Test
-    void itsServerWaitsForOurWorker() throws Exception {
+    void serverOfPyTorchCountsOurWorker() throws Exception {
         String free = torch.call("open", "probe", 0, backend, 0, 60_000);
         torch.call("close", "probe");
         torch.send("open", "waiting", free, backend, 2, 60_000);
@@ -103,7 +103,7 @@ abstract class TcpStoreOnTorchTest extends StoreContractTest {
         }
 
         @Test
-        void queueNamesTheServerThatHasNone() {
+        void queueErrorNamesAServerWithoutQueues() {
             CollectiveException e =
                     assertThrows(CollectiveException.class, () -> store.queueLength("q"));
             assertTrue(e.getMessage().contains("libuv"), e.getMessage());

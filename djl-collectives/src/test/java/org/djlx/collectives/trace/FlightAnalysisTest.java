@@ -139,7 +139,7 @@ class FlightAnalysisTest {
 
     /** The clocks of hosts differ: who was not missed is not late. */
     @Test
-    void rankIsNotLateIfNobodyWaited() {
+    void rankIsNotLateIfNoRankTimedOut() {
         FlightAnalysis analysis =
                 analyse(
                         dump("g", 0, 3, List.of(1), List.of(failed(1, C, 2_000, 0, 2_000))),
@@ -148,7 +148,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void failedRankIsNotBehindRankThatNeverCalledIs() {
+    void failedRankIsNotBehindButARankWithoutTheCallIs() {
         FlightAnalysis analysis =
                 analyse(
                         dump(
@@ -233,7 +233,7 @@ class FlightAnalysisTest {
     }
 
     @Test
-    void anOperationHasNotEndedEverywhere() {
+    void operationRunningOnSomeRanksIsUnfinished() {
         assertFinding(
                 analyse(
                         completed(0, 3, 1, A, C),

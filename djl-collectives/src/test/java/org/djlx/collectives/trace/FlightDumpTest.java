@@ -42,7 +42,7 @@ class FlightDumpTest {
     }
 
     @Test
-    void theNamesAreThoseOfC10d() {
+    void jsonHasTheFieldNamesOfC10d() {
         JsonObject json = JsonParser.parseString(DUMP.toJson()).getAsJsonObject();
         assertEquals(
                 Set.of(
@@ -104,7 +104,7 @@ class FlightDumpTest {
                 "not JSON at all            | BEGIN_OBJECT",
                 "{\"version\": \"2\"        | End of input"
             })
-    void whatIsNoDumpIsRefused(String text, String reason) throws IOException {
+    void parseRefusesJsonThatIsNoDump(String text, String reason) throws IOException {
         Path file = Files.writeString(directory.resolve("bad.json"), text);
         IOException e = assertThrows(IOException.class, () -> FlightDump.read(file));
         assertTrue(e.getMessage().startsWith(file + " is not a flight record: "), e::getMessage);

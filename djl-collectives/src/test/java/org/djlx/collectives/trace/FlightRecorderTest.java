@@ -178,7 +178,7 @@ class FlightRecorderTest {
                 NoClassDefFoundError.class,
                 IllegalStateException.class
             })
-    void aReportThatFailsHindersNoOther(Class<? extends Throwable> reason) {
+    void failedReportDoesNotPreventLaterReports(Class<? extends Throwable> reason) {
         GroupTrace hopeless = trace(4, dump -> throwOneOf(reason));
         fail(hopeless);
         List<String> reasons = new ArrayList<>();

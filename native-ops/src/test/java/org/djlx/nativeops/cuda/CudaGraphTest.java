@@ -23,7 +23,7 @@ import org.junit.jupiter.api.Timeout;
 class CudaGraphTest extends StreamFixture {
 
     @Test
-    void replaysWithWhatTheMemoryHolds() {
+    void replayReadsTheCurrentContentsOfItsMemory() {
         try (NativeMemory memory = CudaMemory.allocate(device, 64);
                 CudaStream side = CudaStream.create(device);
                 CudaEvent forked = CudaEvent.create(device);
@@ -106,7 +106,7 @@ class CudaGraphTest extends StreamFixture {
     }
 
     @Test
-    void anOwnerHasOneHookForEachGraph() {
+    void hookIsCreatedOncePerOwnerAndGraph() {
         Counts counts = new Counts();
         CudaGraph graph =
                 CudaGraph.capture(

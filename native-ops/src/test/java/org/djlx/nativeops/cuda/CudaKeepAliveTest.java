@@ -98,7 +98,7 @@ class CudaKeepAliveTest {
 
     /** What would happen: libtorch gives the storage away at once. */
     @Test
-    void withoutItStorageIsReusedAtOnce() {
+    void storageIsReusedAtOnceWithoutKeepAlive() {
         try (CudaStream side = CudaStream.create(device);
                 NativeMemory copy = CudaMemory.allocate(device, BYTES);
                 HostFlag flag = new HostFlag(device)) {
@@ -120,7 +120,7 @@ class CudaKeepAliveTest {
     }
 
     @Test
-    void viewsKeepTheirMemory() {
+    void keepAliveKeepsTheMemoryOfViews() {
         AtomicInteger freed = new AtomicInteger();
         try (CudaStream side = CudaStream.create(device);
                 NativeMemory backing = CudaMemory.allocate(device, 256);

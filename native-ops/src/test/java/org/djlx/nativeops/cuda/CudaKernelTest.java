@@ -116,7 +116,7 @@ class CudaKernelTest extends StreamFixture {
     }
 
     @Test
-    void compilersMessageIsPassedOn() {
+    void compilationErrorHasTheLogOfNvrtc() {
         KernelSource broken =
                 new KernelSource(
                         "broken.cu",

@@ -73,7 +73,7 @@ class CudaMemoryTest {
     }
 
     @Test
-    void pinnedMemoryIsSeenByBoth() {
+    void pinnedMemoryIsSharedByHostAndGpu() {
         NativeMemory pinned = CudaMemory.allocatePinned(device, 4096);
         assertEquals(Device.cpu(), pinned.device());
         try (NDManager host = NDManager.newBaseManager(Device.cpu(), "PyTorch");
@@ -88,7 +88,7 @@ class CudaMemoryTest {
     }
 
     @Test
-    void tooMuchIsNamed() {
+    void outOfMemoryErrorNamesTheSize() {
         var e = assertThrows(CudaException.class, () -> CudaMemory.allocate(device, 1L << 50));
         assertEquals("cuMemAlloc", e.call());
         assertEquals("CUDA_ERROR_OUT_OF_MEMORY", e.errorName());

@@ -43,7 +43,7 @@ class CudaPeerTest {
     }
 
     @Test
-    void pushesAndPulls() {
+    void copiesToAndFromAPeer() {
         assertTrue(one.canAccessPeer(two));
         assertTrue(two.canAccessPeer(one));
         try (NativeMemory here = CudaMemory.allocate(one, BYTES);
@@ -92,7 +92,7 @@ class CudaPeerTest {
     }
 
     @Test
-    void eventsOfOneOrderTheOther() {
+    void eventOfOneGpuOrdersAStreamOfTheOther() {
         try (NativeMemory there = CudaMemory.allocate(two, 8);
                 CudaStream mine = CudaStream.create(one);
                 CudaStream theirs = CudaStream.create(two);

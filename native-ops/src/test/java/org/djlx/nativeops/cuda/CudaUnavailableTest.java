@@ -47,7 +47,7 @@ class CudaUnavailableTest {
     }
 
     @Test
-    void causeIsThatOfTheDriver() {
+    void presetsAreUnavailableForTheCauseOfTheDriver() {
         assumeFalse(NativeLibrary.CUDA.isAvailable());
         var e = assertThrows(UnsatisfiedLinkError.class, () -> CudaDevice.open(Device.gpu(0)));
         assertTrue(e.getMessage().startsWith("CUDA_PRESETS is not available: "), e.getMessage());
@@ -78,7 +78,7 @@ class CudaUnavailableTest {
     }
 
     @Test
-    void nothingOfThePresetsIsLoaded() throws Exception {
+    void classesLoadWithoutLoadingThePresets() throws Exception {
         assumeFalse(NativeLibrary.CUDA.isAvailable());
         String output = probe(System.getProperty("java.class.path"));
         assertTrue(output.contains("CUDA_PRESETS is not available"), output);
@@ -87,7 +87,7 @@ class CudaUnavailableTest {
     }
 
     @Test
-    void thePresetsNeedNotBeThere() throws Exception {
+    void classesLoadWithoutThePresetsOnTheClassPath() throws Exception {
         String without =
                 Arrays.stream(System.getProperty("java.class.path").split(File.pathSeparator))
                         .filter(entry -> !entry.contains("bytedeco") && !entry.contains("javacpp"))

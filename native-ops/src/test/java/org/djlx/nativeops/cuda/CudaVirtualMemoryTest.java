@@ -210,7 +210,7 @@ class CudaVirtualMemoryTest {
     }
 
     @Test
-    void tooMuchIsNamed() {
+    void outOfMemoryErrorNamesTheSize() {
         var e =
                 assertThrows(
                         CudaException.class,
@@ -220,7 +220,7 @@ class CudaVirtualMemoryTest {
     }
 
     @Test
-    void otherFilesAreRefused() {
+    void openRefusesDescriptorsOfOtherFiles() {
         Descriptor file = new Descriptor(LibC.memfd_create("not a GPU's", LibC.MFD_CLOEXEC));
         try (file) {
             var e =

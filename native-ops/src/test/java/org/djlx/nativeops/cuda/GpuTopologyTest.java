@@ -57,7 +57,7 @@ class GpuTopologyTest {
 
     @ParameterizedTest
     @CsvSource({"2, SAME_BOARD", "2, PCIE_SWITCH", "4, HOST_BRIDGE", "8, SYSTEM"})
-    void pcieDoesNot(int gpus, GpuLink.Kind kind) {
+    void pcieIsNotFullyConnected(int gpus, GpuLink.Kind kind) {
         assertEquals(GpuTopology.Kind.OTHER, uniform(gpus, GpuLink.of(kind)).kind());
     }
 
@@ -74,7 +74,7 @@ class GpuTopologyTest {
     }
 
     @Test
-    void partsOfADgx1() {
+    void partsOfADgx1AreFullyConnectedOrOther() {
         GpuTopology dgx1 = of(DGX_1, GpuLink.Kind.NVLINK);
         assertEquals(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, subset(dgx1, 0, 1, 2, 3).kind());
         assertEquals(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, subset(dgx1, 6, 4, 7, 5).kind());

@@ -74,7 +74,7 @@ class KernelConstantsTest {
     @ParameterizedTest
     @ValueSource(
             strings = {"~1", "6 & 3", "8 >> 1", "6 ^ 3", "1.5", "1u", "sizeof(int)", "(1", "1 ? 2"})
-    void whatIsNotUnderstoodIsRefused(String expression) {
+    void unknownSyntaxIsRefused(String expression) {
         String text = "const int VALUE = " + expression + ";\n";
         KernelConstants constants =
                 new KernelConstants(new KernelSource("test.cu", text, Map.of()));
@@ -107,7 +107,7 @@ class KernelConstantsTest {
     }
 
     @Test
-    void whatIsMissingIsNamed() {
+    void missingDefinitionIsNamed() {
         for (String name : List.of("OTHER", "STAGES")) {
             Exception e =
                     assertThrows(
@@ -146,8 +146,8 @@ class KernelConstantsTest {
                     fused_matmul/fused_matmul.cu | -DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=1 -DGATED=0 | Launch | SHARED_BYTES STAGES RING
                     fused_matmul/fused_matmul.cu | -DTILE_N=128 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1 -DGATED=0 -DSCALED=1 | Launch | SHARED_BYTES STAGES BLOCK_K
                     """)
-    void aCompilerAgrees(String file, String options, String structs, String values)
-            throws Exception {
+    void layoutsAndConstantsAreThoseOfACompiler(
+            String file, String options, String structs, String values) throws Exception {
         KernelSource source = KernelSource.ofResource(NativeLibrary.class, file);
         KernelConstants constants = new KernelConstants(source, options.split(" "));
         StringBuilder text = new StringBuilder(source.text()).append('\n');

@@ -13,7 +13,7 @@ import org.junit.jupiter.api.Test;
 class KernelSourceTest {
 
     @Test
-    void readsWhatIsIncluded() {
+    void readsIncludedFiles() {
         KernelSource source = KernelSource.ofResource(NativeLibrary.class, "scale.cu");
         assertEquals("scale.cu", source.name());
         assertTrue(source.text().contains("__global__"));

@@ -42,7 +42,7 @@ class KernelStructTest {
     }
 
     @Test
-    void whatLiesOutsideIsRefused() {
+    void putOutsideOfTheStructIsRefused() {
         assertThrows(IllegalArgumentException.class, () -> new KernelStruct(0));
         KernelStruct struct = new KernelStruct(16);
         assertThrows(IndexOutOfBoundsException.class, () -> struct.put(9, 1L));

@@ -245,7 +245,7 @@ class LinkQueryTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"cuDeviceGetByPCIBusId", "cuDeviceGetP2PAttribute", "attribute 2"})
-    void nobodyTells(String function) {
+    void linksAreUnknownIfNeitherNvmlNorDriverAnswers(String function) {
         host.failing.addAll(List.of("nvmlInit", function));
         assertEquals(GpuLink.of(GpuLink.Kind.UNKNOWN), link());
         assertTrue(topology().summary().contains("nvmlInit: Not Supported"));
@@ -269,7 +269,7 @@ class LinkQueryTest {
 
     /** A pair that is as fast as one with NVLink has NVLink, even if its atomics are unknown. */
     @Test
-    void ranksDecideWhereAtomicsAreUnknown() {
+    void performanceRankDecidesIfAtomicsAreUnknown() {
         String three = "0000:3c:00.0";
         for (int rank = 0; rank < 2; rank++) {
             GpuTopology topology =

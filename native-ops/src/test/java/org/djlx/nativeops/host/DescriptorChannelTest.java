@@ -180,7 +180,7 @@ class DescriptorChannelTest {
     }
 
     @Test
-    void dropsOthersTokensAndLeaksNothing() throws IOException {
+    void messagesWithAnotherTokenAreDroppedAndClosed() throws IOException {
         try (DescriptorChannel channel = DescriptorChannel.open();
                 Descriptor file = file("refused")) {
             int before = open();

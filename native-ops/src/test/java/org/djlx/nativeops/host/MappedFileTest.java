@@ -126,7 +126,7 @@ class MappedFileTest {
     }
 
     @Test
-    void whatIsNoFileIsRefused() {
+    void openRefusesAllButRegularFiles() {
         assertThrows(IllegalArgumentException.class, () -> MappedFile.open(null));
         for (Path path : new Path[] {folder, folder.resolve("none"), Path.of("/dev/null")}) {
             IOException e = assertThrows(IOException.class, () -> MappedFile.open(path));

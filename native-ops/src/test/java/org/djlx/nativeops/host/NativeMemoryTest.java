@@ -70,7 +70,7 @@ class NativeMemoryTest {
     }
 
     @Test
-    void lastReferenceFrees() {
+    void lastReleaseFreesTheMemory() {
         NativeMemory memory = memory(4096, 128, Device.cpu());
         memory.retain();
         memory.close();

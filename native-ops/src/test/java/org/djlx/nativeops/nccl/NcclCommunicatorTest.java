@@ -182,7 +182,7 @@ class NcclCommunicatorTest {
     }
 
     @Test
-    void abortEndsWhatIsUnderWay() throws InterruptedException {
+    void abortEndsRunningOperations() throws InterruptedException {
         allReduce();
         Rank rank = ranks.get(0);
         allReduce(rank);

@@ -12,7 +12,7 @@ import org.junit.jupiter.api.Test;
 class NcclWindowTest {
 
     @Test
-    void withoutNcclThereAreNone() {
+    void windowsAreUnavailableWithoutNccl() {
         Throwable cause = NativeLibrary.NCCL.unavailabilityCause();
         assumeTrue(cause != null, "NCCL is here");
         assertEquals(Optional.of(cause.getMessage()), NcclWindow.unavailabilityCause());

@@ -41,7 +41,7 @@ class HalfBitsTest {
     }
 
     @Test
-    void theBitsOfLibtorch() {
+    void conversionHasTheBitsOfLibtorch() {
         float[] values = floats();
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray array = manager.create(values);

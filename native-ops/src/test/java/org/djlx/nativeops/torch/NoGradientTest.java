@@ -42,7 +42,7 @@ class NoGradientTest {
 
     /** DJL tells of leaves alone whether they require a gradient. */
     @Test
-    void whatIsComputedFromALeafIsRecordedToo() {
+    void resultOfALeafIsRecorded() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             boolean before = JniUtils.isGradMode();
             JniUtils.setGradMode(true);

@@ -41,7 +41,7 @@ class ScalarTypeTest {
         "UINT32, uint32",
         "UINT64, uint64"
     })
-    void codesAreLibtorchs(ScalarType type, String name) {
+    void codesEqualThoseOfLibtorch(ScalarType type, String name) {
         NativeLibrary.LIBTORCH.ensureAvailability();
         int code =
                 com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"))
@@ -53,7 +53,7 @@ class ScalarTypeTest {
 
     @ParameterizedTest
     @EnumSource(ScalarType.class)
-    void itemSizesAreLibtorchs(ScalarType type) {
+    void itemSizesEqualThoseOfLibtorch(ScalarType type) {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             var pair = Torch.empty(manager, new Shape(2), type);
             long second = Torch.dataPointer(pair.get("1:"));

@@ -105,7 +105,7 @@ class TorchAliasTest {
     }
 
     @Test
-    void whatIsMadeEmptyIsSoForAllWhoHaveIt() {
+    void makeEmptyEmptiesAllAliases() {
         NDArray array = manager.create(new float[] {1, 2, 3}).neg();
         NDArray alias = Torch.alias(manager, array);
         NDArray view = array.get("1:");

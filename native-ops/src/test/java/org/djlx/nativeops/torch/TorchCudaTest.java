@@ -100,7 +100,7 @@ class TorchCudaTest {
     }
 
     @Test
-    void theLastPlacesAttendToAllBefore() {
+    void attentionOfLastIsCausal() {
         int[][][] lengths = {
             {{1}, {300}},
             {{70}, {70}},

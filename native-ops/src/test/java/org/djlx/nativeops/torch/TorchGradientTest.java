@@ -84,7 +84,7 @@ class TorchGradientTest {
     }
 
     @Test
-    void whoHoldsAGradient() {
+    void gradientHoldersCountsOpenArrays() {
         assertEquals(0, Torch.gradientHolders(leaf));
         backward();
         assertEquals(0, Torch.gradientHolders(leaf));
@@ -97,7 +97,7 @@ class TorchGradientTest {
     }
 
     @Test
-    void aHundredThousandTimes() {
+    void settingGradientsRepeatedlyLeaksNothing() {
         try (NDArray gradient = create(4, 5, 6)) {
             for (int i = 0; i < 100_000; i++) {
                 Torch.setGradient(leaf, i % 2 == 0 ? gradient : null);

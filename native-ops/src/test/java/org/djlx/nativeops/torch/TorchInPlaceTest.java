@@ -167,7 +167,7 @@ class TorchInPlaceTest {
     }
 
     @Test
-    void nanWins() {
+    void minAndMaxPropagateNan() {
         NDArray acc = manager.create(new double[] {Double.NaN, 1});
         NDArray other = manager.create(new double[] {1, Double.NaN});
         TorchInPlace.min(acc, other);
@@ -175,7 +175,7 @@ class TorchInPlaceTest {
     }
 
     @Test
-    void bools() {
+    void operatorsOnBooleans() {
         boolean[] both = {false, false, true, true};
         NDArray other = manager.create(new boolean[] {false, true, false, true});
         NDArray acc = manager.create(both);
@@ -311,7 +311,7 @@ class TorchInPlaceTest {
     @EnumSource(
             value = ScalarType.class,
             names = {"INT64", "INT32", "INT16", "INT8", "UINT8"})
-    void bits(ScalarType type) {
+    void bitOperatorsOnIntegers(ScalarType type) {
         double[] left = {0, 1, 6, 12, 127, 85};
         double[] right = {3, 1, 5, 10, 64, 42};
         assertBits(TorchInPlace::bitAnd, (a, b) -> (long) a & (long) b, left, right, type);

@@ -172,7 +172,7 @@ class TorchLibraryTest {
     }
 
     @Test
-    void throwsWhatTheKernelHasThrown() {
+    void callThrowsTheExceptionOfTheKernel() {
         NDArray x = manager.create(new float[] {1});
         for (Throwable failure :
                 new Throwable[] {
@@ -199,7 +199,7 @@ class TorchLibraryTest {
     }
 
     @Test
-    void throwsWhatOnlyTheCodeThrows() throws Exception {
+    void callThrowsTheExceptionOfTheCode() throws Exception {
         NDArray x = manager.create(new float[] {1});
         TorchLibrary.Kernel fails =
                 arguments -> {
@@ -262,7 +262,7 @@ class TorchLibraryTest {
     }
 
     @Test
-    void takesNoMemoryOfJava() {
+    void resultInJavaMemoryIsRefused() {
         NDArray x = manager.create(new float[] {1});
         try (NDManager other = NDManager.newBaseManager("PyTorch")) {
             for (TorchLibrary.Kernel kernel :

@@ -26,7 +26,7 @@ class TorchNarrowTest {
     }
 
     @Test
-    void isTheRangeThatAnIndexNames() {
+    void rangeEqualsThatOfAnIndex() {
         assertArrayEquals(
                 array.get("1:2").toFloatArray(), Torch.narrow(array, 0, 1, 1).toFloatArray());
         NDArray rows = Torch.narrow(array, 1, 1, 2);
@@ -45,7 +45,7 @@ class TorchNarrowTest {
     }
 
     @Test
-    void whatIsOutsideIsAnError() {
+    void rangeOutsideOfTheArrayIsRefused() {
         long[][] wrong = {{-1, 0, 1}, {3, 0, 1}, {1, -1, 1}, {1, 0, 4}, {1, 3, 1}, {1, 0, -1}};
         for (long[] range : wrong) {
             String message =

@@ -194,7 +194,7 @@ class TorchPropertiesTest {
     @ParameterizedTest
     @ValueSource(
             strings = {"", "0", "1", "5", "1,1,1", "2,3", "3,1,2", "0,3", "3,0", "2,3,4,5,1,2"})
-    void infoIsWhatTheOthersSay(String text) {
+    void infoEqualsTheSingleGetters(String text) {
         long[] sizes =
                 text.isEmpty()
                         ? new long[0]

@@ -69,7 +69,7 @@ class EpochsGpuTest {
     /** Words of 32 bits would look as if the peers were ahead. */
     @ParameterizedTest
     @CsvSource({"1000, false", "600000, false", "600000, true"})
-    void wordsFromBillionsOfOperationsAgoDoNotCount(int count, boolean direct) {
+    void signalsOfAnEarlierWrapAroundDoNotCount(int count, boolean direct) {
         checkFrom(1L << 32, 10, count, direct);
     }
 

@@ -25,7 +25,7 @@ class LateWritersTest {
     }
 
     @Test
-    void aFailureDoesNotKeepTheOthers() {
+    void failedReleaseDoesNotPreventTheOthers() {
         writers.release(
                 () -> {
                     throw new IllegalStateException("no context");

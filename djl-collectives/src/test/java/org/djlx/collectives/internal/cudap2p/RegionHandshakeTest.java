@@ -71,7 +71,7 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void otherHosts() {
+    void problemNamesRanksOnDifferentHosts() {
         assertEquals(
                 "rank 0 and rank 2 are on different hosts", problem(info -> info.host = "other"));
     }

@@ -51,7 +51,7 @@ class GpuTurnsTest {
     }
 
     @Test
-    void aGroupAloneKeepsNoLog() {
+    void singleGroupLogsNoLaunches() {
         List<GpuTurns.Member> x = join("X", "a", "b");
         List<GpuTurns.Member> other = join("other", "c", "d");
         launch(x.get(0));
@@ -116,7 +116,7 @@ class GpuTurnsTest {
 
     /** Calls of a group whose members have all stopped, but not left, stay out of the log. */
     @Test
-    void aStoppedGroupKeepsNoLog() {
+    void stoppedGroupLogsNoLaunches() {
         List<GpuTurns.Member> x = join("X", "a", "b");
         launch(x.get(0));
         x.forEach(GpuTurns.Member::stop);

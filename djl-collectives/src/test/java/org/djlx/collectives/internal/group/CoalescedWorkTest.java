@@ -55,7 +55,7 @@ class CoalescedWorkTest {
     /** The operation has ended, but its thread has not completed the coalesced work yet. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void whoHasWaitedFindsTheFailure(boolean withTimeout) {
+    void awaitAfterTheFailureThrowsIt(boolean withTimeout) {
         CollectiveException reason = new CollectiveException("on purpose");
         CompletableFuture<List<NDArray>> future = new CompletableFuture<>();
         CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS)

@@ -271,7 +271,7 @@ class HostSyncTest {
     }
 
     @Test
-    void endEndsWaits() {
+    void endCallsEndsRunningWaits() {
         CompletableFuture<Void> waiting =
                 CompletableFuture.runAsync(() -> hosts.get(0).agree(operation, false), THREADS);
         hosts.get(0).end();
@@ -281,7 +281,7 @@ class HostSyncTest {
 
     /** One rank records the call that the others run: all learn that, and can go on. */
     @Test
-    void aCallIntoAGraphIsNotTheSame() {
+    void capturedCallDoesNotMatchAnOrdinaryCall() {
         for (int round = 0; round < RANKS; round++) {
             int odd = round;
             List<CollectiveMismatchException> differences =

@@ -330,7 +330,7 @@ class NcclBackendTest {
 
     /** A split waits for the messages on the communicator, and its part carries messages, too. */
     @Test
-    void groupSplitsBehindMessages() {
+    void splitFollowsIssuedMessages() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
         try {
             ProcessGroups.run(

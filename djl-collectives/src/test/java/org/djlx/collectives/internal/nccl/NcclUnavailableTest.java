@@ -48,7 +48,7 @@ class NcclUnavailableTest {
     }
 
     @Test
-    void whatItSupportsIsKnown() {
+    void supportIsKnownWithoutNccl() {
         assertEquals("nccl", Backends.get("nccl").name());
         assertTrue(Backends.get("nccl").support().supports(OpType.SEND));
         assertTrue(!Backends.get("nccl").support().supports(OpType.RECV_ANY_SOURCE));

@@ -158,7 +158,7 @@ class ServerConnectionTest {
     }
 
     @Test
-    void anUnsetKeyIsEmpty() throws IOException {
+    void getOfAnUnsetKeyReturnsAnEmptyValue() throws IOException {
         send("03 0100000000000000 78");
         assertAnswer("0000000000000000");
     }

@@ -79,7 +79,7 @@ public class JavaSumsTest {
 
     @ParameterizedTest
     @CsvSource({"16385, FLOAT32", "1, FLOAT64", "1, FLOAT16", "1, INT32", "1, BFLOAT16"})
-    void leavesTheRestToLibtorch(int count, ScalarType type) {
+    void refusesOtherTypesAndLargeSums(int count, ScalarType type) {
         assertFalse(new JavaSums().canAdd(count, type));
     }
 }
