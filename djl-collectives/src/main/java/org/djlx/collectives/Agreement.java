@@ -80,10 +80,8 @@ public final class Agreement {
     }
 
     /**
-     * Tells all ranks whether a condition holds on any of them, by a small all-reduce.
-     *
-     * @param group the ranks; null if there is only one
-     * @param manager a manager on the group's device
+     * Tells all ranks of a group, null if there is only one, whether a condition holds on any of
+     * them, by a small all-reduce; the manager is on the group's device.
      */
     public static boolean any(ProcessGroup group, NDManager manager, boolean own) {
         if (group == null) {

@@ -21,10 +21,8 @@ public class CollectiveMismatchException extends CollectiveException {
     }
 
     /**
-     * Creates an exception.
-     *
-     * @param message the call of each rank
-     * @param isGroupBroken whether mismatched calls may have run; the ranks are then out of step
+     * As the other constructor; {@code isGroupBroken}: mismatched calls may have run, and the ranks
+     * are then out of step.
      */
     public CollectiveMismatchException(String message, boolean isGroupBroken) {
         super(message);

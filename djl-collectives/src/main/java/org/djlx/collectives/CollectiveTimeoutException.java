@@ -13,10 +13,8 @@ public class CollectiveTimeoutException extends CollectiveException {
     private final int[] missingRanks;
 
     /**
-     * Creates an exception.
-     *
-     * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive; null if unknown
+     * Creates an exception whose message says the operation, its sequence number, the group, the
+     * timeout and the ranks of the group that did not arrive; null if unknown.
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks) {
         this(message, missingRanks, null);

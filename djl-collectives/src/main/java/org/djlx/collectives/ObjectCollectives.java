@@ -323,10 +323,8 @@ public final class ObjectCollectives {
     }
 
     /**
-     * Exchanges the sizes of the objects.
-     *
-     * @return the size of the largest object in bytes
-     * @throws CollectiveException on all ranks, if an object cannot be sent
+     * Exchanges the sizes of the objects; returns that of the largest in bytes. Throws a
+     * CollectiveException on all ranks if an object cannot be sent.
      */
     private int agree(OpType type, int root, Packed own) {
         ByteBuffer header = header(own);

@@ -130,10 +130,8 @@ public final class LibraryProbes {
     }
 
     /**
-     * Opens the first of {@code fileNames} that the dynamic loader finds.
-     *
-     * @param fileNames the names of the files, in order of preference
-     * @throws UnsatisfiedLinkError if no file is found
+     * Opens the first file that the dynamic loader finds, in order of preference; throws
+     * UnsatisfiedLinkError if there is none.
      */
     public static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
         UnsatisfiedLinkError last = null;

@@ -15,11 +15,8 @@ import org.djlx.nativeops.ContextLoader;
 
 /**
  * Passes requests to a {@link ParallelModel}: an {@link Input} is answered by an {@link Output}, an
- * {@link NDList} by an {@link NDList}, and other inputs as the model does. The translator is not
- * used.
- *
- * @param <I> {@link Input}, {@link NDList} or a type of the model
- * @param <O> {@link Output}, {@link NDList} or a type of the model
+ * {@link NDList} by an {@link NDList}, and inputs of other types of the model as the model does.
+ * The translator is not used.
  */
 final class ParallelPredictor<I, O> extends Predictor<I, O> {
 

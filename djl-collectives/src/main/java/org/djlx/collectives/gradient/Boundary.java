@@ -41,10 +41,8 @@ final class Boundary implements AutoCloseable {
     private record Source(Boundary boundary, int output) {}
 
     /**
-     * Records a call.
-     *
-     * @param conversion whether operators may use the inputs in place of the output
-     * @param makers the boundaries not yet visited, by their outputs
+     * Records a call. Of a conversion, operators may use the inputs in place of the output; the
+     * makers are the boundaries not yet visited, by their outputs.
      */
     Boundary(
             String operator,
@@ -277,10 +275,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Runs the rule.
-     *
-     * @param used receives the gradients that stay at open outputs
-     * @param shared receives the gradients that other boundaries may share
+     * Runs the rule. Adds the gradients that stay at open outputs to {@code used}, and those that
+     * other boundaries may share to {@code shared}.
      */
     private List<NDArray> inputGradients(List<TensorInfo> used, List<TensorInfo> shared) {
         List<NDArray> gradients = new ArrayList<>();

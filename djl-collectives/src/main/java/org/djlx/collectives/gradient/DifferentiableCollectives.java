@@ -63,11 +63,9 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Leaves a parallel region: sums the ranks' arrays to a value that is the same on all ranks.
-     * Use it on the output of a row-parallel layer.
-     *
-     * @param x this rank's array, of any shape
-     * @return the sum, which counts once: its gradient is the gradient of each rank's array
+     * Leaves a parallel region: sums the ranks' arrays, of any shape, to a value that is the same
+     * on all ranks. Use it on the output of a row-parallel layer. The sum counts once: its gradient
+     * is the gradient of each rank's array.
      */
     public static NDArray leaveParallel(NDArray x, ProcessGroup group) {
         String operator = "leaveParallel";
@@ -78,10 +76,8 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Sums an array over all ranks. Use it if each rank computes its own loss from the sum.
-     *
-     * @param x this rank's array, of any shape
-     * @return the sum; its gradients are summed over the ranks
+     * Sums an array of any shape over all ranks, and its gradients, too. Use it if each rank
+     * computes its own loss from the sum.
      */
     public static NDArray allReduce(NDArray x, ProcessGroup group) {
         String operator = "allReduce";

@@ -111,12 +111,7 @@ public abstract class P2pBuffers {
     private final long[] addresses; // of each rank's memory; 0 until first used; guarded by this
     private P2pAllocator allocator; // null until first used; guarded by this
 
-    /**
-     * Constructor for subclasses.
-     *
-     * @param bufferSize the size of each rank's buffer, in bytes
-     * @param heapSize the size of each rank's heap, in bytes
-     */
+    /** Constructor for subclasses; sizes of each rank's buffer and heap are in bytes. */
     protected P2pBuffers(int rank, int worldSize, long bufferSize, long heapSize, int channels) {
         this.rank = rank;
         this.worldSize = worldSize;

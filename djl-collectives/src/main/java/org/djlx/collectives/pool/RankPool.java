@@ -165,33 +165,25 @@ public final class RankPool<R, T> implements AutoCloseable {
         Required.argument("RankPool: maker", maker);
         RankPool<R, T> pool = pool(name, group, codec);
         RequestChannel channel = pool.channel;
-        if (pool.isFollower()) {
-            pool.begin(
-                    rank -> {
-                        channel.listen(pool::lose);
-                        rank.make(maker);
+        pool.begin(
+                rank -> {
+                    channel.listen(pool::lose);
+                    rank.make(maker);
+                    if (pool.isFollower()) {
                         channel.awaitBegin();
                         rank.queue.add(rank::follow);
-                        return null;
-                    });
-        } else {
-            pool.begin(
-                    rank -> {
-                        channel.listen(pool::lose);
-                        rank.make(maker);
+                    } else {
                         channel.begin();
-                        return null;
-                    });
-        }
+                    }
+                    return null;
+                });
         return pool;
     }
 
     private static <R, T> RankPool<R, T> pool(
             String name, ProcessGroup group, RequestCodec<R> codec) {
         try {
-            RequestChannel channel = RequestChannel.open(group);
-            RankPool<R, T> pool = new RankPool<>(name, List.of(group), codec, channel);
-            return pool;
+            return new RankPool<>(name, List.of(group), codec, RequestChannel.open(group));
         } catch (Throwable e) {
             group.destroy();
             throw e;

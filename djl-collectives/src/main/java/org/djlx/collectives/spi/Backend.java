@@ -86,10 +86,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Checks that the caller may wait for an operation immediately.
-     *
-     * @param operation an operation that is {@linkplain Operation#isInOrder in order}
-     * @throws IllegalStateException if the operation would not start before the wait
+     * Checks that the caller may wait for an operation, which is {@linkplain Operation#isInOrder in
+     * order}, immediately; throws IllegalStateException if it would not start before the wait.
      */
     public void checkInOrder(Operation operation) {}
 
@@ -136,11 +134,9 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.allReduceCoalesced}. Coalesced operations are called only if {@link
-     * #batchesCollectives()} is false.
-     *
-     * @param tensors inputs and outputs, of one element type
-     * @param infos their types, shapes and addresses
+     * See {@code ProcessGroup.allReduceCoalesced}, for tensors of one element type and their types,
+     * shapes and addresses. Coalesced operations are called only if {@link #batchesCollectives()}
+     * is false.
      */
     public Work allReduceCoalesced(
             Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
@@ -148,10 +144,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.allGatherCoalesced}.
-     *
-     * @param inputs this rank's inputs, of one element type
-     * @param infos types, shapes and addresses of the inputs
+     * See {@code ProcessGroup.allGatherCoalesced}, for inputs of one element type and their types,
+     * shapes and addresses.
      */
     public Work allGatherCoalesced(
             Operation operation,
@@ -162,10 +156,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.reduceScatterCoalesced}.
-     *
-     * @param outputs this rank's parts of the results, of one element type
-     * @param infos types, shapes and addresses of the outputs
+     * See {@code ProcessGroup.reduceScatterCoalesced}, for outputs of one element type and their
+     * types, shapes and addresses.
      */
     public Work reduceScatterCoalesced(
             Operation operation,
@@ -182,10 +174,7 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.allToAllSingle}.
-     *
-     * @param outputCounts the number of elements from each rank
-     * @param inputCounts the number of elements for each rank
+     * See {@code ProcessGroup.allToAllSingle}, for the numbers of elements from and for each rank.
      */
     public Work allToAllSingle(
             Operation operation,
@@ -205,10 +194,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.recv} and {@code ProcessGroup.recvAnySource}.
-     *
-     * @param source the sending rank, not this rank; -1 for any
-     * @return the work, which implements {@link Work#sourceRank()}
+     * See {@code ProcessGroup.recv} and {@code ProcessGroup.recvAnySource}, where the source is -1.
+     * The work implements {@link Work#sourceRank()}.
      */
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
         throw unsupported(operation.type());

@@ -98,10 +98,8 @@ public final class Operation {
     }
 
     /**
-     * Creates a point-to-point operation.
-     *
-     * @param sequence its sequence number among the messages of the group, from 1
-     * @param agreed the arguments; {@link Agreed#index} is the peer, or -1 for any source
+     * Creates a point-to-point operation with its sequence number among the messages of the group,
+     * from 1; {@link Agreed#index} is the peer, or -1 for any source.
      */
     public Operation(
             OpType type, long sequence, String group, Duration timeout, Agreed agreed, int tag) {

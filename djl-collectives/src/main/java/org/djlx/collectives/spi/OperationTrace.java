@@ -15,10 +15,8 @@ public interface OperationTrace {
     void started();
 
     /**
-     * The operation has ended, whether or not it was started.
-     *
-     * @param failure why it failed; null if it succeeded
-     * @return the file to which the flight record is or will be written; null if there is none
+     * The operation has ended, with its failure or null, whether or not it was started. Returns the
+     * file to which the flight record is or will be written; null if there is none.
      */
     String ended(Throwable failure);
 }

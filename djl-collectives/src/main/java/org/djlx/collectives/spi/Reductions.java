@@ -19,11 +19,9 @@ public final class Reductions {
     private Reductions() {}
 
     /**
-     * Reduces contributions. Does not support {@link ReduceOp.Kind#PREMUL_SUM}.
-     *
-     * @param result receives the result; may be the first part, and shares no memory with the other
-     *     parts
-     * @param parts the contributions in rank order, all of the result's shape and type
+     * Reduces contributions in rank order, of the result's shape and type. The result may be the
+     * first of them, and shares no memory with the others. Does not support {@link
+     * ReduceOp.Kind#PREMUL_SUM}.
      */
     public static void reduce(NDArray result, List<NDArray> parts, ReduceOp op) {
         Required.argument("reduce: parts", parts);

@@ -23,10 +23,8 @@ abstract class MapStore implements Store {
     private boolean closed; // guarded by lock
 
     /**
-     * Creates a store.
-     *
-     * @param lock who may use the map at a time
-     * @param pollNanos how often a wait looks for the changes of other processes
+     * Creates a store. Who holds the lock uses the map; a wait looks for the changes of other
+     * processes every {@code pollNanos}.
      */
     MapStore(ReentrantLock lock, long pollNanos, Duration timeout) {
         this.lock = lock;

@@ -13,10 +13,8 @@ public class StoreTimeoutException extends CollectiveException {
     private final String[] missingKeys;
 
     /**
-     * Creates an exception.
-     *
-     * @param message the store, the timeout and the keys
-     * @param missingKeys the keys that were not set in time; null if unknown
+     * Creates an exception whose message says the store, the timeout and the keys that were not set
+     * in time; null if unknown.
      */
     public StoreTimeoutException(String message, List<String> missingKeys) {
         super(message);

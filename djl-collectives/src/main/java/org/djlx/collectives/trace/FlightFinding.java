@@ -4,10 +4,8 @@ package org.djlx.collectives.trace;
 import java.util.List;
 
 /**
- * A finding of {@link FlightAnalysis}.
- *
- * @param ranks the ranks concerned, ascending
- * @param sequence the number of the operation, or 0 if the finding concerns no operation
+ * A finding of {@link FlightAnalysis}: the ranks concerned, ascending, and the number of the
+ * operation; 0 if it concerns none.
  */
 public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, String message) {
 

@@ -66,11 +66,9 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     }
 
     /**
-     * Creates a stream that is independent of the default stream. It may be the CUDA stream of a
-     * closed one whose work was complete.
-     *
-     * @param device the GPU; its context lives until the process ends
-     * @return the stream; the caller closes it
+     * Creates a stream that is independent of the default stream; the caller closes it. It may be
+     * the CUDA stream of a closed one whose work was complete. The GPU's context lives until the
+     * process ends.
      */
     public static CudaStream create(CudaDevice device) {
         return create(device, 0);
@@ -85,11 +83,8 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     }
 
     /**
-     * Wraps a stream of another library, such as libtorch's current stream.
-     *
-     * @param handle the {@code cudaStream_t}, for example of {@link Torch#currentCudaStream}; 0 is
-     *     the default stream. The stream must outlive the result
-     * @return the stream; closing it does not destroy the other library's stream
+     * Wraps a {@code cudaStream_t} of another library, such as {@link Torch#currentCudaStream}; 0
+     * is the default stream. It must outlive the result, and is not destroyed when that is closed.
      */
     public static CudaStream wrap(CudaDevice device, long handle) {
         return new CudaStream(device, new CUstream_st(CudaDriver.pointer(handle)));
@@ -146,12 +141,9 @@ public final class CudaStream extends CudaResource implements CopyQueue {
     }
 
     /**
-     * Copies bytes. A copy between GPUs uses a copy engine, and NVLink if the GPUs are linked.
-     *
-     * @param destination the destination: memory of this GPU, of a peer to which access is enabled,
-     *     or pinned host memory
-     * @param source the source, in the same kinds of memory
-     * @param byteSize the number of bytes; 0 does nothing
+     * Copies bytes between memory of this GPU, of a peer to which access is enabled, or pinned host
+     * memory; no-op for 0 bytes. A copy between GPUs uses a copy engine, and NVLink if the GPUs are
+     * linked.
      */
     @Override
     public void copyAsync(long destination, long source, long byteSize) {

@@ -155,12 +155,7 @@ public final class KernelConstants {
         return found.get(0);
     }
 
-    /**
-     * A member of a basic type.
-     *
-     * @param type its type; {@code x*} for a pointer
-     * @param offset its offset in bytes
-     */
+    /** A member of a basic type, {@code x*} for a pointer, with its offset in bytes. */
     public record Member(String type, int offset, int byteSize) {}
 
     /**

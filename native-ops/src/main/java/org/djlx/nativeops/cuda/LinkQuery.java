@@ -29,12 +29,7 @@ final class LinkQuery {
     private final Set<String> unanswered = new LinkedHashSet<>(); // failed queries, with the cause
     private final List<List<String>> undecided = new ArrayList<>(); // pairs, maybe with NVLink
 
-    /**
-     * Creates a query.
-     *
-     * @param nvml NVML; null if it is not available
-     * @param driver the driver; null if it is not available
-     */
+    /** Creates a query of NVML and the driver; null if not available. */
     LinkQuery(Nvml nvml, PeerDriver driver) {
         this.nvml = nvml;
         this.driver = driver;

@@ -2,10 +2,8 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * The memory layout of a matrix.
- *
- * @param rowStride the distance of adjacent rows, in elements
- * @param columnStride the distance of adjacent columns, in elements
+ * The memory layout of a matrix: the strides are the distances of adjacent rows and columns, in
+ * elements.
  */
 public record MatrixLayout(long rows, long columns, long rowStride, long columnStride) {
 

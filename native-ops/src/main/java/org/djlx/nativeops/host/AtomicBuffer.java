@@ -31,10 +31,8 @@ public final class AtomicBuffer {
     private final Pointer pointer;
 
     /**
-     * Creates a buffer over a part of some memory.
-     *
-     * @param memory the memory, in the host's address space
-     * @param offset the start of the part, in bytes; a multiple of 8
+     * Creates a buffer over a part of some memory of the host's address space, from an offset in
+     * bytes, a multiple of 8.
      */
     public AtomicBuffer(NativeMemory memory, long offset, int byteSize) {
         if (offset < 0 || byteSize < 0 || offset > memory.byteSize() - byteSize) {

@@ -73,10 +73,8 @@ public final class AtomicFile implements AutoCloseable {
     }
 
     /**
-     * Creates the temporary file, after {@link #sweep} of those of the same name.
-     *
-     * @return the file, to be closed
-     * @throws IOException if the file cannot be created, or is being written
+     * Creates the temporary file, after {@link #sweep} of those of the same name; the caller closes
+     * it. Throws IOException if it cannot be created, or is being written.
      */
     public static AtomicFile create(Path file) throws IOException {
         Path target = file.toAbsolutePath();
@@ -85,10 +83,9 @@ public final class AtomicFile implements AutoCloseable {
     }
 
     /**
-     * Deletes the incomplete files that killed processes have left in a directory.
-     *
-     * @param names a regular expression of the names that the files would have had
-     * @throws IOException if such a file is being written
+     * Deletes the incomplete files that killed processes have left in a directory, by a regular
+     * expression of the names that they would have had; throws IOException if such a file is being
+     * written.
      */
     public static void sweep(Path directory, String names) throws IOException {
         try (DirectoryStream<Path> files = incomplete(directory, names)) {

@@ -42,10 +42,8 @@ public final class CpuKernels {
     private CpuKernels() {}
 
     /**
-     * Chooses the instruction set.
-     *
-     * @param allowed whether AVX-512 is used if the CPU has it; false is for tests
-     * @return the floats of a vector; 0 if the CPU lacks AVX2, FMA or F16C
+     * Chooses the instruction set; returns the floats of a vector, or 0 if the CPU lacks AVX2, FMA
+     * or F16C. AVX-512 is used if the CPU has it and it is allowed; false is for tests.
      */
     public static int useAvx512(boolean allowed) {
         NativeLibrary torch = NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));

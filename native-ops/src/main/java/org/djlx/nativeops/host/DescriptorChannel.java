@@ -52,10 +52,8 @@ public final class DescriptorChannel implements AutoCloseable {
     public record Received(int tag, Descriptor descriptor) {}
 
     /**
-     * Opens a channel with a new random name.
-     *
-     * @return the channel; the caller closes it
-     * @throws EngineException if the system refuses
+     * Opens a channel with a new random name, which the caller closes; throws EngineException if
+     * the system refuses.
      */
     public static DescriptorChannel open() {
         byte[] random = new byte[NAME_BYTES];

@@ -95,12 +95,7 @@ public final class LibC {
 
     static native int close(int fd) throws LastErrorException;
 
-    /**
-     * Maps a file or anonymous memory.
-     *
-     * @param address the preferred address, or 0
-     * @param fd the descriptor; -1 for anonymous memory
-     */
+    /** Maps a file, or with descriptor -1 anonymous memory, at a preferred address; 0 for none. */
     public static native long mmap(
             long address, long length, int prot, int flags, int fd, long offset)
             throws LastErrorException;

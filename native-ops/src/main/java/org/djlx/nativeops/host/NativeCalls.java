@@ -2,10 +2,8 @@
 package org.djlx.nativeops.host;
 
 /**
- * Counts of a thread's native calls, to measure the host overhead of operations.
- *
- * @param driver calls of the CUDA driver
- * @param other calls of libtorch, cuBLASLt and NCCL
+ * Counts of a thread's native calls, of the CUDA driver and of libtorch, cuBLASLt and NCCL, to
+ * measure the host overhead of operations.
  */
 public record NativeCalls(long driver, long other) {
 

@@ -39,11 +39,9 @@ public final class SharedMemory implements AutoCloseable {
     }
 
     /**
-     * Creates memory filled with zeros. Pages are allocated on first use.
-     *
-     * @param name the name in tools such as pmap(1); need not be unique
-     * @return the memory; the caller closes it
-     * @throws EngineException if the system refuses
+     * Creates memory filled with zeros, which the caller closes. Pages are allocated on first use.
+     * The name, which need not be unique, shows in tools such as pmap(1). Throws EngineException if
+     * the system refuses.
      */
     public static SharedMemory create(String name, long byteSize) {
         if (byteSize <= 0) {

@@ -30,12 +30,10 @@ final class TorchKernelCode {
     private TorchKernelCode() {}
 
     /**
-     * Creates the instructions. They are never freed.
-     *
-     * @param callback the address of {@code const char* (*)(uint64_t*, uint64_t, uint64_t)}
-     * @param name the address of the operator's name, a C string
-     * @throws UnsupportedOperationException on processors other than x86-64, and if the operating
-     *     system does not allow executable memory
+     * Creates the instructions, which are never freed, for the address of a callback {@code const
+     * char* (*)(uint64_t*, uint64_t, uint64_t)} and of the operator's name, a C string. Throws
+     * UnsupportedOperationException on processors other than x86-64, and if the operating system
+     * does not allow executable memory.
      */
     static long create(long callback, long name) {
         if (!Platform.isIntel() || !Platform.is64Bit()) {

@@ -226,12 +226,10 @@ final class GroupState {
     }
 
     /**
-     * Returns the number of the next sub-group. It is the same on all ranks, because all ranks
-     * create sub-groups in the same order.
-     *
-     * @param givenName the user's name for the sub-group, or null
-     * @throws IllegalArgumentException on all ranks, if the name was used before. Also if the
-     *     earlier sub-group has been destroyed, because only its members know that
+     * Returns the number of the next sub-group, given the user's name for it or null: the same on
+     * all ranks, because all ranks create sub-groups in the same order. Throws
+     * IllegalArgumentException on all ranks if the name was used before; also if the earlier
+     * sub-group has been destroyed, because only its members know that.
      */
     int nextSubGroup(String givenName) {
         synchronized (issueLock) {

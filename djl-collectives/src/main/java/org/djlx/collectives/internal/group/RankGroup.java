@@ -596,13 +596,7 @@ public final class RankGroup implements ProcessGroup {
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
         state.checkUsable();
         OperationChecks.present(OpType.ALL_REDUCE, "tensors", tensors);
-        List<TensorInfo> infos = new ArrayList<>();
-        for (NDArray tensor : tensors) {
-            TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-            checks.written(OpType.ALL_REDUCE, "tensor", info);
-            sent(OpType.ALL_REDUCE, tensor, info);
-            infos.add(info);
-        }
+        List<TensorInfo> infos = tensors.stream().map(tensor -> reduced(tensor, op)).toList();
         OperationChecks.apart(OpType.ALL_REDUCE, "tensors", infos);
         return Coalescing.allReduce(this, List.copyOf(tensors), infos, op);
     }

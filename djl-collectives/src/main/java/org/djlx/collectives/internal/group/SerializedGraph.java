@@ -101,35 +101,29 @@ final class SerializedGraph implements ObjectStreamConstants {
     /** Parses a value; returns its size. The outermost has the depth 0. */
     private long value(int depth) throws InvalidObjectException, StreamCorruptedException {
         byte code = in.get();
-        switch (code) {
-            case TC_NULL:
-                return 1;
-            case TC_REFERENCE:
-                return referred() instanceof Size size ? size.values : 1;
-            case TC_STRING:
-                return string(Short.toUnsignedInt(in.getShort()));
-            case TC_LONGSTRING:
-                return string(in.getLong());
-            case TC_ENUM:
+        return switch (code) {
+            case TC_NULL -> 1;
+            case TC_REFERENCE -> referred() instanceof Size size ? size.values : 1;
+            case TC_STRING -> string(Short.toUnsignedInt(in.getShort()));
+            case TC_LONGSTRING -> string(in.getLong());
+            case TC_ENUM -> {
                 description(depth + 1);
                 open();
-                return value(depth + 1);
-            case TC_ARRAY:
-                checkDepth(depth + 1, ObjectCodec.MAX_DEPTH);
-                return array(depth);
-            case TC_OBJECT:
-                checkDepth(depth + 1, ObjectCodec.MAX_DEPTH);
-                return object(depth);
-            case TC_CLASS:
+                yield value(depth + 1);
+            }
+            case TC_ARRAY -> array(depth);
+            case TC_OBJECT -> object(depth);
+            case TC_CLASS -> {
                 description(depth + 1);
-                return open().values;
-            case TC_CLASSDESC:
+                yield open().values;
+            }
+            case TC_CLASSDESC -> {
                 back();
                 description(depth + 1);
-                return 1;
-            default:
-                throw corrupted("it has the type code " + Byte.toUnsignedInt(code));
-        }
+                yield 1;
+            }
+            default -> throw corrupted("it has the type code " + Byte.toUnsignedInt(code));
+        };
     }
 
     private void back() {
@@ -201,6 +195,7 @@ final class SerializedGraph implements ObjectStreamConstants {
     }
 
     private long array(int depth) throws InvalidObjectException, StreamCorruptedException {
+        checkDepth(depth + 1, ObjectCodec.MAX_DEPTH);
         Description type = requireClass(description(depth + 1));
         Size size = open();
         int length = in.getInt();
@@ -234,6 +229,7 @@ final class SerializedGraph implements ObjectStreamConstants {
     }
 
     private long object(int depth) throws InvalidObjectException, StreamCorruptedException {
+        checkDepth(depth + 1, ObjectCodec.MAX_DEPTH);
         Description type = requireClass(description(depth + 1));
         Size size = open();
         List<Description> parts = new ArrayList<>(); // superclasses first

@@ -36,27 +36,7 @@ import org.djlx.collectives.spi.cpu.PeerStates;
  * start of an operation only with {@code DebugLevel.DETAIL}, and otherwise only when the log is
  * full.
  *
- * <h2>Waits in other classes</h2>
- *
- * <ul>
- *   <li>A message of {@code shm} waits for its peer only ({@code MessageQueue}, {@code
- *       MessageDriver}), without epochs, because ranks send each other different numbers of
- *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
- *       but does not yield in between (yielding was not measured there).
- *   <li>{@code mpi} waits for letters and data of its communicator ({@code MpiGroup}, {@code
- *       Backoff}).
- *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
- *       the other ranks have made the same call. A helper thread of {@code StreamQueue} makes such
- *       calls. Without it, two groups would deadlock if ranks issue the groups' first operations in
- *       different orders. Later work on the stream, operations on other streams ({@code P2pQueue})
- *       and splits wait for the helper.
- *   <li>{@code nccl} with {@code DebugLevel.DETAIL} compares calls through the store ({@code
- *       Verification}), because ranks may be on several hosts. {@code cuda_p2p} compares only the
- *       sizes of an all-to-all that way.
- *   <li>While a group is created or split, and for the first message between two ranks of {@code
- *       nccl}, ranks exchange values through the store ({@code GroupExchange}, {@code
- *       PairMessages}).
- * </ul>
+ * <p>{@code docs/design/memory-and-signals.md} names the waits of hosts in other classes.
  *
  * <h2>How a rank waits</h2>
  *
@@ -72,16 +52,8 @@ import org.djlx.collectives.spi.cpu.PeerStates;
  *       sleep would therefore make all peers sleep, one after the other.
  * </ol>
  *
- * <table>
- * <caption>Float32 all-reduce on 2 cores, median in µs</caption>
- * <tr><th>size, ranks</th><th>without yielding</th><th>with yielding</th></tr>
- * <tr><td>4 KB, 2 threads</td><td>180 to 250</td><td>11 to 40</td></tr>
- * <tr><td>1 MB, 2 processes</td><td>320 to 410</td><td>91 to 200</td></tr>
- * <tr><td>4 KB, 8 processes</td><td>4600 to 7500</td><td>290 to 440</td></tr>
- * </table>
- *
- * <p>Longer spinning takes the core from ranks that share it: an all-reduce of 4 KB between such
- * ranks then takes 15 to 17 µs, not 10 to 13 µs.
+ * <p>Longer spinning takes the core from ranks that share it. {@code
+ * docs/design/experiments/signals.md} has the measurements.
  *
  * <p>A waiting rank notices immediately if a peer announces that it has failed or left, checks
  * periodically whether processes are alive, and stops at the operation's deadline.
@@ -399,16 +371,11 @@ public final class Rendezvous extends PeerStates {
      */
     @Override
     public String announcedEndOf(int peer) {
-        switch (control.state(peer)) {
-            case ABSENT:
-                return null;
-            case LEFT:
-                return GroupErrors.left(peer);
-            case FAILED:
-                return "rank " + peer + " failed: " + control.reason(peer);
-            default:
-                return null;
-        }
+        return switch (control.state(peer)) {
+            case ABSENT, ACTIVE -> null;
+            case LEFT -> GroupErrors.left(peer);
+            case FAILED -> "rank " + peer + " failed: " + control.reason(peer);
+        };
     }
 
     /**

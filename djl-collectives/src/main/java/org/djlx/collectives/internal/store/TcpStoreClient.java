@@ -55,12 +55,9 @@ public abstract class TcpStoreClient implements Store {
     private volatile boolean closed;
 
     /**
-     * Connects to a server, which may start later.
-     *
-     * @param timeout how long to try to connect, how long to wait for an answer (at least 30 s),
-     *     and the timeout of methods without one
-     * @param mark a key that identifies the server; the client retries until it finds a server with
-     *     this key; null accepts any server
+     * Connects to a server, which may start later. The timeout is how long to try to connect, how
+     * long to wait for an answer (at least 30 s), and that of methods without one. The client
+     * retries until it finds a server that has the mark, a key; null accepts any server.
      */
     protected TcpStoreClient(ServerAddress server, Duration timeout, String mark) {
         this.server = server;
