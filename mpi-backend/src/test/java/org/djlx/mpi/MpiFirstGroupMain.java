@@ -7,7 +7,7 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 
-/** One rank of {@link MpiProcessesTest}: rank 1 cannot create its first group, with MPI begun. */
+/** One rank of {@link MpiLaunchTest}: rank 1 cannot create its first group, with MPI begun. */
 public final class MpiFirstGroupMain {
 
     private MpiFirstGroupMain() {}

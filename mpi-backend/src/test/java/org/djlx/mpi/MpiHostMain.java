@@ -13,9 +13,9 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.spi.BackendOptions;
 
 /**
- * One rank of {@link MpiProcessesTest}, each on a host of its own: the host of the rank that the
- * first argument names stops during a collective of the backend of the second, {@code mpi} or
- * {@code nccl}. The others print how it ends, and leave the group.
+ * One rank of {@link MpiHostsTest}, each on a host of its own: the host of the rank that the first
+ * argument names stops during a collective of the backend of the second, {@code mpi} or {@code
+ * nccl}. The others print how it ends, and leave the group.
  */
 public final class MpiHostMain {
 

@@ -46,7 +46,9 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.EnumSet;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import java.util.Set;
 import java.util.function.Consumer;
@@ -77,6 +79,7 @@ class ModelZooTest {
 
     private static final double TOLERANCE = 1e-4;
     private static final int[] BATCHES = {8, 6, 3};
+    private static final Map<String, List<Double>> ALONE = new HashMap<>(); // by engine and model
 
     private interface Data {
         NDList of(NDManager manager, int rows, Random random);
@@ -168,6 +171,12 @@ class ModelZooTest {
     }
 
     /** Trains on the batches twice, and returns the losses and then the largest parameter sums. */
+    /** Returns the losses of a model on one device; trains it unless it has been. */
+    private static List<Double> alone(String engine, String name, Block block) {
+        return ALONE.computeIfAbsent(
+                engine + " " + name, key -> train(engine, 1, block, data(name)));
+    }
+
     private static List<Double> train(String engine, int ranks, Block block, Data data) {
         return train(engine, ranks, config -> {}, block, data, () -> {});
     }
@@ -240,7 +249,7 @@ class ModelZooTest {
         Block own = withoutDropout(block(name));
         List<Double> expected;
         try (GradientScope kept = GradientScope.create()) { // DJL's collector frees BERT's factors
-            expected = kept.within(() -> train("PyTorch", 1, plain, data(name)));
+            expected = kept.within(() -> alone("PyTorch", name, plain));
         }
         assertNear(expected, train(P2pEngine.NAME, ranks, own, data(name)));
     }
@@ -250,7 +259,7 @@ class ModelZooTest {
     @ValueSource(ints = {1, 2, 4})
     void factorsOutliveGarbageCollection(int ranks) throws Exception {
         Block plain = withoutDropout(block("bert"));
-        List<Double> expected = train(P2pEngine.NAME, 1, plain, data("bert"));
+        List<Double> expected = alone(P2pEngine.NAME, "bert", plain);
         Block own = withoutDropout(block("bert"));
         Runnable before = TestArrays::reuseFreedMemory;
         assertNear(expected, train(P2pEngine.NAME, ranks, config -> {}, own, data("bert"), before));
@@ -259,7 +268,7 @@ class ModelZooTest {
     @ParameterizedTest
     @CsvSource({"mlp, 2", "resnet18, 2", "lstm, 2", "lstm, 4", "encoder, 2", "bert, 2"})
     void trainsFullySharded(String name, int ranks) throws Exception {
-        List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
+        List<Double> expected = alone(P2pEngine.NAME, name, withoutDropout(block(name)));
         List<Double> actual =
                 train(
                         P2pEngine.NAME,
@@ -296,7 +305,7 @@ class ModelZooTest {
         assumeTrue(
                 !convolves || Files.readString(Path.of("/proc/cpuinfo")).contains("avx512bw"),
                 "bfloat16 convolutions that add in float32 need AVX-512");
-        List<Double> expected = train(P2pEngine.NAME, 1, withoutDropout(block(name)), data(name));
+        List<Double> expected = alone(P2pEngine.NAME, name, withoutDropout(block(name)));
         GradScaler scaler = new GradScaler(64, 2000); // skips no step
         Block block = withoutDropout(block(name));
         List<Double> actual =

@@ -201,6 +201,7 @@ class KernelConstantsTest {
                 new ArrayList<>(
                         List.of(nvcc, "-arch=compute_90a", "-std=c++17", "-I", folder.toString()));
         command.addAll(List.of(options));
+        command.addAll(List.of("-Xcicc", "-O0")); // assertions need no optimizer
         command.addAll(List.of("-ptx", "-o", folder.resolve("out.ptx").toString()));
         command.add(file.toString());
         Process process =

@@ -8,7 +8,9 @@ import com.google.gson.JsonParser;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.llm.model.LlamaReference;
@@ -22,11 +24,21 @@ import org.junit.jupiter.params.provider.MethodSource;
 /** Models have the tokens and log-probabilities of references in float64. */
 class ReferenceModelsTest {
 
+    // What the references generate, by model and length of the prompt: they take most of the time.
+    private static final Map<String, ModelFixture.Case> CASES = new HashMap<>();
+
     @TempDir private Path directory;
 
     static Stream<Arguments> models() {
         return ReferenceModels.names().stream()
                 .flatMap(name -> Stream.of(1, 2, 4).map(ranks -> Arguments.of(name, ranks)));
+    }
+
+    /** Writes a model; returns what its reference generates after a random prompt. */
+    private ModelFixture.Case write(String name, int length) throws Exception {
+        LlamaReference reference = ReferenceModels.write(name, directory);
+        return CASES.computeIfAbsent(
+                name + "-" + length, key -> ReferenceModels.generate(reference, length, 6));
     }
 
     /**
@@ -36,12 +48,11 @@ class ReferenceModelsTest {
     @ParameterizedTest(name = "{0}, {1} ranks")
     @MethodSource("models")
     void isCloseToTheReferenceInBfloat16(String name, int ranks) throws Exception {
-        LlamaReference reference = ReferenceModels.write(name, directory);
+        ModelFixture.Case of = write(name, 21);
         Path file = directory.resolve("config.json");
         JsonObject config = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
         config.addProperty("dtype", "bfloat16");
         Files.writeString(file, config.toString());
-        ModelFixture.Case of = ReferenceModels.generate(reference, 21, 6);
         List<Double> errors =
                 ModelFixturesTest.compare(directory, of, ProcessGroups.local(ranks), 1);
         Collections.sort(errors);
@@ -53,9 +64,8 @@ class ReferenceModelsTest {
     @ParameterizedTest(name = "{0}, {1} ranks")
     @MethodSource("models")
     void hasTheLogProbabilitiesOfTheReference(String name, int ranks) throws Exception {
-        LlamaReference reference = ReferenceModels.write(name, directory);
         for (int length : new int[] {3, 21, 70}) {
-            ModelFixture.Case of = ReferenceModels.generate(reference, length, 6);
+            ModelFixture.Case of = write(name, length);
             double worst =
                     Collections.max(
                             ModelFixturesTest.compare(
