@@ -4,7 +4,6 @@ package org.djlx.training;
 import ai.djl.ndarray.NDArray;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
@@ -154,29 +153,26 @@ final class OptimizerStep {
             strategy.zeroGradients();
             return;
         }
-        AtomicBoolean updated = new AtomicBoolean();
-        CountDownLatch first = new CountDownLatch(1);
-        strategy.step(
-                replica -> {
-                    if (update(strategy, replica, first)) {
-                        updated.set(true);
-                    }
-                });
-        if (!updated.get()) {
+        if (!stepped && strategy.onReduced(replica -> isZero(strategy, replica) ? 1 : 0) > 0) {
             throw new IllegalStateException(
                     "step: all gradients are zero; call collector.backward() on the loss, within"
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
+        CountDownLatch first = new CountDownLatch(1);
+        strategy.step(replica -> update(strategy, replica, first));
         stepped = true;
     }
 
+    private static boolean isZero(ParameterStrategy strategy, Replica replica) {
+        return NoGradient.get(() -> strategy.isZero(replica));
+    }
+
     /**
-     * Updates a rank's parameters. Returns false, without an update, before the first step if all
-     * gradients are zero. The first rank of this JVM opens {@code first} after its first update,
-     * and the other ranks wait for it: they share learning-rate trackers, and the first update of a
-     * step may change a tracker, such as DJL's {@code MultiFactorTracker}.
+     * Updates a rank's parameters. The first rank of this JVM opens {@code first} after its first
+     * update, and the other ranks wait for it: they share learning-rate trackers, and the first
+     * update of a step may change a tracker, such as DJL's {@code MultiFactorTracker}.
      */
-    private boolean update(ParameterStrategy strategy, Replica replica, CountDownLatch first) {
+    private void update(ParameterStrategy strategy, Replica replica, CountDownLatch first) {
         ParameterStrategy.Update update =
                 (id, array, gradient) -> {
                     if (replica.index() > 0) {
@@ -186,11 +182,7 @@ final class OptimizerStep {
                     first.countDown();
                 };
         try {
-            if (!stepped && NoGradient.get(() -> strategy.isZero(replica))) {
-                return false;
-            }
             NoGradient.run(() -> strategy.update(replica, update));
-            return true;
         } finally {
             first.countDown(); // Also after a failure.
         }

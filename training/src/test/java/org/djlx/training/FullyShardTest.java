@@ -712,7 +712,8 @@ class FullyShardTest {
 
     /**
      * Parameters, gradients and Adam's means of two ranks, with what is gathered meanwhile, against
-     * those of two data-parallel ranks. What other libraries allocate beside is counted, too.
+     * those of two data-parallel ranks with copies. What other libraries allocate beside is
+     * counted, too.
      */
     @Test
     @Tag("slow")
@@ -721,21 +722,35 @@ class FullyShardTest {
         // Parameters, gradients and two means of two ranks. The JVM's compilers were seen to return
         // 7 to 36 MB meanwhile, but not each time.
         long least = 8 * parameters - (16 << 20);
-        peak(ShardingStrategy.NO_SHARD); // loads and compiles
+        peak(adam(ShardingStrategy.NO_SHARD)); // loads and compiles
         long whole = 0;
         for (int time = 0; time < 3 && whole < least; time++) {
-            whole = peak(ShardingStrategy.NO_SHARD);
+            whole =
+                    peak(
+                            adam(ShardingStrategy.NO_SHARD)
+                                    .optGradientHook(
+                                            bucket ->
+                                                    bucket.group()
+                                                            .allReduceCoalesced(
+                                                                    bucket.gradients(),
+                                                                    bucket.op())));
         }
-        long optimizer = peak(ShardingStrategy.SHARD_OPTIMIZER);
-        long divided = peak(ShardingStrategy.FULL_SHARD);
-        String all = List.of(parameters, whole, optimizer, divided).toString();
+        long shared = peak(adam(ShardingStrategy.NO_SHARD));
+        long optimizer = peak(adam(ShardingStrategy.SHARD_OPTIMIZER));
+        long divided = peak(adam(ShardingStrategy.FULL_SHARD));
+        String all = List.of(parameters, whole, shared, optimizer, divided).toString();
         assertTrue(whole >= least, all);
+        assertTrue(shared <= 0.7 * whole, all);
         assertTrue(optimizer <= 0.8 * whole, all);
         assertTrue(divided <= 0.55 * whole, all);
     }
 
+    private static DataParallelConfig adam(ShardingStrategy strategy) {
+        return config(strategy, "adam").optRanks(2).optCheckForward(false);
+    }
+
     /** Returns the greatest number of bytes allocated in three steps. */
-    private static long peak(ShardingStrategy strategy) {
+    private static long peak(DataParallelConfig config) {
         AtomicLong peak = new AtomicLong();
         Runnable sample = () -> peak.accumulateAndGet(CHeap.bytesInUse(), Math::max);
         SequentialBlock block = new SequentialBlock();
@@ -746,7 +761,6 @@ class FullyShardTest {
         long before = CHeap.bytesInUse();
         try (Model model = Model.newInstance("large", P2pEngine.NAME)) {
             model.setBlock(block);
-            DataParallelConfig config = config(strategy, "adam").optRanks(2).optCheckForward(false);
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, WIDTH));
                 for (int step = 0; step < 3; step++) {

@@ -113,7 +113,7 @@ final class KeptMemory extends ArrayDeque<NDScope> {
         } catch (NoSuchFieldException e) {
             throw new IllegalStateException(
                     ("GradientScope does not support this version of DJL: %s has no field %s; use"
-                         + " DJL 0.35.1 or 0.36.0")
+                                    + " DJL 0.35.1 or 0.36.0")
                             .formatted(type.getName(), name),
                     e);
         }

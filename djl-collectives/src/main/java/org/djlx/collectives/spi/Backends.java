@@ -46,8 +46,8 @@ public final class Backends {
         }
         throw new IllegalArgumentException(
                 ("there is no backend '%s'; available backends: %s; instead of gloo use shm on one"
-                     + " host or mpi; a backend's jar must be on the class path, such as"
-                     + " org.djlx:mpi-backend for mpi")
+                                + " host or mpi; a backend's jar must be on the class path, such as"
+                                + " org.djlx:mpi-backend for mpi")
                         .formatted(name, names()));
     }
 

@@ -5,7 +5,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
-import ai.djl.util.Pair;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -13,7 +12,6 @@ import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.function.BiConsumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -239,7 +237,7 @@ final class GradientBuckets {
 
     /**
      * Issues the remaining buckets and waits for all. Returns the gradient of each parameter, in
-     * the order of the buckets; it may be changed in place until {@link #finish}.
+     * the order of the buckets; it may be changed in place until {@link #reset}.
      */
     PairList<NDArray, NDArray> reduce(List<NDArray> parameters) {
         if (issued == 0) {
@@ -304,15 +302,6 @@ final class GradientBuckets {
                 NDArray any = different.any()) {
             return !any.getBoolean();
         }
-    }
-
-    void finish(List<NDArray> parameters, BiConsumer<NDArray, NDArray> visitor) {
-        for (Pair<NDArray, NDArray> reduced : reduce(parameters)) {
-            visitor.accept(reduced.getKey(), reduced.getValue());
-            reduced.getValue().close(); // Otherwise it counts as held by the program.
-            clear(reduced.getKey());
-        }
-        reset();
     }
 
     /** Waits for the issued buckets, then drops all buckets and sums. */

@@ -32,8 +32,6 @@ final class OneMemory extends WholeParameters {
 
     private final int count; // of the ranks that add and update
     private final Map<String, Integer> owners; // the rank that does so, by the parameter's name
-    private boolean updated; // whether a step has updated
-    private boolean zero; // whether all gradients of a step were zero, until one has updated
 
     OneMemory(Ranks ranks, Block block, Options options) {
         super(ranks, block, options, OneMemory::isView, false);
@@ -161,35 +159,16 @@ final class OneMemory extends WholeParameters {
     @Override
     public void step(Consumer<Replica> update) {
         reduced(ranks.first());
-        zero = !updated && NoGradient.get(() -> super.isZero(ranks.first()));
         ranks.run(count, update);
-        if (updated) {
-            buckets(ranks.first()).reset();
-        }
-    }
-
-    /** Returns what {@link #step} has found before another rank updates and drops gradients. */
-    @Override
-    public boolean isZero(Replica replica) {
-        return zero;
+        buckets(ranks.first()).reset();
     }
 
     @Override
     public void update(Replica replica, Update visitor) {
-        if (replica.index() == 0) {
-            updated = true;
-        }
-        GradientBuckets gradients = buckets(ranks.first());
         for (LocalParameter own : ranks.first().parameters()) {
-            if (!updates(replica, own)) {
-                continue;
+            if (updates(replica, own)) {
+                update(ranks.first(), own, visitor);
             }
-            NDArray gradient = gradients.reduced(own.array()); // null if it is not trained
-            if (gradient != null) {
-                visitor.apply(own.id(), own.array(), gradient);
-                gradient.close(); // Otherwise it counts as held by the program.
-            }
-            clear(own.array());
         }
     }
 

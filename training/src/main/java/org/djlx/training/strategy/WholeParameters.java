@@ -12,7 +12,6 @@ import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
-import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -106,20 +105,21 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
 
     @Override
     public void update(Replica replica, Update visitor) {
-        Map<NDArray, LocalParameter> owns = new IdentityHashMap<>();
-        replica.parameters().forEach(own -> owns.put(own.array(), own));
-        buckets(replica)
-                .finish(
-                        replica.trained(),
-                        (array, gradient) -> {
-                            LocalParameter own = owns.get(array);
-                            if (updates(replica, own)) {
-                                visitor.apply(own.id(), array, gradient);
-                            }
-                        });
-        replica.parameters().stream()
-                .filter(own -> !own.isTrained())
-                .forEach(own -> clear(own.array()));
+        reduced(replica);
+        for (LocalParameter own : replica.parameters()) {
+            update(replica, own, updates(replica, own) ? visitor : (id, array, gradient) -> {});
+        }
+        buckets(replica).reset();
+    }
+
+    /** Visits a rank's parameter with its reduced gradient, if it is trained, and drops that. */
+    final void update(Replica replica, LocalParameter own, Update visitor) {
+        NDArray gradient = buckets(replica).reduced(own.array()); // null if it is not trained
+        if (gradient != null) {
+            visitor.apply(own.id(), own.array(), gradient);
+            gradient.close(); // Otherwise it counts as held by the program.
+        }
+        clear(own.array());
     }
 
     /**
@@ -153,7 +153,7 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
         }
     }
 
-    static void clear(NDArray array) {
+    private static void clear(NDArray array) {
         try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
             if (gradient == null) {
                 return;
