@@ -578,7 +578,24 @@ class ExamplesTest {
         try (TextGenerator generator = TextEngine.builder().setDirectory(out).build()) {
             pieces(generator);
         }
-        assertTrue(Files.exists(out.resolve("adapter/adapter_config.json")));
+        adapters(directory, out.resolve("adapter"), out.resolve("adapter"));
+    }
+
+    private static void adapters(Path directory, Path adapter, Path another) throws Exception {
+        try (TextGenerator generator =
+                TextEngine.builder()
+                        .setDirectory(directory)
+                        .optAdapter("polite", adapter)
+                        .build()) {
+            GenerationRequest request =
+                    GenerationRequest.builder().setPrompt("Hello").optAdapter("polite").build();
+            Generation generation = generator.submit(request);
+            generator.loadAdapter("short", another);
+            generator.unloadAdapter("polite");
+            generation
+                    .await(Duration.ofMinutes(1))
+                    .forEach(piece -> System.out.print(piece.text()));
+        }
     }
 
     private static void fineTuning(Path directory, Path file, Path out) throws Exception {

@@ -21,10 +21,12 @@ import org.djlx.collectives.launch.cli.Ranks;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ChatTemplate.Message;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.tune.ChatDataset;
+import org.djlx.llm.tune.TrainableModel;
 import org.djlx.training.nn.Lora;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
@@ -61,6 +63,31 @@ public final class FinetuneCommand extends CliCommand {
             paramLabel = "RANK",
             description = "Rank of a LoRA adapter to train; if not given, all weights are trained.")
     private Integer rank;
+
+    @Option(
+            names = "--lora-alpha",
+            paramLabel = "A",
+            description = "Scales the adapter by A / RANK; twice the rank if not given.")
+    private Double alpha;
+
+    @Option(
+            names = "--lora-dropout",
+            paramLabel = "P",
+            description = "Part of the adapter's inputs that a step leaves out.")
+    private double dropout;
+
+    @Option(
+            names = "--target-modules",
+            split = ",",
+            paramLabel = "NAME",
+            description =
+                    "Projections that have an adapter, such as q_proj,v_proj; all if not given.")
+    private List<String> targets = TrainableModel.TARGETS;
+
+    @Option(
+            names = "--rslora",
+            description = "Scales the adapter by A / sqrt(RANK), for high ranks.")
+    private boolean rsLora;
 
     @Option(names = "--steps", description = "Batches to train on.")
     private int steps = 150;
@@ -121,7 +148,15 @@ public final class FinetuneCommand extends CliCommand {
                 "--save must name another directory than DIR, which would be overwritten");
         Ranks ranks = options.here();
         refuseIf(ranks.areProcesses(), "finetune runs its ranks as threads: leave out launch");
-        Lora lora = rank == null ? null : parsed(() -> Lora.of(rank));
+        Lora lora = rank == null ? null : parsed(this::lora);
+        refuseIf(
+                rank == null
+                        && (alpha != null
+                                || dropout != 0
+                                || rsLora
+                                || !targets.equals(TrainableModel.TARGETS)),
+                "--lora-alpha, --lora-dropout, --target-modules and --rslora are for adapters: add"
+                        + " --lora RANK");
         float rate = learningRate != null ? learningRate : lora == null ? 3e-4f : 3e-3f;
         // Checks the chats before the model is loaded.
         parsed(
@@ -164,6 +199,11 @@ public final class FinetuneCommand extends CliCommand {
             print(lora == null ? "%n" : " and the adapter to %s%n", out.resolve("adapter"));
         }
         return 0;
+    }
+
+    private Lora lora() {
+        double scale = alpha == null ? 2.0 * rank : alpha;
+        return TrainableModel.lora(new LoraConfig(rank, scale, rsLora, dropout, targets));
     }
 
     private static Message user(String text) {

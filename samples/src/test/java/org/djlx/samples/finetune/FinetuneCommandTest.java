@@ -64,7 +64,9 @@ class FinetuneCommandTest extends CommandTest {
         Stream<Object> args = Stream.of("finetune", model, "--data", data, "--ranks", ranks);
         Stream<Object> more = Stream.of("--save", out, "--ask", "Capital of Peru?");
         Stream<Object> how =
-                lora ? Stream.of("--lora", 8) : Stream.of("--learning-rate", 0.002, "--steps", 60);
+                lora
+                        ? Stream.of("--lora", 8, "--rslora", "--lora-dropout", 0.05)
+                        : Stream.of("--learning-rate", 0.002, "--steps", 60);
         Object[] all = Stream.of(args, more, how).flatMap(each -> each).toArray();
         String output = output(0, all);
         assertFalse(answer(output, "Before:").contains("Lima"), output);
@@ -84,6 +86,22 @@ class FinetuneCommandTest extends CommandTest {
         assertTrue(output.contains("not a model directory"), output);
         output = output(2, "finetune", model, "--data", data, "--lora", 0);
         assertTrue(output.contains("rank must be 1 or more"), output);
+        output = output(2, "finetune", model, "--data", data, "--rslora");
+        assertTrue(output.contains("are for adapters: add --lora RANK"), output);
+        output =
+                output(
+                        2,
+                        "finetune",
+                        model,
+                        "--data",
+                        data,
+                        "--lora",
+                        8,
+                        "--target-modules",
+                        "q_proj,x");
+        assertTrue(output.contains("target_modules has 'x'; supported are [q_proj, k"), output);
+        output = output(2, "finetune", model, "--data", data, "--lora", 8, "--lora-dropout", 1);
+        assertTrue(output.contains("dropout must be at least 0 and below 1"), output);
         output = output(2, "finetune", model, "--data", data, "--learning-rate", 0);
         assertTrue(output.contains("--learning-rate must be above 0, not 0.0"), output);
         output = output(2, "finetune", model, "--data", data, "--save", model);

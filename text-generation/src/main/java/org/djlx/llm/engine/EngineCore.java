@@ -129,6 +129,7 @@ final class EngineCore {
     /** Checks an adapter and adds it to those that the ranks should load. */
     private CompletableFuture<Void> addAdapter(String name, Path of) throws IOException {
         InputProcessor.check(name != null && !name.isBlank(), "the name of an adapter is empty");
+        InputProcessor.check(of != null, "the directory of the adapter '%s' is null", name);
         boolean narrow =
                 settings.quantization() != Quantization.NONE
                         || config.kvCacheDtype() == KvCacheDtype.FP8;

@@ -2,7 +2,10 @@
 package org.djlx.llm.model;
 
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
 import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -17,6 +20,7 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.WeightMap.Slice;
+import org.djlx.nativeops.host.FileWrites;
 
 /**
  * The configuration of a LoRA adapter (Hu et al., 2021, <a
@@ -61,6 +65,9 @@ public record LoraConfig(
                     "alora_invocation_tokens",
                     "target_parameters",
                     "trainable_token_indices");
+
+    private static final Gson GSON =
+            new GsonBuilder().setPrettyPrinting().serializeNulls().disableHtmlEscaping().create();
 
     private static final Set<String> UNSET = Set.of("null", "false", "[]", "{}");
 
@@ -128,9 +135,35 @@ public record LoraConfig(
                 json.number("lora_dropout", 0.0),
                 isPattern
                         ? List.of()
-                        : json.array("target_modules").stream()
-                                .map(JsonElement::getAsString)
-                                .toList());
+                        : json.array("target_modules").stream().map(LoraConfig::target).toList());
+    }
+
+    private static String target(JsonElement name) {
+        ConfigEntries.check(
+                name.isJsonPrimitive(), "target_modules must list names of modules, not %s", name);
+        return name.getAsString();
+    }
+
+    /**
+     * Writes {@code adapter_config.json}.
+     *
+     * @param base the directory of the model without the adapter, null if there is none
+     */
+    public void write(Path directory, Path base) throws IOException {
+        JsonObject json = new JsonObject();
+        json.addProperty("peft_type", "LORA");
+        json.addProperty("task_type", "CAUSAL_LM");
+        json.addProperty("base_model_name_or_path", base == null ? null : base.toString());
+        json.addProperty("r", rank);
+        boolean isWhole = alpha == Math.rint(alpha);
+        json.addProperty("lora_alpha", isWhole ? (Number) (long) alpha : (Number) alpha);
+        json.addProperty("lora_dropout", dropout);
+        json.addProperty("use_rslora", rsLora);
+        json.addProperty("bias", "none");
+        json.addProperty("inference_mode", true);
+        json.add("target_modules", GSON.toJsonTree(targets));
+        Path config = directory.resolve(CONFIG);
+        FileWrites.naming(config, () -> Files.writeString(config, GSON.toJson(json) + "\n"));
     }
 
     private static void require(String name, String expected, String value) {

@@ -14,16 +14,19 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Function;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.PackedFormat;
 import org.djlx.llm.model.Rope;
@@ -96,6 +99,10 @@ public final class TrainableModel {
                     "gate", "mlp.gate_proj",
                     "up", "mlp.up_proj",
                     "down", "mlp.down_proj");
+
+    /** The names of projections in {@code target_modules}, in order. */
+    public static final List<String> TARGETS =
+            Lora.PROJECTIONS.stream().map(TrainableModel::target).toList();
 
     private record Slot(ShardedBlock block, String parameter) {}
 
@@ -272,13 +279,13 @@ public final class TrainableModel {
             }
         }
         if (adapter != null) {
-            try (Safetensors files = Safetensors.open(adapter.resolve(PeftFiles.WEIGHTS))) {
-                PeftFiles.check(files, adapterSpecs());
+            try (Safetensors files = Safetensors.open(adapter.resolve(LoraConfig.WEIGHTS))) {
+                checkAdapter(files);
                 for (TensorSpec spec : adapterSpecs()) {
                     read(
                             files,
                             spec.name(),
-                            spec.name().substring(PeftFiles.PREFIX.length()),
+                            spec.name().substring(LoraConfig.PREFIX.length()),
                             manager);
                 }
             }
@@ -291,6 +298,79 @@ public final class TrainableModel {
             NDArray full = temporary.create(files.spec(name).shape(), DataType.FLOAT32);
             files.read(name, full);
             slot.block.setFull(slot.parameter, full);
+        }
+    }
+
+    private void checkAdapter(Safetensors files) {
+        List<TensorSpec> expected = adapterSpecs();
+        for (TensorSpec spec : expected) {
+            check(
+                    files.contains(spec.name())
+                            && files.spec(spec.name()).shape().equals(spec.shape()),
+                    "the adapter must have a tensor '%s' of shape %s; take an adapter of this"
+                            + " model",
+                    spec.name(),
+                    spec.shape());
+        }
+        check(
+                files.specs().size() == expected.size(),
+                "the adapter must have %d tensors, not %d; take an adapter of this model",
+                expected.size(),
+                files.specs().size());
+    }
+
+    /**
+     * {@return the adapters that a configuration of PEFT describes}
+     *
+     * @throws IllegalArgumentException if a value is out of range, or its targets are not the names
+     *     of projections, such as {@code q_proj}
+     */
+    public static Lora lora(LoraConfig config) {
+        check(config != null, "the configuration is null");
+        Map<String, String> projections = new HashMap<>();
+        Lora.PROJECTIONS.forEach(each -> projections.put(target(each), each));
+        check(
+                !config.targets().isEmpty(),
+                "target_modules must list the projections that have adapters: %s",
+                TARGETS);
+        for (String target : config.targets()) {
+            check(
+                    projections.containsKey(target),
+                    "target_modules has '%s'; supported are %s",
+                    target,
+                    TARGETS);
+        }
+        return new Lora(
+                config.rank(),
+                config.alpha(),
+                config.targets().stream().map(projections::get).collect(Collectors.toSet()),
+                config.rsLora(),
+                config.dropout());
+    }
+
+    private static LoraConfig config(Lora lora) {
+        return new LoraConfig(
+                lora.rank(),
+                lora.alpha(),
+                lora.rankStabilized(),
+                lora.dropout(),
+                Lora.PROJECTIONS.stream()
+                        .filter(lora.targets()::contains)
+                        .map(TrainableModel::target)
+                        .toList());
+    }
+
+    private static String target(String projection) {
+        return MODULES.get(projection).replaceFirst(".*\\.", "");
+    }
+
+    private static Lora readLora(Path directory) throws IOException {
+        LoraConfig config = LoraConfig.read(directory);
+        try {
+            return lora(config);
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(
+                    directory.resolve(LoraConfig.CONFIG) + ": " + e.getMessage(), e);
         }
     }
 
@@ -360,11 +440,11 @@ public final class TrainableModel {
         List<TensorSpec> specs = adapterSpecs();
         write(
                 specs,
-                spec -> spec.name().substring(PeftFiles.PREFIX.length()),
+                spec -> spec.name().substring(LoraConfig.PREFIX.length()),
                 values -> {
                     Files.createDirectories(out);
-                    PeftFiles.writeConfig(out, lora, MODULES, directory);
-                    SafetensorsWriter.write(out.resolve(PeftFiles.WEIGHTS), specs, values);
+                    config(lora).write(out, directory);
+                    SafetensorsWriter.write(out.resolve(LoraConfig.WEIGHTS), specs, values);
                 });
     }
 
@@ -397,7 +477,7 @@ public final class TrainableModel {
                         name.contains("lora_A")
                                 ? new Shape(lora.rank(), weight.get(1))
                                 : new Shape(weight.get(0), lora.rank());
-                specs.add(TensorSpec.of(PeftFiles.PREFIX + name, ScalarType.FLOAT32, shape));
+                specs.add(TensorSpec.of(LoraConfig.PREFIX + name, ScalarType.FLOAT32, shape));
             }
         }
         return specs;
@@ -508,7 +588,7 @@ public final class TrainableModel {
                     directory == null || PackedFormat.read(directory).isEmpty(),
                     "weights of 4 bits (AWQ, GPTQ) cannot be trained; take the model without"
                             + " quantization_config");
-            Lora adapters = adapter == null ? lora : PeftFiles.readConfig(adapter, MODULES);
+            Lora adapters = adapter == null ? lora : readLora(adapter);
             return new TrainableModel(this, read, adapters);
         }
     }

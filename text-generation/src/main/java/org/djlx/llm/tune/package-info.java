@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Package-private:
- * PeftFiles  adapters in PEFT's layout
- */
 /**
  * Fine-tuning: a model directory in Hugging Face's layout as a trainable DJL block, whole or by
  * low-rank adapters.

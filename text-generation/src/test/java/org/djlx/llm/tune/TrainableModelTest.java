@@ -48,6 +48,7 @@ import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.LlamaFiles;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
 import org.djlx.llm.model.WeightMap;
@@ -55,12 +56,14 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.nn.Lora;
+import org.djlx.training.nn.ParallelMlp;
 import org.djlx.training.nn.ShardedBlock;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Models of Hugging Face's layout as blocks. */
 @Timeout(200)
@@ -538,6 +541,115 @@ class TrainableModelTest {
                 });
     }
 
+    /** The adapter's generator serves it as it was trained. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void trainsWithDropoutAndRankStabilizedScale(int ranks) throws Exception {
+        Path directory = folder.resolve("model");
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, false), 3);
+        Path adapter = folder.resolve("adapter");
+        Path merged = folder.resolve("merged");
+        Lora lora = new Lora(9, 6, Set.of("query", "gate", "down"), true, 0.25);
+        run(
+                ranks,
+                (group, manager) -> {
+                    Engine.getEngine("PyTorch").setRandomSeed(3);
+                    TrainableModel tuned = load(directory, group, manager, lora);
+                    List<Float> losses = train(tuned, group, 40);
+                    assertTrue(losses.get(39) < losses.get(0) - 0.5, losses::toString);
+                    NDList input = new NDList(tokens(tuned, manager, 4));
+                    ParameterStore store = new ParameterStore(manager, false);
+                    List<Integer> outputs = new ArrayList<>();
+                    for (boolean training : new boolean[] {true, true, false, false}) {
+                        float[] values =
+                                NoGradient.get(
+                                        () ->
+                                                tuned.block()
+                                                        .forward(store, input, training)
+                                                        .singletonOrThrow()
+                                                        .toFloatArray());
+                        outputs.add(Arrays.hashCode(values));
+                    }
+                    assertEquals(3, Set.copyOf(outputs).size(), outputs::toString);
+                    assertEquals(outputs.get(2), outputs.get(3));
+                    tuned.saveAdapter(adapter);
+                    tuned.save(merged);
+                    double[][] after = logProbabilities(tuned, group, manager, PROMPT);
+                    TrainableModel again =
+                            TrainableModel.builder()
+                                    .setGroup(group)
+                                    .setDirectory(directory)
+                                    .optAdapter(adapter)
+                                    .build();
+                    again.load(manager);
+                    assertArrayEquals(after, logProbabilities(again, group, manager, PROMPT));
+                });
+        LoraConfig config = LoraConfig.read(adapter);
+        assertEquals(
+                new LoraConfig(9, 6, true, 0.25, List.of("q_proj", "gate_proj", "down_proj")),
+                config);
+        assertEquals(2, config.scale());
+        try (TextGenerator generator =
+                TextEngine.builder().setDirectory(directory).optAdapter("a", adapter).build()) {
+            GenerationRequest request =
+                    GenerationRequest.builder()
+                            .setPromptTokens(PROMPT)
+                            .optMaxTokens(12)
+                            .optIgnoreEndOfText(true)
+                            .optAdapter("a")
+                            .build();
+            List<GeneratedPiece> adapted = generator.submit(request).await(Duration.ofMinutes(1));
+            List<GeneratedPiece> expected = generate(merged, 12);
+            for (int i = 0; i < 12; i++) {
+                assertEquals(expected.get(i).token(), adapted.get(i).token());
+                assertEquals(
+                        expected.get(i).logProbability(), adapted.get(i).logProbability(), 1e-4);
+            }
+        }
+    }
+
+    /** The mean of many outputs with dropout is the output without it: the adapter is linear. */
+    @Test
+    void dropoutKeepsTheMeanOfAnAdapter() {
+        int draws = 2000;
+        run(
+                1,
+                (group, manager) -> {
+                    Engine.getEngine("PyTorch").setRandomSeed(5);
+                    ParallelMlp mlp =
+                            ParallelMlp.builder()
+                                    .setGroup(group)
+                                    .setHidden(16)
+                                    .optLora(new Lora(4, 8, Set.of("down"), false, 0.5))
+                                    .build();
+                    Shape shape = new Shape(3, 8);
+                    mlp.initialize(manager, DataType.FLOAT32, shape);
+                    mlp.setFull("downLoraB", manager.randomNormal(new Shape(8, 4)));
+                    NDList x = new NDList(manager.randomNormal(shape));
+                    ParameterStore store = new ParameterStore(manager, false);
+                    NoGradient.run(
+                            () -> {
+                                NDArray without = mlp.forward(store, x, false).singletonOrThrow();
+                                NDArray sum = manager.zeros(shape);
+                                NDArray squares = manager.zeros(shape);
+                                for (int i = 0; i < draws; i++) {
+                                    NDArray y =
+                                            mlp.forward(store, x, true)
+                                                    .singletonOrThrow()
+                                                    .sub(without);
+                                    sum.addi(y);
+                                    squares.addi(y.square());
+                                }
+                                double[] total = TestArrays.values(sum);
+                                double[] spread = TestArrays.values(squares);
+                                for (int i = 0; i < total.length; i++) {
+                                    assertTrue(spread[i] > 0);
+                                    assertTrue(Math.abs(total[i]) < 5 * Math.sqrt(spread[i]));
+                                }
+                            });
+                });
+    }
+
     private static void requireUnchanged(Path directory, Path merged, Set<String> changed)
             throws IOException {
         try (NDManager manager = NDManager.newBaseManager("PyTorch");
@@ -589,15 +701,15 @@ class TrainableModelTest {
                 Map.of(
                         "['q_proj'], 'use_dora': true}",
                                 "use_dora is not supported, but it is true",
-                        "['q_proj'], 'bias': 'all'}", "bias must be none, not \"all\"",
+                        "['q_proj'], 'bias': 'all'}", "bias must be none, not all",
                         "['lm_head']}", "target_modules has 'lm_head'",
-                        "'all-linear'}", "not the configuration of an adapter",
+                        "'all-linear'}", "target_modules must list the projections",
                         "['q_proj'], 'rank_pattern': {'a': 2}}", "rank_pattern is not supported",
                         "['q_proj'], 'layer_replication': [[0, 2]]}",
                                 "layer_replication is not supported",
                         "['q_proj'], 'init_lora_weights': 'pissa_niter_4'}",
                                 "init_lora_weights is \"pissa_niter_4\"",
-                        "[null]}", "not the configuration of an adapter");
+                        "[null]}", "target_modules must list names of modules");
         for (Map.Entry<String, String> each : reasons.entrySet()) {
             Files.writeString(file, (start + each.getKey()).replace('\'', '"'));
             run(

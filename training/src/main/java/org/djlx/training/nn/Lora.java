@@ -7,18 +7,28 @@ import java.util.Set;
 /**
  * Low-rank adaptation (Hu et al., 2021, <a
  * href="https://arxiv.org/abs/2106.09685">arXiv:2106.09685</a>): a projection with weight W
- * computes {@code x Wᵀ + (alpha / rank) (x Aᵀ) Bᵀ}. A of shape (rank, inputs) starts with random
- * values, B of shape (outputs, rank) with zeros.
+ * computes {@code x Wᵀ + scale (x Aᵀ) Bᵀ}. A of shape (rank, inputs) starts with random values, B
+ * of shape (outputs, rank) with zeros.
  *
  * @param rank the number of rows of A, 1 or more
- * @param alpha scales the adapter: its product is multiplied by {@code alpha / rank}
+ * @param alpha scales the adapter, see {@link #scale}
  * @param targets the projections that have an adapter, of {@link #PROJECTIONS}
+ * @param rankStabilized whether the scale falls with the root of the rank (rsLoRA: Kalajdzievski,
+ *     2023, <a href="https://arxiv.org/abs/2312.03732">arXiv:2312.03732</a>)
+ * @param dropout the part of an adapter's inputs that training sets to 0, at least 0 and below 1.
+ *     Ranks draw different elements
  */
-public record Lora(int rank, double alpha, Set<String> targets) {
+public record Lora(
+        int rank, double alpha, Set<String> targets, boolean rankStabilized, double dropout) {
 
     /** The projections of a {@link ParallelTransformerBlock}, in order. */
     public static final List<String> PROJECTIONS =
             List.of("query", "key", "value", "output", "gate", "up", "down");
+
+    /** Adapters without dropout, with the scale {@code alpha / rank}. */
+    public Lora(int rank, double alpha, Set<String> targets) {
+        this(rank, alpha, targets, false, 0);
+    }
 
     /**
      * Throws an {@link IllegalArgumentException} if a value is out of range, or a target is
@@ -34,6 +44,10 @@ public record Lora(int rank, double alpha, Set<String> targets) {
             throw new IllegalArgumentException(
                     "Lora: the targets must be some of %s, not %s".formatted(PROJECTIONS, targets));
         }
+        if (!(dropout >= 0 && dropout < 1)) {
+            throw new IllegalArgumentException(
+                    "Lora: the dropout must be at least 0 and below 1, not " + dropout);
+        }
         targets = Set.copyOf(targets);
     }
 
@@ -42,8 +56,11 @@ public record Lora(int rank, double alpha, Set<String> targets) {
         return new Lora(rank, 2.0 * rank, Set.copyOf(PROJECTIONS));
     }
 
-    /** {@return the factor of the adapter's product, {@code alpha / rank}} */
+    /**
+     * {@return the factor of the adapter's product: {@code alpha / rank}, or {@code alpha /
+     * sqrt(rank)} if it is rank-stabilized}
+     */
     public double scale() {
-        return alpha / rank;
+        return alpha / (rankStabilized ? Math.sqrt(rank) : rank);
     }
 }

@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Parameter;
+import ai.djl.nn.norm.Dropout;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
@@ -440,6 +441,11 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
 
     abstract NDArray forward(ParameterStore store, NDArray x, boolean training);
 
+    @Override
+    protected void initializeChildBlocks(NDManager manager, DataType type, Shape... shapes) {
+        getChildren().values().forEach(child -> child.initialize(manager, type, shapes));
+    }
+
     /**
      * A linear layer: a weight W, and optionally a bias and a {@linkplain Lora low-rank adapter} of
      * A and B. The parameters' names begin with the name of the layer.
@@ -451,6 +457,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         private final Parameter a; // null if there is no adapter
         private final Parameter b;
         private final Lora lora;
+        private final Optional<Dropout> dropout; // of the adapter's input
 
         /**
          * {@code division} is by rows for {@link #enterRegion}, by columns for {@link
@@ -468,6 +475,16 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
                             : add(bias, Parameter.Type.BIAS, entering ? ofBias : Division.NONE);
             a = this.lora == null ? null : adapter(name + "LoraA", entering ? shared : division);
             b = this.lora == null ? null : adapter(name + "LoraB", entering ? division : shared);
+            // A child, by which the recomputation of blocks sees that there is dropout.
+            dropout =
+                    this.lora == null || lora.dropout() == 0
+                            ? Optional.empty()
+                            : Optional.of(
+                                    addChildBlock(
+                                            name + "LoraDropout",
+                                            Dropout.builder()
+                                                    .optRate((float) lora.dropout())
+                                                    .build()));
         }
 
         private Parameter adapter(String name, Division division) {
@@ -501,6 +518,17 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return bias == null ? y : y.add(value(store, bias, y, training));
         }
 
+        private boolean drops(boolean training) {
+            return training && dropout.isPresent();
+        }
+
+        /** Returns the adapter's input. */
+        private NDArray dropped(ParameterStore store, NDArray x, boolean training) {
+            return drops(training)
+                    ? dropout.get().forward(store, new NDList(x), true).singletonOrThrow()
+                    : x;
+        }
+
         private NDArray scaled(NDArray x) {
             NDArray scale = x.getManager().create(lora.scale());
             return x.mul(Torch.cast(scale, Torch.scalarType(x)));
@@ -520,7 +548,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return intoRegion(x, values(store, parameters, x, training));
         }
         projections.stream()
-                .filter(each -> each.lora != null)
+                .filter(each -> each.lora != null && !each.drops(training))
                 .forEach(each -> parameters.add(each.a));
         List<NDArray> in =
                 intoRegion(
@@ -531,7 +559,14 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         for (Projection each : projections) {
             NDArray y = in.get(outputs.size());
             if (each.lora != null) {
-                NDArray narrow = each.scaled(in.get(adapter++));
+                NDArray low =
+                        each.drops(training)
+                                ? intoRegion(
+                                                each.dropped(store, x, true),
+                                                List.of(value(store, each.a, x, true)))
+                                        .get(0)
+                                : in.get(adapter++);
+                NDArray narrow = each.scaled(low);
                 y = y.add(product(narrow, value(store, each.b, x, training)));
             }
             outputs.add(each.withBias(store, y, training));
@@ -543,7 +578,9 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             ParameterStore store, NDArray x, boolean training, Projection projection) {
         NDArray y = outOfRegion(x, value(store, projection.weight, x, training));
         if (projection.lora != null) {
-            NDArray narrow = projection.scaled(product(x, value(store, projection.a, x, training)));
+            NDArray input = projection.dropped(store, x, training);
+            NDArray narrow =
+                    projection.scaled(product(input, value(store, projection.a, x, training)));
             y = y.add(outOfRegion(narrow, value(store, projection.b, x, training)));
         }
         return projection.withBias(store, y, training);
