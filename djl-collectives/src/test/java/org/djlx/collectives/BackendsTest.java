@@ -153,7 +153,7 @@ class BackendsTest {
     }
 
     @Test
-    void environmentIsChecked() {
+    void refusesAnEnvironmentThatLacksAVariableOrHasAWrongOne() {
         BackendOptions options = new BackendOptions(Duration.ofSeconds(1));
         assertEnvironment(options, Map.of(), "RANK is not set");
         assertEnvironment(options, Map.of("RANK", "0"), "WORLD_SIZE is not set");

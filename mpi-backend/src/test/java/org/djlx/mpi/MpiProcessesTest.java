@@ -58,7 +58,7 @@ class MpiProcessesTest {
 
     @ParameterizedTest
     @EnumSource(MpiRun.class)
-    void sums(MpiRun mpi) throws IOException, InterruptedException {
+    void sumsAreEqualOnAllRanks(MpiRun mpi) throws IOException, InterruptedException {
         MpiRun.Result result = mpi.run(1, MpiSumsMain.class);
         assertEquals(0, result.code(), result.output());
         assertTrue(result.output().contains("equal sums"), result.output());

@@ -34,7 +34,7 @@ class ExpectationsPageTest {
     }
 
     @Test
-    void expectationsDiffer() {
+    void noExpectationIsListedTwice() {
         Set<String> texts = new HashSet<>();
         for (Expectation<?> row : rows()) {
             assertTrue(texts.add(row.test() + ": " + row.says()), row::toString);

@@ -241,7 +241,7 @@ class ParallelModelTest {
     }
 
     @Test
-    void takesArrays() throws Exception {
+    void predictorPassesArraysAndTellsWhyARankIsLost() throws Exception {
         Criteria<NDList, NDList> criteria =
                 Criteria.builder()
                         .setTypes(NDList.class, NDList.class)

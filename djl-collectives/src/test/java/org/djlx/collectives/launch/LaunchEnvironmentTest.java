@@ -49,7 +49,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void torchrun() {
+    void readsTorchrunsVariables() {
         assertUnderstood(
                 "RANK=5 (RANK), WORLD_SIZE=8 (WORLD_SIZE), LOCAL_RANK=1 (LOCAL_RANK),"
                         + " LOCAL_WORLD_SIZE=4 (LOCAL_WORLD_SIZE), MASTER_ADDR=node0 (MASTER_ADDR),"
@@ -59,7 +59,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void slurm() {
+    void readsSrunsVariablesAndDerivesAPortFromTheJob() {
         int port = portOf(SRUN.replace("PROCID=3", "PROCID=0"));
         assertUnderstood(
                 "RANK=3 (SLURM_PROCID), WORLD_SIZE=4 (SLURM_STEP_NUM_TASKS), LOCAL_RANK=0"
@@ -113,7 +113,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void openMpi() {
+    void readsOpenMpisVariablesOfOneHost() {
         String one =
                 "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1"
                         + " OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=1 PMIX_NAMESPACE=3426222081";
@@ -156,7 +156,7 @@ class LaunchEnvironmentTest {
 
     /** torchrun as a task of srun: its ranks have the variables of both. */
     @Test
-    void torchrunUnderSrun() {
+    void torchrunsVariablesWinOverSruns() {
         String torchrun =
                 "RANK=9 WORLD_SIZE=16 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8 MASTER_ADDR=n9"
                         + " MASTER_PORT=29501";
@@ -180,7 +180,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void pmi() {
+    void readsPmiAndPmixVariables() {
         assertUnderstood(
                 "RANK=2 (PMI_RANK), WORLD_SIZE=3 (PMI_SIZE), LOCAL_RANK=2 (MPI_LOCALRANKID),"
                         + " LOCAL_WORLD_SIZE=3 (MPI_LOCALNRANKS), MASTER_ADDR=127.0.0.1"
@@ -193,7 +193,7 @@ class LaunchEnvironmentTest {
     }
 
     @Test
-    void kubernetes() {
+    void readsTheIndexOfAKubernetesJob() {
         assertUnderstood(
                 "RANK=2 (JOB_COMPLETION_INDEX), WORLD_SIZE=4 (WORLD_SIZE),"
                         + " MASTER_ADDR=train-0.train (MASTER_ADDR), MASTER_PORT=29500 (torchrun's"
@@ -204,7 +204,7 @@ class LaunchEnvironmentTest {
 
     /** Kubeflow's PyTorchJob sets torchrun's variables, its TrainJob the options of torchrun. */
     @Test
-    void kubeflow() {
+    void readsKubeflowsVariables() {
         assertEquals(
                 "1",
                 environment(

@@ -76,7 +76,7 @@ class LaunchTest {
     }
 
     @Test
-    void endpoints() {
+    void endpointMayLackAPortOrBeAnIpv6Address() {
         assertEquals("my_host:29501", endpoint("my_host:29501"));
         assertEquals("node0.example:29500", endpoint("node0.example"));
         assertEquals("::1:29501", endpoint("[::1]:29501"));
@@ -150,7 +150,7 @@ class LaunchTest {
     /** PET_NAME sets --name, as with torchrun; an option wins. */
     @Test
     @Tag("slow")
-    void optionsFromVariables() throws Exception {
+    void variablesSetOptionsUnlessGiven() throws Exception {
         ProcessBuilder builder =
                 new ProcessBuilder(
                         Path.of(System.getProperty("java.home"), "bin", "java").toString(),

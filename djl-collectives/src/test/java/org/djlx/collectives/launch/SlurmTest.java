@@ -159,7 +159,7 @@ class SlurmTest {
     }
 
     @Test
-    void tasksAreRanks() throws Exception {
+    void tasksOfSrunAreRanks() throws Exception {
         String understood = srun(4, "ALL", LaunchEnvironment.class);
         for (int rank = 0; rank < 4; rank++) {
             String line =
@@ -206,7 +206,7 @@ class SlurmTest {
 
     /** A launcher for each node knows the nodes, its rank and the port. */
     @Test
-    void tasksAreLaunchers() throws Exception {
+    void tasksOfSrunAreLaunchersOfTheirNodes() throws Exception {
         String name = RankProbe.class.getName();
         String export = "ALL,MASTER_ADDR=127.0.0.1";
         String met = srun(2, export, Launch.class, "--nproc-per-node", "2", name, "meet");

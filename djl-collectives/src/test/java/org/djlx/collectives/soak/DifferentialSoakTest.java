@@ -23,7 +23,7 @@ class DifferentialSoakTest {
 
     /** Two jobs at once, each with groups of its own. */
     @Test
-    void threads() throws InterruptedException {
+    void jobsOfThreadsGiveTheModelsResults() throws InterruptedException {
         Soak.run(
                 "differential, threads",
                 soak -> {
@@ -55,7 +55,7 @@ class DifferentialSoakTest {
     }
 
     @Test
-    void processes() throws InterruptedException {
+    void jobsOfProcessesGiveTheModelsResults() throws InterruptedException {
         Soak.run(
                 "differential, processes",
                 soak -> {

@@ -30,7 +30,7 @@ class ExhaustionSoakTest {
 
     @ParameterizedTest
     @EnumSource
-    void runsOut(Hoard.Kind kind) throws InterruptedException {
+    void callsFailOrGiveResultsWhenAResourceRunsOut(Hoard.Kind kind) throws InterruptedException {
         Soak.run(
                 "exhaustion of " + kind,
                 soak -> {

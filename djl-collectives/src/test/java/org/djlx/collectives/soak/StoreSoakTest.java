@@ -37,7 +37,7 @@ class StoreSoakTest {
     private static final String SMALL_HEAP = "-Xmx" + HEAP_MIB + "m";
 
     @Test
-    void floods() throws InterruptedException {
+    void serverSurvivesAttacks() throws InterruptedException {
         Soak.run("store", StoreSoakTest::attack);
     }
 

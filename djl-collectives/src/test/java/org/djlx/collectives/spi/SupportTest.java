@@ -55,7 +55,7 @@ class SupportTest {
     }
 
     @Test
-    void declaredIsSupported() {
+    void supportsOnlyWhatIsDeclared() {
         assertTrue(SUPPORT.supports(OpType.BARRIER));
         assertFalse(SUPPORT.supports(OpType.SEND));
         assertTrue(SUPPORT.supports(OpType.BROADCAST, ScalarType.FLOAT32, null));

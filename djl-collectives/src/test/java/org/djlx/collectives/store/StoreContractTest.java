@@ -191,7 +191,7 @@ abstract class StoreContractTest {
     }
 
     @Test
-    void appendAppends() {
+    void appendAddsBytesToTheEndOfTheValue() {
         store.append("k", bytes("a"));
         other.append("k", bytes(""));
         other.append("k", bytes("bc"));

@@ -303,7 +303,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void limitsAreEnforced() {
+    void serverRefusesWhatIsOverItsLimits() {
         try (TcpStore small =
                 LimitedStore.limit(server(0), 3, 2, 1000)
                         .optTimeout(Duration.ofMillis(500))

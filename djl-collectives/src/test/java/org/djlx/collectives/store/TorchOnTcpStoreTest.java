@@ -79,7 +79,7 @@ class TorchOnTcpStoreTest {
     }
 
     @Test
-    void checkAndWait() throws InterruptedException {
+    void torchChecksAndWaitsForKeysOfTheServer() throws InterruptedException {
         server.set("a", bytes("1"));
         assertEquals("true", torch.call("check", "t", hex("a")));
         assertEquals("false", torch.call("check", "t", hex("a"), hex("b")));
@@ -106,7 +106,7 @@ class TorchOnTcpStoreTest {
     }
 
     @Test
-    void valuesOfMegabytes() {
+    void torchSetsAndGetsValuesOfMegabytes() {
         byte[] big = new byte[3_000_001];
         new Random(1).nextBytes(big);
         torch.call("set", "t", hex("big"), hex(big));
@@ -132,7 +132,7 @@ class TorchOnTcpStoreTest {
     }
 
     @Test
-    void queues() throws InterruptedException {
+    void torchPushesToAndPopsFromQueues() throws InterruptedException {
         torch.call("queuePush", "t", hex("q"), hex("one"));
         server.queuePush("q", bytes(""));
         assertEquals("2", torch.call("queueLen", "t", hex("q")));

@@ -35,7 +35,7 @@ class CublasLtTest {
     }
 
     @Test
-    void products() {
+    void multipliesMatricesOfAnySizeAsFloat64Does() {
         Random random = new Random(5);
         Device gpu = Device.gpu(0);
         try (NDManager manager = NDManager.newBaseManager(gpu, "PyTorch");

@@ -29,7 +29,7 @@ class CudaStreamTest extends StreamFixture {
     private static final long BYTES = (long) COUNT * Integer.BYTES;
 
     @Test
-    void describesTheDevice() {
+    void deviceTellsItsNameIdsAndAttributes() {
         assertEquals(Device.gpu(0), device.device());
         assertFalse(device.name().isEmpty());
         assertTrue(device.pciBusId().matches("[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\\.0"));
@@ -90,7 +90,7 @@ class CudaStreamTest extends StreamFixture {
     }
 
     @Test
-    void copiesAndSets() {
+    void copiesAndFillsMemory() {
         try (NativeMemory one = CudaMemory.allocate(device, BYTES);
                 NativeMemory two = CudaMemory.allocate(device, BYTES)) {
             Gpus.write(device, one.address(), Gpus.range(3, COUNT));

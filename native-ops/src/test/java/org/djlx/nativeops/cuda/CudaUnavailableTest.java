@@ -25,7 +25,7 @@ import org.junit.jupiter.api.Timeout;
 class CudaUnavailableTest {
 
     @Test
-    void devicesAreChecked() {
+    void refusesDevicesThatAreNotOneGpu() {
         assertThrows(IllegalArgumentException.class, () -> CudaDevice.open(null));
         assertThrows(IllegalArgumentException.class, () -> CudaDevice.open(Device.cpu()));
         assertThrows(
@@ -59,7 +59,7 @@ class CudaUnavailableTest {
     }
 
     @Test
-    void topologyIsUnknown() {
+    void topologyIsUnknownWithoutNvml() {
         assumeFalse(NativeLibrary.NVML.isAvailable());
         GpuTopology topology = GpuTopology.queryBus(List.of("0000:01:00.0", "0000:02:00.0"));
         assertEquals(GpuTopology.Kind.OTHER, topology.kind());

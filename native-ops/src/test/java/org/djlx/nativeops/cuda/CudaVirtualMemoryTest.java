@@ -232,7 +232,7 @@ class CudaVirtualMemoryTest {
 
     /** More than any GPU has, were it not freed, also by what fails half way. */
     @Test
-    void everythingIsFreed() {
+    void closingFreesAllMemoryEvenOfFailedOpens() {
         long bytes = 4L << 30;
         for (int i = 0; i < 128; i++) {
             try (CudaVirtualMemory virtual = CudaVirtualMemory.allocate(one, List.of(), bytes);

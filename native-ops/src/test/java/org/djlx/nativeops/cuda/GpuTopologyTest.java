@@ -116,7 +116,7 @@ class GpuTopologyTest {
     }
 
     @Test
-    void matricesAreChecked() {
+    void refusesMatricesThatAreEmptyRaggedOrAsymmetric() {
         GpuLink self = GpuLink.of(GpuLink.Kind.SELF);
         GpuLink pcie = GpuLink.of(GpuLink.Kind.PCIE_SWITCH);
         GpuLink system = GpuLink.of(GpuLink.Kind.SYSTEM);

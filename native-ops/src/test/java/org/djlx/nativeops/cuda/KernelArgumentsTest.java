@@ -113,7 +113,7 @@ class KernelArgumentsTest {
     }
 
     @Test
-    void limits() {
+    void refusesMoreArgumentsThanALaunchTakes() {
         for (int i = 0; i < KernelArguments.MAX_COUNT; i++) {
             arguments.add(i);
         }
@@ -126,7 +126,7 @@ class KernelArgumentsTest {
     }
 
     @Test
-    void sizesOfLaunches() {
+    void launchSizesKeepTheirPartsAndRefuseEmptyOnes() {
         LaunchSize size = LaunchSize.of(2, 128).withShared(1024).asDependent();
         assertEquals(new LaunchSize(2, 1, 1, 128, 1, 1, 1024, true, false), size);
         LaunchSize together = LaunchSize.of(2, 128).asCooperative().withShared(8);

@@ -57,7 +57,7 @@ class KernelConstantsTest {
     }
 
     @Test
-    void constantsAreEvaluated() {
+    void evaluatesConstantsWithTheOptionsMacros() {
         assertEquals(32, constants().value("WARP"));
         assertEquals(132, constants().value("WIDE"));
         assertEquals(3, constants("-DTILE_N=256", "-DSMALL=0").value("STAGES"));
@@ -99,7 +99,7 @@ class KernelConstantsTest {
     }
 
     @Test
-    void tablesAreRead() {
+    void readsTheArgumentsOfMacroCalls() {
         List<int[]> calls = constants().calls("TABLE");
         assertEquals(2, calls.size());
         assertArrayEquals(new int[] {8, 7, 3}, calls.get(0));

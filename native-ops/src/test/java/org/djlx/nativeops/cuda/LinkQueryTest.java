@@ -146,7 +146,7 @@ class LinkQueryTest {
     }
 
     @Test
-    void everythingIsAnswered() {
+    void namesTheLinkWhenNvmlAnswersEverything() {
         assertEquals(GpuLink.of(GpuLink.Kind.HOST_BRIDGE), link());
         host.nvLinks = 18;
         assertEquals(new GpuLink(GpuLink.Kind.NVSWITCH, 18), link());

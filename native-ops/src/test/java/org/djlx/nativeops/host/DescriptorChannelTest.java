@@ -102,7 +102,7 @@ class DescriptorChannelTest {
     }
 
     @Test
-    void passesBetweenProcesses() throws Exception {
+    void passesADescriptorBetweenProcesses() throws Exception {
         try (DescriptorChannel channel = DescriptorChannel.open();
                 Descriptor file = file("there")) {
             Process peer =
@@ -260,7 +260,7 @@ class DescriptorChannelTest {
     }
 
     @Test
-    void argumentsAreChecked() throws IOException {
+    void refusesEmptyTokensAndNegativeTimes() throws IOException {
         try (DescriptorChannel channel = DescriptorChannel.open();
                 DescriptorChannel other = DescriptorChannel.open();
                 Descriptor file = file("")) {

@@ -58,7 +58,7 @@ class SharedMemoryTest {
     }
 
     @Test
-    void hasNoName() throws IOException {
+    void hasNoNameThatOtherProcessesFind() throws IOException {
         try (SharedMemory memory = SharedMemory.create("no-name-of-mine", 4096)) {
             try (var files = Files.list(Path.of("/dev/shm"))) {
                 assertFalse(files.anyMatch(file -> file.toString().contains("no-name-of-mine")));

@@ -118,7 +118,7 @@ class NcclCommunicatorTest {
     }
 
     @Test
-    void windows() {
+    void allReduceWorksInAWindow() {
         Optional<String> cause = NcclWindow.unavailabilityCause();
         assumeTrue(cause.isEmpty(), cause::toString);
         long byteSize = COUNT * Integer.BYTES;
@@ -150,7 +150,7 @@ class NcclCommunicatorTest {
     }
 
     @Test
-    void groupsNest() {
+    void callsRunWhenTheOuterGroupEnds() {
         NcclGroup.begin();
         ranks.forEach(rank -> NcclGroup.run(() -> allReduce(rank)));
         NcclGroup.end();

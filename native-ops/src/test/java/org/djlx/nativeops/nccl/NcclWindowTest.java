@@ -22,7 +22,7 @@ class NcclWindowTest {
     }
 
     @Test
-    void sizesArePositive() {
+    void refusesAWindowOfNoBytes() {
         assertThrows(IllegalArgumentException.class, () -> NcclWindow.create(null, 0));
     }
 }

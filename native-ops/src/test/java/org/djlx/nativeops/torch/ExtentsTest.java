@@ -12,14 +12,14 @@ import org.junit.jupiter.api.Test;
 class ExtentsTest {
 
     @Test
-    void contiguousStrides() {
+    void stridesOfContiguousTensorsAreProductsOfLaterSizes() {
         assertArrayEquals(new long[0], Extents.contiguousStrides(new long[0]));
         assertArrayEquals(new long[] {12, 4, 1}, Extents.contiguousStrides(new long[] {2, 3, 4}));
         assertArrayEquals(new long[] {4, 4, 1}, Extents.contiguousStrides(new long[] {2, 0, 4}));
     }
 
     @Test
-    void byteSpan() {
+    void spanReachesFromTheFirstToTheLastElement() {
         assertEquals(4, Extents.byteSpan(new long[0], new long[0], 4));
         assertEquals(96, Extents.byteSpan(new long[] {2, 3, 4}, new long[] {12, 4, 1}, 4));
         assertEquals(2 * (10 + 6 + 1), Extents.byteSpan(new long[] {3, 4}, new long[] {5, 2}, 2));
@@ -47,7 +47,7 @@ class ExtentsTest {
     }
 
     @Test
-    void contiguity() {
+    void contiguityIgnoresStridesOfOneOrNoElement() {
         assertTrue(Extents.isContiguous(new long[0], new long[0]));
         assertTrue(Extents.isContiguous(new long[] {2, 3}, new long[] {3, 1}));
         assertTrue(Extents.isContiguous(new long[] {1, 3}, new long[] {77, 1}));

@@ -69,7 +69,7 @@ class ScalarTypeTest {
     }
 
     @Test
-    void floatingPointTypes() {
+    void tellsWhichTypesAreFloatingPointAndReduced() {
         var floating = EnumSet.noneOf(ScalarType.class);
         var reduced = EnumSet.noneOf(ScalarType.class);
         for (ScalarType type : ScalarType.values()) {

@@ -104,7 +104,7 @@ class TensorCallsTest {
     }
 
     @Test
-    void templatesMakeArrays() {
+    void templateMakesNewArraysOfItsShapeAndType() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             for (Shape shape : List.of(new Shape(2, 3), new Shape(), new Shape(4, 0))) {
                 TensorTemplate template =

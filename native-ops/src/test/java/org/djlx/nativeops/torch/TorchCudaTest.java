@@ -57,7 +57,7 @@ class TorchCudaTest {
     }
 
     @Test
-    void propertiesAndViews() {
+    void viewsKeepTheirMemoryOnTheGpu() {
         NDArray array = matrix(ScalarType.BFLOAT16, 4, 8);
         assertEquals(GPU, Torch.device(array));
         assertEquals(ScalarType.BFLOAT16, Torch.scalarType(array));
@@ -178,7 +178,7 @@ class TorchCudaTest {
     }
 
     @Test
-    void inPlaceOperators() {
+    void inPlaceOperatorsTakeOtherTypes() {
         NDArray acc = manager.create(new float[] {1, 8, 3});
         NDArray other = Torch.cast(manager.create(new float[] {4, 2, 6}), ScalarType.BFLOAT16);
         TorchInPlace.add(acc, other);

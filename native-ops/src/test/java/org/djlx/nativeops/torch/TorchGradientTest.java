@@ -54,7 +54,7 @@ class TorchGradientTest {
     }
 
     @Test
-    void anotherGradient() {
+    void gradientThatIsSetKeepsItsMemoryAndGrows() {
         backward();
         try (NDArray gradient = create(4, 5, 6)) {
             Torch.setGradient(leaf, gradient);
@@ -67,7 +67,7 @@ class TorchGradientTest {
     }
 
     @Test
-    void noGradient() {
+    void removedGradientBeginsAnew() {
         Torch.setGradient(leaf, null);
         assertNull(JniUtils.getGradient((PtNDArray) leaf));
         backward();

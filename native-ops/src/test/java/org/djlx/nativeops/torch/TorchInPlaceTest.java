@@ -175,7 +175,7 @@ class TorchInPlaceTest {
     }
 
     @Test
-    void operatorsOnBooleans() {
+    void addOfBooleansIsOrAndMinIsAnd() {
         boolean[] both = {false, false, true, true};
         NDArray other = manager.create(new boolean[] {false, true, false, true});
         NDArray acc = manager.create(both);
@@ -320,7 +320,7 @@ class TorchInPlaceTest {
     }
 
     @Test
-    void bitsOfBooleans() {
+    void bitOperatorsTakeBooleans() {
         double[] left = {0, 0, 1, 1};
         double[] right = {0, 1, 0, 1};
         ScalarType type = ScalarType.BOOL;

@@ -130,7 +130,7 @@ class TorchMmOutTest {
     }
 
     @Test
-    void emptyMatrices() {
+    void productOverNoElementsIsZero() {
         NDArray out = manager.ones(new Shape(2, 3));
         Torch.mmOut(out, manager.zeros(new Shape(2, 0)), manager.zeros(new Shape(0, 3)));
         assertArrayEquals(new float[6], out.toFloatArray());
@@ -145,7 +145,7 @@ class TorchMmOutTest {
     }
 
     @Test
-    void isNotRecorded() {
+    void recordsNoGradient() {
         NDArray a = manager.ones(new Shape(2, 2));
         a.setRequiresGradient(true);
         NDArray out = manager.zeros(new Shape(2, 2));

@@ -37,7 +37,7 @@ class TorchNarrowTest {
     }
 
     @Test
-    void sharesTheElements() {
+    void narrowSharesTheElements() {
         NDArray columns = Torch.narrow(array, 2, 1, 3);
         assertEquals(Torch.dataPointer(array) + Float.BYTES, Torch.dataPointer(columns));
         columns.muli(0);

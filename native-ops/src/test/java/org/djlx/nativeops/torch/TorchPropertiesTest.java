@@ -45,7 +45,7 @@ class TorchPropertiesTest {
     }
 
     @Test
-    void contiguousArray() {
+    void contiguousArrayTellsItsSizesStridesAndData() {
         NDArray array = manager.arange(24f).reshape(2, 3, 4);
         assertArrayEquals(new long[] {2, 3, 4}, Torch.sizes(array));
         assertArrayEquals(new long[] {12, 4, 1}, Torch.info(array).strides());
@@ -57,7 +57,7 @@ class TorchPropertiesTest {
     }
 
     @Test
-    void transposedSlice() {
+    void transposedSliceTellsItsStridesAndData() {
         NDArray base = manager.arange(24f).reshape(4, 6);
         NDArray array = base.get("1:4, 2:5").transpose();
         assertArrayEquals(new long[] {3, 3}, Torch.sizes(array));
@@ -91,7 +91,7 @@ class TorchPropertiesTest {
 
     @ParameterizedTest
     @EnumSource(ScalarType.class)
-    void emptyArrays(ScalarType type) {
+    void emptyMakesArraysOfEveryType(ScalarType type) {
         NDArray array = Torch.empty(manager, new Shape(3, 2), type);
         assertEquals(type, Torch.scalarType(array));
         assertArrayEquals(new long[] {3, 2}, Torch.sizes(array));

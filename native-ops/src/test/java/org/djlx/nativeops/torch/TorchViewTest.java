@@ -68,7 +68,7 @@ class TorchViewTest {
     }
 
     @Test
-    void stridedView() {
+    void viewTakesStrides() {
         for (int i = 0; i < 32; i++) {
             block.bytes.putInt(4 * i, i);
         }
@@ -95,7 +95,7 @@ class TorchViewTest {
     }
 
     @Test
-    void viewsWithoutElements() {
+    void viewWithoutElementsNeedsNoMemory() {
         assertEquals(0, view(SIZE, new Shape(0), ScalarType.FLOAT32).size());
         assertEquals(0, view(0, new Shape(5, 0, 3), ScalarType.INT64).size());
         long[] strides = {Long.MAX_VALUE, Long.MAX_VALUE};
@@ -108,7 +108,7 @@ class TorchViewTest {
     }
 
     @Test
-    void scalarView() {
+    void viewOfNoDimensionsIsOneElement() {
         block.bytes.putDouble(16, 2.5);
         assertEquals(2.5, view(16, new Shape(), ScalarType.FLOAT64).getDouble());
     }

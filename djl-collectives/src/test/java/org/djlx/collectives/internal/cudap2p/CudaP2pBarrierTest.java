@@ -163,7 +163,7 @@ class CudaP2pBarrierTest {
 
     /** The word in which a kernel reports why its wait failed. */
     @Test
-    void reports() {
+    void statusWordSaysWhyAWaitFailed() {
         assertEquals(Optional.empty(), WaitStatus.error(0));
         assertEquals(Optional.of("rank 2 did not arrive"), WaitStatus.error(3));
         assertEquals(

@@ -92,7 +92,8 @@ class CudaP2pFailureTest {
     }
 
     @RepeatedTest(4)
-    void betweenCalls(RepetitionInfo repetition) throws InterruptedException {
+    void othersFailWhenARankDiesBetweenCalls(RepetitionInfo repetition)
+            throws InterruptedException {
         Survivors.check(
                 worldSize, repetition.getCurrentRepetition(), CudaP2pVictimMain.class, "between");
     }

@@ -102,7 +102,7 @@ class CudaP2pMeshTest {
      * streams of other tests: see {@link CudaP2pOptions.Builder#optSharedGpus}.
      */
     @Test
-    void graphs() {
+    void graphsAccessLinkedRanksOnly() {
         GpuTests.require(2);
         OpType type = new OpType("nothing");
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
@@ -124,7 +124,7 @@ class CudaP2pMeshTest {
 
     /** Only linked ranks exchange descriptors of their memory. */
     @Test
-    void processes() throws InterruptedException {
+    void processesExchangeMemoryWithLinkedRanksOnly() throws InterruptedException {
         try (RankProcesses ranks =
                 new RankProcesses(
                         8,

@@ -29,7 +29,7 @@ class CudaP2pOptionsTest {
     }
 
     @Test
-    void sizesAreBounded() {
+    void refusesNegativeAndHugeSizes() {
         for (long bytes : List.of(-1L, (1L << 40) + 1, Long.MAX_VALUE)) {
             CudaP2pOptions.Builder builder = CudaP2pOptions.builder();
             assertRejected(() -> builder.optBufferSize(bytes), "the buffer size");

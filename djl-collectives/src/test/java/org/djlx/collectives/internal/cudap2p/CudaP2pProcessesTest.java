@@ -38,7 +38,7 @@ class CudaP2pProcessesTest {
     }
 
     @Test
-    void contract() throws InterruptedException {
+    void ranksInProcessesFulfilTheContract() throws InterruptedException {
         P2pRanks.requireNccl();
         run(NcclContractMain.class, "cuda_p2p", "lazy");
     }

@@ -596,7 +596,7 @@ class CudaP2pThreadsTest {
      * in between. If one began before the previous one had ended, an addition would be lost.
      */
     @Test
-    void nextToOperators() {
+    void reductionsAndOperatorsOfOtherStreamsRunInOrder() {
         OpType add = new OpType("add");
         int rounds = 200;
         run(
@@ -1087,7 +1087,7 @@ class CudaP2pThreadsTest {
 
     /** On each of two channels, every rank sends its number and the round to all ranks. */
     @Test
-    void buffersByHand() {
+    void everyRankReceivesFromAllRanksOnTwoChannels() {
         OpType exchange = new OpType("exchange");
         int channels = 2;
         run(

@@ -19,13 +19,13 @@ class KernelLayoutTest {
                     KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
 
     @Test
-    void ranks() {
+    void kernelsAndLayoutAgreeOnMaxRanks() {
         assertEquals(CONSTANTS.value("MAX_RANKS"), RegionLayout.MAX_RANKS);
     }
 
     /** {@link OneShotSlots#launch} returns the struct Launch, word by word. */
     @Test
-    void oneShotSlots() {
+    void launchOfOneShotSlotsIsTheKernelsStruct() {
         OneShotSlots slots = new OneShotSlots(1, 21, new long[] {11, 12}, 23, 24, 25);
         long[] words = slots.launch(26, Duration.ofNanos(22));
         KernelConstants.Layout launch = CONSTANTS.struct("Launch");
@@ -41,7 +41,7 @@ class KernelLayoutTest {
 
     /** Initializing a launcher reads its constants, which must exist. */
     @Test
-    void launchers() throws ClassNotFoundException {
+    void launchersFindTheirConstants() throws ClassNotFoundException {
         for (Class<?> launcher :
                 List.of(
                         AllReduceKernels.class,

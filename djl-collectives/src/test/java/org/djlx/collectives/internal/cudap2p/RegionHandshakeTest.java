@@ -61,7 +61,7 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void agreementWithoutProblems() {
+    void ranksThatAgreeHaveNoProblem() {
         assertNull(problem(info -> {}));
     }
 
@@ -115,7 +115,7 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void optionsNameLinks() {
+    void topologyOfTheOptionsIsUsedWithoutAskingTheDriver() {
         GpuTopology.Kind kind = GpuTopology.Kind.HYBRID_CUBE_MESH;
         List<P2pLinks> links =
                 links(
@@ -181,7 +181,7 @@ class RegionHandshakeTest {
     }
 
     @Test
-    void theSameGpu() {
+    void refusesRanksOnOneGpuUnlessShared() {
         assertEquals(
                 "rank 0 and rank 2 are on the same GPU",
                 problem(info -> info.bus = "0000:00:00.0"));
@@ -192,7 +192,7 @@ class RegionHandshakeTest {
 
     /** Even if the regions have the same size. */
     @Test
-    void otherOptions() {
+    void refusesRanksWithOtherOptions() {
         CudaP2pOptions.Builder swapped =
                 CudaP2pOptions.builder().optBufferSize(0).optHeapSize(256 << 20);
         assertOptionsDiffer(swapped, "a buffer of 0 bytes, a heap of 268435456");

@@ -59,7 +59,7 @@ class RetiredRegionsTest {
 
     /** Before any memory was allocated, the rank only leaves. */
     @Test
-    void handshakeWithoutMemory() {
+    void rankWithoutMemoryOnlyLeaves() {
         List<HostSync> hosts = hosts();
         RegionHandshake.retire(null, new NativeMemory[0], 0, null);
         RegionHandshake.retire(null, new NativeMemory[0], 0, hosts.get(0));

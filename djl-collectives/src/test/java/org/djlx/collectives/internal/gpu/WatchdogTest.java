@@ -259,7 +259,7 @@ class WatchdogTest {
     }
 
     @Test
-    void problemBreaksAll() throws InterruptedException {
+    void aProblemFailsAllWorksWithOneException() throws InterruptedException {
         FakeWork one = work(first);
         FakeWork two = work(second);
         dead = "the process of rank 1 (pid 7) has ended";

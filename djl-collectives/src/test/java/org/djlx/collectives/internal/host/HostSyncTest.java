@@ -76,7 +76,7 @@ class HostSyncTest {
     }
 
     @Test
-    void ranksMeet() {
+    void nobodyLeavesAnAgreementBeforeAllArrive() {
         AtomicInteger arrived = new AtomicInteger();
         List<CompletableFuture<Void>> ranks =
                 hosts.stream()

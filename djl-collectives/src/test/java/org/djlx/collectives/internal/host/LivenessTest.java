@@ -44,7 +44,7 @@ class LivenessTest {
 
     /** Liveness works in a process without free file descriptors. */
     @Test
-    void needsNoDescriptor() throws Exception {
+    void worksWithoutFreeFileDescriptors() throws Exception {
         String java = Path.of(System.getProperty("java.home"), "bin", "java").toString();
         Process process =
                 new ProcessBuilder(

@@ -425,7 +425,7 @@ class NcclBackendTest {
     }
 
     @Test
-    void optionsAreTaken() {
+    void groupsAndTheirSplitsWorkWithOptions() {
         List<ProcessGroup> groups =
                 groups(
                         options()

@@ -47,7 +47,7 @@ class NcclOptionsTest {
     }
 
     @Test
-    void valuesAreKept() {
+    void keepsValuesAndPassesThemToNccl() {
         NcclOptions options =
                 NcclOptions.builder()
                         .optTimeout(Duration.ofSeconds(3))
@@ -78,7 +78,7 @@ class NcclOptionsTest {
     }
 
     @Test
-    void rangesAreChecked() {
+    void refusesValuesOutOfRange() {
         NcclOptions.Builder builder = NcclOptions.builder();
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));

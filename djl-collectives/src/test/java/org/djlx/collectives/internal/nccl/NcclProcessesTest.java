@@ -30,13 +30,13 @@ class NcclProcessesTest {
     }
 
     @Test
-    void contract() throws InterruptedException {
+    void ranksInProcessesFulfilTheContract() throws InterruptedException {
         run(rank -> Map.of(), "nccl", "lazy");
     }
 
     /** With messages on the group's communicator. */
     @Test
-    void eagerContract() throws InterruptedException {
+    void contractHoldsWithMessagesOnTheGroupsCommunicator() throws InterruptedException {
         run(rank -> Map.of(), "nccl", "eager");
     }
 

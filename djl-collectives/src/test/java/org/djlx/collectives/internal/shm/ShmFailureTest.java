@@ -161,7 +161,7 @@ class ShmFailureTest {
      * Operation 2³² has an epoch after that of operation 2³² - 1, also for a channel left unused.
      */
     @Test
-    void epochsPass32Bits() {
+    void epochsGrowBeyond32Bits() {
         onAll(
                 groups(2, Duration.ofSeconds(60)),
                 group -> {

@@ -28,14 +28,14 @@ class RequestFuzzTest {
     private static final ServerLimits LIMITS = new ServerLimits(10, 200, 300, 200_000);
 
     @Test
-    void aShortRun() throws IOException {
+    void randomRequestsAreParsedOrRefused() throws IOException {
         fuzz(1, 30_000);
         piecewise(2, 3_000);
     }
 
     @Test
     @Tag("soak")
-    void aLongRun() throws InterruptedException {
+    void randomRequestsAreParsedOrRefusedForLong() throws InterruptedException {
         Soak.run(
                 "requests to the store",
                 soak -> {
