@@ -21,6 +21,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.BrokenBarrierException;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.CyclicBarrier;
@@ -153,6 +154,38 @@ class FusedOpsGpuTest {
                                 reasons::toString);
                     }
                 });
+    }
+
+    /** The first call agrees on sizes; calls of other sizes that ranks know the same keep them. */
+    @Test
+    void ranksOfDifferentSizesChooseForTheLargest() {
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(
+                    8 << 20,
+                    group -> {
+                        multiply(group, 64 * (group.rank() + 1));
+                        multiply(group, 128);
+                        multiply(group, 64 * (group.rank() + 1));
+                    });
+            String largest = "with an inner dimension of " + 64 * worldSize + ":";
+            Set<Choice> choices = usage.choices().keySet();
+            assertFalse(choices.isEmpty());
+            for (Choice choice : choices) {
+                assertTrue(choice.why().contains(largest), choice::why);
+            }
+        }
+    }
+
+    private void multiply(ProcessGroup group, long inner) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray a = manager.ones(new Shape(16L * worldSize, inner));
+            NDArray b = manager.ones(new Shape(inner, 64));
+            NDArray sum = FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+            NDArray width = manager.create((float) inner);
+            group.allReduce(width, ReduceOp.SUM).await();
+            assertEquals(width.getFloat(), sum.getFloat(3, 5));
+            sum.close();
+        }
     }
 
     /** Also a path that is the only one: where ranks share a GPU, NCCL is not possible. */

@@ -28,7 +28,7 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class CostModel {
 
-    // Assumed sum over all ranks of the size that may differ between ranks. The inner dimension
+    // The usual sum over all ranks of the size that may differ between ranks. The inner dimension
     // lies between attention (as wide as A) and an MLP (3.5 times as wide).
     private static final long USUAL_COLUMNS = 8192;
     private static final long USUAL_INNER = 16384;
@@ -197,10 +197,10 @@ public final class CostModel {
     }
 
     /**
-     * Replaces the size that may differ between ranks by a typical size. All ranks then choose a
-     * path from the same sizes.
+     * Replaces the size that may differ between ranks by a usual size: what all ranks know of an
+     * operator without asking each other.
      */
-    public static Workload agreed(Workload work) {
+    public static Workload usual(Workload work) {
         requireNotNull("the operator", work);
         // The inner dimension of a transformer's products is at most 4 times the model's width.
         long inner = Math.min(USUAL_INNER, 4 * work.allColumns());
@@ -253,17 +253,24 @@ public final class CostModel {
      * into a graph take NCCL only if no other path is possible, because NCCL calls cannot be
      * recorded.
      *
-     * <p>All ranks choose from the same {@linkplain #agreed agreed sizes}. If that choice for an
-     * all-gather + matmul is FUSED or PIPELINED, each rank chooses again between these two with its
-     * own columns: both push the same data and signals.
+     * <p>All ranks choose from the same agreed sizes. If that choice for an all-gather + matmul is
+     * FUSED or PIPELINED, each rank chooses again between these two with its own columns: both push
+     * the same data and signals.
      *
+     * @param work the sizes of this rank
+     * @param agreed sizes that are the same on all ranks: the largest, or {@linkplain #usual usual}
+     *     ones
      * @param possible returns the paths that are possible for given sizes
      * @param recorded whether the call is recorded into a graph
      * @throws IllegalArgumentException if no path is possible
      */
-    public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
+    public Choice choose(
+            Workload work,
+            Workload agreed,
+            Function<Workload, Set<Path>> possible,
+            boolean recorded) {
         requireNotNull("the function of possible paths", possible);
-        Workload agreed = agreed(work);
+        requireNotNull("the agreed operator", agreed);
         Choice choice = fastest(agreed, possible.apply(agreed), recorded);
         if (!work.isGather() || !PUSHING.contains(choice.path())) {
             return choice;

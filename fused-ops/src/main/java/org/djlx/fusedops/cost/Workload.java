@@ -78,10 +78,15 @@ public record Workload(
     }
 
     /**
-     * Returns a copy with another value of the size that may differ between ranks: the columns of
-     * all-gather + matmul, the inner dimension of matmul + reduce-scatter.
+     * {@return the size that may differ between ranks: the columns of all Bs of all-gather +
+     * matmul, the inner dimension of matmul + reduce-scatter}
      */
-    Workload withOwn(long size) {
+    public long own() {
+        return isGather() ? allColumns() : inner;
+    }
+
+    /** {@return a copy with another value of the {@linkplain #own size} that may differ} */
+    public Workload withOwn(long size) {
         return isGather()
                 ? new Workload(operator, type, ranks, rows, List.of(size), inner)
                 : new Workload(operator, type, ranks, rows, columns, size);

@@ -179,6 +179,7 @@ class CostModelTest {
                     Choice choice =
                             H200.choose(
                                     (Workload) operator.get(0),
+                                    (Workload) operator.get(0),
                                     work -> measured.keySet(),
                                     recorded);
                     Measurement taken = measured.get(choice.path());
@@ -276,7 +277,13 @@ class CostModelTest {
                                     rows,
                                     List.of(4096L),
                                     own);
-                    scattered.add(H200.choose(scatter, CostModelTest::possible, false).path());
+                    scattered.add(
+                            H200.choose(
+                                            scatter,
+                                            CostModel.usual(scatter),
+                                            CostModelTest::possible,
+                                            false)
+                                    .path());
                     Workload gather =
                             new Workload(
                                     FusedOperator.ALL_GATHER_MATMUL,
@@ -285,7 +292,13 @@ class CostModelTest {
                                     rows,
                                     List.of(own),
                                     4096);
-                    Path path = H200.choose(gather, CostModelTest::possible, false).path();
+                    Path path =
+                            H200.choose(
+                                            gather,
+                                            CostModel.usual(gather),
+                                            CostModelTest::possible,
+                                            false)
+                                    .path();
                     // FUSED on one rank goes together with PIPELINED on another.
                     gathered.add(path == Path.FUSED ? Path.PIPELINED : path);
                     seen.add(path);
@@ -312,9 +325,9 @@ class CostModelTest {
     void graphsHoldOtherPaths(FusedOperator operator) {
         Workload tiny = Workload.unsharded(operator, ScalarType.FLOAT32, 8, 64, 1024, 1024);
         Set<Path> all = EnumSet.of(Path.PIPELINED, Path.NCCL);
-        assertEquals(Path.NCCL, H200.choose(tiny, work -> all, false).path());
-        assertNotEquals(Path.NCCL, H200.choose(tiny, work -> all, true).path());
-        Choice only = H200.choose(tiny, work -> EnumSet.of(Path.NCCL), true);
+        assertEquals(Path.NCCL, H200.choose(tiny, tiny, work -> all, false).path());
+        assertNotEquals(Path.NCCL, H200.choose(tiny, tiny, work -> all, true).path());
+        Choice only = H200.choose(tiny, tiny, work -> EnumSet.of(Path.NCCL), true);
         assertEquals(Path.NCCL, only.path());
         assertTrue(only.why().contains("nccl"), only::why);
         Prediction pipelined = H200.predict(tiny, Path.PIPELINED);
@@ -413,8 +426,8 @@ class CostModelTest {
             assertTrue(before > 2 * slots.predict(work, Path.PIPELINED).device(), "" + before);
             CostModel small = H200.withBufferSize(1 << 20);
             Set<Path> both = Set.of(Path.PIPELINED, Path.NCCL);
-            assertEquals(Path.NCCL, small.choose(work, each -> both, false).path());
-            assertEquals(Path.PIPELINED, small.choose(work, each -> both, true).path());
+            assertEquals(Path.NCCL, small.choose(work, work, each -> both, false).path());
+            assertEquals(Path.PIPELINED, small.choose(work, work, each -> both, true).path());
             Workload alone = bfloat16(operator, 1, 4096, 8192, 8192);
             assertEquals(H200.predict(alone, Path.PIPELINED), small.predict(alone, Path.PIPELINED));
         }
@@ -521,7 +534,7 @@ class CostModelTest {
         Workload work = bfloat16(gather, 2, 8, 8, 8);
         assertThrows(
                 IllegalArgumentException.class,
-                () -> H200.choose(work, each -> EnumSet.noneOf(Path.class), false));
+                () -> H200.choose(work, work, each -> EnumSet.noneOf(Path.class), false));
     }
 
     /** Ranks predict with an inner dimension that is usual for the columns, not with their own. */
@@ -530,9 +543,13 @@ class CostModelTest {
         FusedOperator scatter = FusedOperator.MATMUL_REDUCE_SCATTER;
         for (long inner : new long[] {32, 16384}) {
             Workload few = bfloat16(scatter, 2, 32, 32, inner);
-            assertEquals(Path.FUSED, H200.choose(few, H200::possible, false).path());
+            assertEquals(
+                    Path.FUSED,
+                    H200.choose(few, CostModel.usual(few), H200::possible, false).path());
             Workload many = bfloat16(scatter, 2, 32, 4096, inner);
-            assertEquals(Path.GATHERED, H200.choose(many, H200::possible, false).path());
+            assertEquals(
+                    Path.GATHERED,
+                    H200.choose(many, CostModel.usual(many), H200::possible, false).path());
         }
     }
 
@@ -545,7 +562,7 @@ class CostModelTest {
                 Workload work =
                         new Workload(
                                 operator, ScalarType.BFLOAT16, ranks, 1024, List.of(4096L), 4096);
-                Set<Path> possible = model.possible(CostModel.agreed(work));
+                Set<Path> possible = model.possible(CostModel.usual(work));
                 assertTrue(possible.contains(Path.FUSED), operator + ", " + ranks + " ranks");
             }
         }

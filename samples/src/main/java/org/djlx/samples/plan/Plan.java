@@ -85,7 +85,7 @@ final class Plan {
     }
 
     private Choice choice(boolean recorded) {
-        return model.choose(work, model::possible, recorded);
+        return model.choose(work, work, model::possible, recorded);
     }
 
     /** Returns the microseconds of the path that eager calls take. */

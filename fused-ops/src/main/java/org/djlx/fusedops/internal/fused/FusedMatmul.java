@@ -307,7 +307,7 @@ public final class FusedMatmul implements KernelLauncher {
      */
     private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
         Workload known =
-                work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
+                work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.usual(work);
         return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
     }
 

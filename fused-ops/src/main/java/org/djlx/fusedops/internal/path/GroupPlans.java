@@ -12,6 +12,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.kernel.Compute;
 import org.djlx.nativeops.cuda.CurrentStreams;
 
@@ -32,11 +33,14 @@ public final class GroupPlans implements AutoCloseable {
      */
     public static final int MAX_PLANS = 512;
 
+    private static final int MAX_AGREED = 4096; // operators, as of prompts of each length
+
     private final Device device;
     private final int worldSize;
     private final NDManager manager; // of temporary arrays; each operation closes its own
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private final Map<PathMeasurement.Key, PathMeasurement.Measured> measured = new HashMap<>();
+    private final Map<PathMeasurement.Key, Workload> agreed = new HashMap<>();
     private final AtomicInteger measuring = new AtomicInteger(); // open scopes
     private Compute compute; // null before the first use
     private Pipeline pipeline; // null before the first use
@@ -86,6 +90,26 @@ public final class GroupPlans implements AutoCloseable {
     /** Returns the measurements of an operator; empty if it was not measured. */
     synchronized Optional<PathMeasurement.Measured> measured(PathMeasurement.Key key) {
         return Optional.ofNullable(measured.get(key));
+    }
+
+    /** Returns the sizes that the ranks have agreed on for an operator; empty if they have not. */
+    synchronized Optional<Workload> agreed(PathMeasurement.Key key) {
+        return Optional.ofNullable(agreed.get(key));
+    }
+
+    /**
+     * Returns whether the ranks agree on the sizes of further operators. The same on all ranks,
+     * which keep sizes in the same order and forget none.
+     */
+    synchronized boolean agreesOnMore() {
+        return agreed.size() < MAX_AGREED;
+    }
+
+    /** Keeps the sizes that the ranks have agreed on; beyond the maximum, usual ones are known. */
+    synchronized void agree(PathMeasurement.Key key, Workload sizes) {
+        if (agreesOnMore()) {
+            agreed.put(key, sizes);
+        }
     }
 
     /** Keeps measurements. Plans are made again, because they may use other paths. */

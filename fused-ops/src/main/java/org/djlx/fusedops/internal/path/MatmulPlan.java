@@ -4,6 +4,7 @@ package org.djlx.fusedops.internal.path;
 import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import java.util.EnumSet;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
@@ -58,7 +59,8 @@ public final class MatmulPlan<R> implements FusedPlan {
         MatmulPath<R> prepareFallback(GroupPlans plans, Choice choice, FallbackReason reason);
     }
 
-    private MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
+    private MatmulPlan(
+            Operator<R> operator, Workload agreed, ProcessGroup group, Operands operands) {
         gathersA = operator.gathersA();
         GroupPlans plans = GroupPlans.of(group);
         Workload work = operator.workload();
@@ -70,7 +72,7 @@ public final class MatmulPlan<R> implements FusedPlan {
             return;
         }
         Compute compute = plans.compute();
-        PathChooser chooser = chooser(operator, group, compute);
+        PathChooser chooser = chooser(operator, agreed, group, compute);
         Choice eager = chooser.choose(false);
         Choice recorded = chooser.choose(true);
         MatmulPath<R> eagerPath = prepare(operator, group, operands, eager);
@@ -83,9 +85,38 @@ public final class MatmulPlan<R> implements FusedPlan {
                                 (ofCall, used) -> prepare(operator, ofCall, used, recorded));
     }
 
-    private static PathChooser chooser(Operator<?> operator, ProcessGroup group, Compute compute) {
+    private static PathChooser chooser(
+            Operator<?> operator, Workload agreed, ProcessGroup group, Compute compute) {
         return new PathChooser(
-                group, compute, operator, each -> possible(operator, group, compute, each));
+                group, compute, operator, agreed, each -> possible(operator, group, compute, each));
+    }
+
+    /**
+     * Returns sizes from which all ranks choose the same path: the greatest of those that may
+     * differ between ranks. All ranks exchange them in the first call of which they {@linkplain
+     * PathMeasurement.Key know} the same. If this call is recorded into a graph, in which they
+     * cannot, they keep usual sizes. The caller does not hold the lock of the group's plans.
+     */
+    private static Workload agreed(Operator<?> operator, ProcessGroup group) {
+        GroupPlans plans = GroupPlans.of(group);
+        Workload work = operator.workload();
+        if (work.ranks() == 1
+                || !group.device().isGpu()
+                || Fallbacks.reason(operator.opType(), group, work.partBytes()).isPresent()) {
+            return work; // No prediction chooses.
+        }
+        PathMeasurement.Key key = PathMeasurement.Key.of(operator);
+        Optional<Workload> known = plans.agreed(key);
+        if (known.isPresent()) {
+            return known.get();
+        }
+        Workload agreed = key.usual();
+        if (!plans.compute().isRecorded() && plans.agreesOnMore()) {
+            float[] own = {work.own()};
+            agreed = work.withOwn((long) PathMeasurement.greatest(group, own)[0]);
+        }
+        plans.agree(key, agreed);
+        return agreed;
     }
 
     /**
@@ -101,7 +132,8 @@ public final class MatmulPlan<R> implements FusedPlan {
                 || plans.compute().isRecorded()) {
             return;
         }
-        Set<Path> candidates = chooser(operator, group, plans.compute()).candidates();
+        Workload agreed = agreed(operator, group);
+        Set<Path> candidates = chooser(operator, agreed, group, plans.compute()).candidates();
         if (candidates.size() > 1) {
             PathMeasurement.Key key = PathMeasurement.Key.of(operator);
             var kept = plans.measured(key).orElseGet(PathMeasurement.Measured::new);
@@ -163,17 +195,27 @@ public final class MatmulPlan<R> implements FusedPlan {
             if (plans.isMeasuring() && operands.scales().isEmpty()) {
                 measure(operator.get(), group, operands, closeResult);
             }
-            MatmulPlan<R> plan;
-            synchronized (plans) {
-                plan = plans.find(key);
-                if (plan == null) {
-                    plan = plans.keep(key, new MatmulPlan<>(operator.get(), group, operands));
+            MatmulPlan<R> plan = find(plans, key);
+            if (plan == null) {
+                Operator<R> made = operator.get();
+                Workload agreed = agreed(made, group);
+                synchronized (plans) {
+                    plan = plans.find(key);
+                    if (plan == null) {
+                        plan = plans.keep(key, new MatmulPlan<>(made, agreed, group, operands));
+                    }
                 }
             }
             return plan.run(plans, group, operands, closeResult);
         } catch (EngineException | VirtualMachineError e) {
             GroupPlans.failed(group, e);
             throw e;
+        }
+    }
+
+    private static <R> MatmulPlan<R> find(GroupPlans plans, PlanKey key) {
+        synchronized (plans) {
+            return plans.find(key);
         }
     }
 

@@ -36,23 +36,27 @@ public final class PathChooser {
     private final Compute compute;
     private final MatmulPlan.Operator<?> operator;
     private final Workload work;
+    private final Workload agreed;
     private final Function<Workload, Set<Path>> possible;
 
     /**
      * Prepares a choice.
      *
      * @param group the group, which has P2P buffers
+     * @param agreed sizes that are the same on all ranks
      * @param possible returns the paths other than NCCL that are possible for given sizes
      */
     PathChooser(
             ProcessGroup group,
             Compute compute,
             MatmulPlan.Operator<?> operator,
+            Workload agreed,
             Function<Workload, Set<Path>> possible) {
         this.group = group;
         this.compute = compute;
         this.operator = operator;
         this.work = operator.workload();
+        this.agreed = agreed;
         this.possible = possible;
     }
 
@@ -86,7 +90,11 @@ public final class PathChooser {
         P2pBuffers buffers = group.requireP2pBuffers();
         return new CostModel(machine(buffers.gpuRates(), processors))
                 .withBufferSize(buffers.bufferSize())
-                .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
+                .choose(
+                        work,
+                        agreed,
+                        each -> paths(possible.apply(each), noneForced, mayBeNccl),
+                        recorded);
     }
 
     private static boolean isNoneForced() {
@@ -116,7 +124,7 @@ public final class PathChooser {
     /** Returns the paths that can be chosen, the same on all ranks; empty if there is no choice. */
     Set<Path> candidates() {
         return isNoneForced() && work.ranks() > 1 && group.device().isGpu()
-                ? paths(possible.apply(CostModel.agreed(work)), true, mayBeNccl(multiprocessors()))
+                ? paths(possible.apply(agreed), true, mayBeNccl(multiprocessors()))
                 : Set.of();
     }
 

@@ -50,13 +50,13 @@ public final class PathMeasurement {
     private PathMeasurement() {}
 
     /**
-     * The key of a measurement: the sizes of an operator that are the same on all ranks, and its
-     * direction.
+     * What all ranks know of an operator without asking each other: its sizes that are the same on
+     * all ranks, and its direction.
      */
-    record Key(Workload agreed, boolean byRows) {
+    record Key(Workload usual, boolean byRows) {
 
         static Key of(MatmulPlan.Operator<?> operator) {
-            return new Key(CostModel.agreed(operator.workload()), operator.isByRows());
+            return new Key(CostModel.usual(operator.workload()), operator.isByRows());
         }
     }
 
@@ -113,7 +113,7 @@ public final class PathMeasurement {
             Set<Path> own,
             Consumer<R> closeResult) {
         boolean isNew = !kept.measured.contains(operator.workload());
-        if (slowest(group, new float[] {isNew ? 1 : 0})[0] == 0) {
+        if (greatest(group, new float[] {isNew ? 1 : 0})[0] == 0) {
             return false;
         }
         CurrentStreams.await(group.device());
@@ -136,7 +136,7 @@ public final class PathMeasurement {
                     }
                 }
             }
-            kept.add(operator.workload(), slowest(group, times));
+            kept.add(operator.workload(), greatest(group, times));
         }
         return true;
     }
@@ -191,7 +191,8 @@ public final class PathMeasurement {
         }
     }
 
-    private static float[] slowest(ProcessGroup group, float[] values) {
+    /** Returns the greatest of each of the ranks' values. */
+    static float[] greatest(ProcessGroup group, float[] values) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 NDArray array = manager.create(values)) {
             group.allReduce(array, ReduceOp.MAX).await();
