@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.function.Consumer;
 import org.djlx.llm.text.ChatTemplate.Message;
 import org.djlx.llm.text.ChatTools;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The messages of a chat, and how a {@link ChatModel} answers them. Immutable.
@@ -143,9 +144,8 @@ public final class ChatRequest {
                 throw new IllegalArgumentException(
                         "chat request: messages must not be empty, and none null: " + messages);
             }
-            if (variables == null || options == null) {
-                throw new IllegalArgumentException("chat request: variables or options are null");
-            }
+            Required.argument("chat request: variables", variables);
+            Required.argument("chat request: options", options);
             if (tools.isEmpty() && forcesCall) {
                 throw new IllegalArgumentException("chat request: forcesCall needs a tool");
             }

@@ -3,6 +3,7 @@ package org.djlx.llm.engine;
 
 import ai.djl.util.Progress;
 import java.util.function.Consumer;
+import org.djlx.nativeops.host.Required;
 
 /** Writes the progress of loading, one line for each 10 %. Not thread-safe. */
 public final class LoadingProgress implements Progress {
@@ -18,10 +19,7 @@ public final class LoadingProgress implements Progress {
 
     /** {@code lines} receives each line, without line end; for example a logger. */
     public LoadingProgress(Consumer<String> lines) {
-        if (lines == null) {
-            throw new IllegalArgumentException("lines is null");
-        }
-        this.lines = lines;
+        this.lines = Required.argument("LoadingProgress: lines", lines);
     }
 
     @Override

@@ -26,6 +26,7 @@ import java.util.regex.Pattern;
 import org.djlx.llm.model.EncoderConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.nativeops.host.Flock;
+import org.djlx.nativeops.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -127,10 +128,7 @@ public final class ModelHub {
      * @throws IllegalArgumentException if it is none of these
      */
     public Path directory(String model) throws IOException {
-        if (model == null) {
-            throw new IllegalArgumentException("the model's name is null");
-        }
-        Path path = Path.of(model);
+        Path path = Path.of(Required.argument("the model's name", model));
         if (Files.isDirectory(path) || model.endsWith(".gguf") && Files.exists(path)) {
             return GgufDirectory.of(path);
         }

@@ -53,6 +53,7 @@ import org.djlx.llm.text.AnswerStream.Part;
 import org.djlx.llm.text.ChatTemplate.Message;
 import org.djlx.llm.text.ChatTools;
 import org.djlx.llm.text.ToolCall;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A {@link org.djlx.llm.ChatModel} as LangChain4j's {@link ChatModel}, and with {@link #streaming}
@@ -108,12 +109,9 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
             org.djlx.llm.ChatModel model,
             ChatRequestParameters defaults,
             List<ChatModelListener> listeners) {
-        if (model == null || defaults == null || listeners == null) {
-            throw new IllegalArgumentException("the model, the defaults or the listeners are null");
-        }
-        this.model = model;
-        this.defaults = defaults;
-        this.listeners = List.copyOf(listeners);
+        this.model = Required.argument("TextChatModel: model", model);
+        this.defaults = Required.argument("TextChatModel: defaults", defaults);
+        this.listeners = List.copyOf(Required.argument("TextChatModel: listeners", listeners));
     }
 
     /**

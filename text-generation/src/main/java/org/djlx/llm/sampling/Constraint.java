@@ -3,6 +3,7 @@ package org.djlx.llm.sampling;
 
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Supplier;
+import org.djlx.nativeops.host.Required;
 
 /** The state of one sequence whose text follows a {@link Grammar}. Not thread-safe. */
 public final class Constraint {
@@ -16,12 +17,10 @@ public final class Constraint {
      * grammar may end.
      */
     public Constraint(Grammar grammar, Vocabulary vocabulary, int... stopTokens) {
-        if (grammar == null || vocabulary == null || stopTokens == null) {
-            throw new IllegalArgumentException("the grammar, vocabulary or stop tokens are null");
-        }
-        masks = vocabulary.masks(grammar);
+        Required.argument("Constraint: vocabulary", vocabulary);
+        masks = vocabulary.masks(Required.argument("Constraint: grammar", grammar));
         state = masks.grammar.root();
-        this.stopTokens = stopTokens.clone();
+        this.stopTokens = Required.argument("Constraint: stopTokens", stopTokens).clone();
     }
 
     /**

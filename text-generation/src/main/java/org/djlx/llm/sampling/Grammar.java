@@ -6,6 +6,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
 import java.util.function.Function;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The texts that a generation may have (structured output). Grammars made from equal arguments are
@@ -74,7 +75,7 @@ public final class Grammar {
      *     supported; the message names the keyword and its place
      */
     public static Grammar jsonSchema(JsonObject schema) {
-        JsonObject copy = require(schema, "the schema").deepCopy();
+        JsonObject copy = Required.argument("the schema", schema).deepCopy();
         return checked(terms -> new JsonSchema(terms, copy).compile(), "schema", copy);
     }
 
@@ -106,7 +107,7 @@ public final class Grammar {
      *     names the part
      */
     public static Grammar regex(String regex) {
-        require(regex, "the regular expression");
+        Required.argument("the regular expression", regex);
         return checked(
                 terms -> terms.lexeme(Regex.compile(terms, regex, terms::codePoints, false)),
                 "regex",
@@ -121,8 +122,8 @@ public final class Grammar {
      *     allowed
      */
     public static Grammar regex(String regex, String except) {
-        require(regex, "the regular expression");
-        require(except, "the regular expression of texts that are not allowed");
+        Required.argument("the regular expression", regex);
+        Required.argument("the regular expression of texts that are not allowed", except);
         return checked(
                 terms -> {
                     Terms.Term all = Regex.compile(terms, regex, terms::codePoints, false);
@@ -136,7 +137,7 @@ public final class Grammar {
 
     /** Allows texts of some grammars, one after the other. */
     public static Grammar sequence(Grammar... parts) {
-        List<Grammar> all = copy(require(parts, "the array of grammars"));
+        List<Grammar> all = copy(Required.argument("the array of grammars", parts));
         return new Grammar(
                 terms ->
                         terms.sequence(
@@ -150,7 +151,9 @@ public final class Grammar {
     /** Allows texts of any of some grammars. */
     public static Grammar anyOf(List<Grammar> alternatives) {
         List<Grammar> all =
-                copy(require(alternatives, "the list of grammars").toArray(Grammar[]::new));
+                copy(
+                        Required.argument("the list of grammars", alternatives)
+                                .toArray(Grammar[]::new));
         return new Grammar(
                 terms -> terms.choice(all.stream().map(each -> each.maker.apply(terms)).toList()),
                 "anyOf",
@@ -162,7 +165,7 @@ public final class Grammar {
      * them}
      */
     public Grammar separatedBy(String separator) {
-        require(separator, "the separator");
+        Required.argument("the separator", separator);
         return new Grammar(
                 terms -> {
                     Terms.Term one = maker.apply(terms);
@@ -179,13 +182,6 @@ public final class Grammar {
             throw new IllegalArgumentException("there is no grammar, or one of them is null");
         }
         return List.of(grammars);
-    }
-
-    private static <T> T require(T value, String name) {
-        if (value == null) {
-            throw new IllegalArgumentException(name + " is null");
-        }
-        return value;
     }
 
     /** Returns an equal grammar without computed states. */

@@ -9,6 +9,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The bytes of a model's tokens, as a trie in preorder. Finds the tokens that a {@link Grammar}
@@ -50,10 +51,7 @@ public final class Vocabulary {
      * tokenizer's.
      */
     public Vocabulary(List<byte[]> tokens, int size) {
-        if (tokens == null) {
-            throw new IllegalArgumentException("the tokens are null");
-        }
-        this.tokens = tokens;
+        this.tokens = Required.argument("Vocabulary: tokens", tokens);
         this.size = size;
         equalTokens = new int[size];
         List<Integer> sorted = new ArrayList<>();

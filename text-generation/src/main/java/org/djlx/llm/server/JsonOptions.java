@@ -19,6 +19,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlx.fusedops.serving.RequestJson;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link
@@ -53,9 +54,7 @@ final class JsonOptions {
 
     /** Parses a request, which must be one JSON object. */
     static JsonOptions parse(byte[] utf8) {
-        if (utf8 == null) {
-            throw new IllegalArgumentException("the request is null");
-        }
+        Required.argument("the request", utf8);
         String text;
         try {
             text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(utf8)).toString();

@@ -5,6 +5,7 @@ import java.util.List;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.text.ContextLengthException;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A parsed API request: a generation request for each choice, and the format of the answer. {@code
@@ -18,9 +19,7 @@ public record TextCall(
      * but an {@link ApiException} if a prompt and its new tokens are too long.
      */
     public TextAnswer submit(TextGenerator generator) {
-        if (generator == null) {
-            throw new IllegalArgumentException("the generator is null");
-        }
+        Required.argument("the generator", generator);
         try {
             return new TextAnswer(format, generator.submitAll(requests));
         } catch (ContextLengthException e) {

@@ -21,6 +21,7 @@ import org.djlx.llm.text.AnswerStream.Part;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ChatTools;
 import org.djlx.llm.text.ToolCall;
+import org.djlx.nativeops.host.Required;
 import org.springframework.ai.chat.messages.AssistantMessage;
 import org.springframework.ai.chat.messages.Message;
 import org.springframework.ai.chat.messages.ToolResponseMessage;
@@ -82,11 +83,8 @@ public final class SpringChatModel implements ChatModel, AutoCloseable {
      * @param defaults for options that a prompt leaves out; their model name is accepted in prompts
      */
     public SpringChatModel(org.djlx.llm.ChatModel model, ChatOptions defaults) {
-        if (model == null || defaults == null) {
-            throw new IllegalArgumentException("the model or the defaults are null");
-        }
-        this.model = model;
-        this.defaults = defaults;
+        this.model = Required.argument("SpringChatModel: model", model);
+        this.defaults = Required.argument("SpringChatModel: defaults", defaults);
     }
 
     /**

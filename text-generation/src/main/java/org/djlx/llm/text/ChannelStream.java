@@ -7,6 +7,7 @@ import java.util.Set;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Divides an answer of GPT-OSS, which is messages in the <a
@@ -45,10 +46,7 @@ final class ChannelStream implements AnswerStream {
 
     @Override
     public List<Part> add(String generated) {
-        if (generated == null) {
-            throw new IllegalArgumentException("the text is null");
-        }
-        text.append(generated);
+        text.append(Required.argument("the text", generated));
         List<Part> parts = new ArrayList<>();
         while (inHeader ? readHeader(parts) : readBody(parts)) {
             // Each step handles a marker.

@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.stream.IntStream;
 import org.djlx.llm.sampling.Grammar;
+import org.djlx.nativeops.host.Required;
 
 /**
  * How a model reads chats and writes answers: its chat template, and its formats of tool calls and
@@ -32,11 +33,8 @@ public final class ChatFormat {
             ChatTemplate template,
             ToolFormat tools,
             ReasoningFormat reasoning) {
-        if (tokenizer == null || template == null) {
-            throw new IllegalArgumentException("the tokenizer or the chat template is null");
-        }
-        this.tokenizer = tokenizer;
-        this.template = template;
+        this.tokenizer = Required.argument("the tokenizer", tokenizer);
+        this.template = Required.argument("the chat template", template);
         this.tools = Optional.ofNullable(tools).or(() -> ToolFormat.of(template));
         this.reasoning = Optional.ofNullable(reasoning).or(() -> ReasoningFormat.of(template));
         this.tools.ifPresent(format -> addMarker(format.marker()));

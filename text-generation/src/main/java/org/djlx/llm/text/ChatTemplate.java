@@ -21,6 +21,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.stream.IntStream;
 import org.djlx.llm.text.template.Template;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The format of chats that a model was trained with: the Jinja templates of the model directory,
@@ -144,25 +145,16 @@ public final class ChatTemplate {
      * bos_token}.
      */
     public ChatTemplate(String jinja, Map<String, String> specialTokens) {
-        this(Map.of(DEFAULT, requireJinja(jinja)), specialTokens, false);
+        this(Map.of(DEFAULT, Required.argument("the chat template", jinja)), specialTokens, false);
     }
 
     private ChatTemplate(
             Map<String, String> sources, Map<String, String> specialTokens, boolean isPlain) {
-        if (specialTokens == null) {
-            throw new IllegalArgumentException("the special tokens are null");
-        }
         this.sources = new HashMap<>();
         sources.forEach((name, jinja) -> this.sources.put(name, new Source(jinja)));
-        this.specialTokens = Map.copyOf(specialTokens);
+        this.specialTokens =
+                Map.copyOf(Required.argument("ChatTemplate: specialTokens", specialTokens));
         this.isPlain = isPlain;
-    }
-
-    private static String requireJinja(String jinja) {
-        if (jinja == null) {
-            throw new IllegalArgumentException("the chat template is null");
-        }
-        return jinja;
     }
 
     /**
@@ -174,10 +166,9 @@ public final class ChatTemplate {
      * returns {@link #PLAIN}.
      */
     public static ChatTemplate of(Path directory) throws IOException {
-        if (directory == null) {
-            throw new IllegalArgumentException("the model directory is null");
-        }
-        Path json = directory.resolve("tokenizer_config.json");
+        Path json =
+                Required.argument("the model directory", directory)
+                        .resolve("tokenizer_config.json");
         JsonObject config = config(json);
         Map<String, String> templates = files(directory);
         templates = templates.isEmpty() ? templates(config, json) : templates;

@@ -7,6 +7,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import org.djlx.llm.sampling.Grammar;
+import org.djlx.nativeops.host.Required;
 
 /** How a model writes its reasoning before the answer. */
 public enum ReasoningFormat {
@@ -58,9 +59,7 @@ public enum ReasoningFormat {
 
     /** {@return the format that a chat template knows; empty if it knows no reasoning} */
     public static Optional<ReasoningFormat> of(ChatTemplate template) {
-        if (template == null) {
-            throw new IllegalArgumentException("the chat template is null");
-        }
+        Required.argument("the chat template", template);
         if (template.contains("<|channel|>analysis")) {
             return Optional.of(CHANNELS);
         }

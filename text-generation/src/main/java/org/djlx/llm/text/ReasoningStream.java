@@ -3,6 +3,7 @@ package org.djlx.llm.text;
 
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Finds the reasoning at the beginning of an answer, between two markers. Whitespace around the
@@ -50,10 +51,7 @@ final class ReasoningStream implements AnswerStream {
 
     @Override
     public List<Part> add(String generated) {
-        if (generated == null) {
-            throw new IllegalArgumentException("the text is null");
-        }
-        text.append(generated);
+        text.append(Required.argument("the text", generated));
         List<Part> parts = new ArrayList<>();
         State before;
         do {

@@ -6,6 +6,7 @@ import com.google.gson.JsonParser;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Finds calls of tools in an answer while it is generated. A call of a tool that does not exist, or
@@ -27,11 +28,8 @@ public final class ToolCallStream implements AnswerStream {
      * calls.
      */
     public ToolCallStream(ToolFormat format, Set<String> names, boolean forced) {
-        if (format == null || names == null) {
-            throw new IllegalArgumentException("the format or the names of the tools are null");
-        }
-        this.format = format;
-        this.names = names;
+        this.format = Required.argument("ToolCallStream: format", format);
+        this.names = Required.argument("ToolCallStream: names", names);
         inCalls = forced && !format.promptSuffix().isEmpty();
         started = inCalls;
     }
@@ -43,10 +41,7 @@ public final class ToolCallStream implements AnswerStream {
 
     @Override
     public List<Part> add(String generated) {
-        if (generated == null) {
-            throw new IllegalArgumentException("the text is null");
-        }
-        text.append(generated);
+        text.append(Required.argument("the text", generated));
         List<Part> parts = new ArrayList<>();
         while (call != null ? readCall(parts) : inCalls ? readBetween(parts) : readText(parts)) {
             // Each step handles some text and says whether the next one may.

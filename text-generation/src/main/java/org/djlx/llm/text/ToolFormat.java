@@ -13,6 +13,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import org.djlx.llm.sampling.Grammar;
+import org.djlx.nativeops.host.Required;
 
 /** How a model writes calls of tools in its answer. */
 public enum ToolFormat {
@@ -77,9 +78,7 @@ public enum ToolFormat {
      * another format}
      */
     public static Optional<ToolFormat> of(ChatTemplate template) {
-        if (template == null) {
-            throw new IllegalArgumentException("the chat template is null");
-        }
+        Required.argument("the chat template", template);
         if (!template.takesTools()) {
             return Optional.empty();
         }

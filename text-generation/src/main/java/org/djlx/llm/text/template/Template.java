@@ -5,6 +5,7 @@ import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.Map;
 import java.util.Set;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A parsed Jinja2 template, with the settings of transformers' {@code apply_chat_template}: {@code
@@ -46,9 +47,7 @@ public final class Template {
      * part that is not supported.
      */
     public static Template parse(String source) {
-        if (source == null) {
-            throw new IllegalArgumentException("the template is null");
-        }
+        Required.argument("the template", source);
         try {
             Set<String> names = new LinkedHashSet<>();
             return new Template(Parser.parse(source, names), Set.copyOf(names));
