@@ -17,7 +17,6 @@ import ai.djl.training.Trainer;
 import ai.djl.training.dataset.Batch;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
-import ai.djl.training.tracker.Tracker;
 import ai.djl.translate.StackBatchifier;
 import ai.djl.translate.TranslateException;
 import java.util.ArrayList;
@@ -33,8 +32,8 @@ import org.djlx.training.precision.ActivationCheckpoint;
 import org.djlx.training.strategy.ShardingStrategy;
 
 /**
- * Times SGD training steps in float32: forward and backward pass, gradient synchronization, update.
- * The model is {@code layers} times (Linear width → hidden, ReLU, Linear hidden → width).
+ * Times training steps in float32: forward and backward pass, gradient synchronization, update. The
+ * model is {@code layers} times (Linear width → hidden, ReLU, Linear hidden → width).
  */
 final class TrainBench implements AutoCloseable {
 
@@ -75,8 +74,11 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /** The sizes of the model; {@code rows} are those of each rank in a batch. */
-    record Size(int layers, int width, int hidden, int rows) {}
+    /**
+     * The sizes of the model; {@code rows} are those of each rank in a batch. {@code divided}: one
+     * device has as many rows as all ranks.
+     */
+    record Size(int layers, int width, int hidden, int rows, boolean divided) {}
 
     private final Size size;
     private final long rows; // of all ranks
@@ -86,9 +88,9 @@ final class TrainBench implements AutoCloseable {
     private ProcessGroup single; // of P2P_SHARDED with one rank; otherwise null
 
     /** On the CPU there is one device for all ranks. */
-    TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
+    TrainBench(Contender contender, Size size, Optimizer optimizer, Device[] devices, int ranks) {
         this.size = size;
-        rows = (long) size.rows * (contender.alone ? 1 : ranks);
+        rows = (long) size.rows * (contender.alone && !size.divided ? 1 : ranks);
         Device[] own = contender.alone ? Arrays.copyOf(devices, 1) : devices;
         model = Model.newInstance("train-bench", devices[0], contender.engine);
         Trainer started = null;
@@ -116,8 +118,7 @@ final class TrainBench implements AutoCloseable {
                 }
             }
             config.optDevices(own);
-            Tracker rate = Tracker.fixed(1e-3f);
-            config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).build());
+            config.optOptimizer(optimizer);
             started = model.newTrainer(config);
             started.initialize(new Shape(1, size.width));
             for (Device device : own) {

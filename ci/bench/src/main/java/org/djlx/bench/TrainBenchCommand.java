@@ -4,6 +4,8 @@ package org.djlx.bench;
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import ai.djl.Device;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.Tracker;
 import ai.djl.translate.TranslateException;
 import com.google.gson.Gson;
 import com.google.gson.JsonObject;
@@ -27,7 +29,7 @@ import picocli.CommandLine.Option;
 @Command(
         name = "bench-train",
         description = {
-            "Measures a training step of 8 x (Linear, ReLU, Linear) in float32 by SGD, in turns: on"
+            "Measures a training step of 8 x (Linear, ReLU, Linear) in float32, in turns: on"
                     + " one device, on all devices with DJL's engine, on all with PyTorch-P2P,"
                     + " fully sharded and, where PyTorch is found, by PyTorch alone, with"
                     + " DistributedDataParallel and, on GPUs, with fully_shard.",
@@ -53,6 +55,15 @@ final class TrainBenchCommand extends ReportCommand {
 
     @Option(names = "--hidden", description = "Values between the Linears.")
     private int hidden = 8192;
+
+    @Option(names = "--divided", description = "One device has as many rows as all ranks.")
+    private boolean divided;
+
+    @Option(
+            names = "--optimizer",
+            defaultValue = "SGD",
+            description = "SGD or ADAM; default ${DEFAULT-VALUE}. PyTorch takes SGD.")
+    private Rule optimizer;
 
     @Option(names = "--steps", description = "Steps of each in a turn.")
     private int steps = 10;
@@ -80,6 +91,18 @@ final class TrainBenchCommand extends ReportCommand {
     private final Map<String, String> notes = new LinkedHashMap<>(); // what PyTorch refuses
     private int gpus;
 
+    private enum Rule {
+        SGD,
+        ADAM;
+
+        Optimizer create() {
+            Tracker rate = Tracker.fixed(1e-3f);
+            return this == SGD
+                    ? Optimizer.sgd().setLearningRateTracker(rate).build()
+                    : Optimizer.adam().optLearningRateTracker(rate).build();
+        }
+    }
+
     private interface Turn {
 
         double[] milliseconds(int warmUp) throws TranslateException;
@@ -98,11 +121,16 @@ final class TrainBenchCommand extends ReportCommand {
                         || IntStream.of(layers, width, hidden, steps, rounds)
                                 .anyMatch(size -> size < 1),
                 "--rows, --layers, --width, --hidden, --steps and --rounds must be 1 or more");
+        refuseIf(
+                torch != null && (divided || optimizer != Rule.SGD),
+                "--torch measures SGD with as many rows on one device as on a rank");
         Device[] devices =
                 gpus == 0
                         ? new Device[] {Device.cpu()}
                         : IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
-        begin("a data-parallel training step, SGD, float32, median", NativeVersions.query());
+        begin(
+                "a data-parallel training step, %s, float32, median".formatted(optimizer),
+                NativeVersions.query());
         String device = gpus == 0 ? "cpu" : "cuda";
         try (TorchPeer peer = TorchPeer.start(torch, "train_peer.py", count, "--device", device)) {
             if (gpus > 0) {
@@ -114,6 +142,7 @@ final class TrainBenchCommand extends ReportCommand {
             put("layers", layers);
             put("width", width);
             put("hidden", hidden);
+            put("divided", divided);
             errors.put("djl", TrainBench.matmulError(devices[0]));
             put("float32MatmulError", errors);
             put("steps", figures);
@@ -169,13 +198,14 @@ final class TrainBenchCommand extends ReportCommand {
      */
     private Map<String, Double> measure(int size, Device[] devices, int count, TorchPeer peer)
             throws TranslateException {
-        TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
+        TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size, divided);
         Map<String, Turn> turns = new LinkedHashMap<>();
         List<TrainBench> benches = new ArrayList<>();
         try {
             for (TrainBench.Contender who : TrainBench.Contender.values()) {
                 if (isMeasured(who, count)) {
-                    TrainBench bench = new TrainBench(who, model, devices, count);
+                    TrainBench bench =
+                            new TrainBench(who, model, optimizer.create(), devices, count);
                     benches.add(bench);
                     turns.put(who.name(), warmUp -> bench.milliseconds(warmUp, steps));
                 }

@@ -34,7 +34,8 @@ class TrainBenchTest {
         CommandLine root = Main.commandLine();
         root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
         String arguments =
-                "bench-train --ranks 2 --rows 2,4 --layers 2 --width 8 --hidden 16 --steps 3";
+                "bench-train --ranks 2 --rows 2,4 --layers 2 --width 8 --hidden 16 --steps 3"
+                        + " --optimizer ADAM --divided";
         String[] words = (arguments + " --json " + json).split(" ");
         assertEquals(0, root.execute(words), out::toString);
         JsonArray steps =
@@ -49,6 +50,8 @@ class TrainBenchTest {
         for (String option : "ranks rows layers width hidden steps rounds".split(" ")) {
             assertEquals(2, Main.commandLine().execute("bench-train", "--" + option, "0"), option);
         }
+        String refused = "bench-train --ranks 2 --divided --torch python3";
+        assertEquals(2, Main.commandLine().execute(refused.split(" ")));
     }
 
     /** A shell script in place of Python answers as the peer does. */
