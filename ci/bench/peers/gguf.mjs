@@ -1,5 +1,5 @@
-// Writes a Llama of Hugging Face's layout as GGUF: node gguf.mjs DIRECTORY FILE float32|bfloat16|q8_0|q4_0
-// Norms are float32, all other weights have the type. The tokens' texts are made up: only numbers of tokens can be used.
+// Writes a Llama of Hugging Face's layout as GGUF: node gguf.mjs DIRECTORY FILE float32|bfloat16|q8_0|q4_0|q4_k_m
+// Norms are float32, all other weights have the type; of q4_k_m those that llama.cpp chooses are Q6_K. The tokens' texts are made up: only numbers of tokens can be used.
 import {closeSync, openSync, readFileSync, readSync, writeSync} from "node:fs";
 import {join} from "node:path";
 
@@ -65,9 +65,51 @@ function blocks(size, encode) {
   };
 }
 
+/** Returns an encoder by blocks of 256 numbers. */
+const superblocks = (size, encode) => values => {
+  const out = new Uint8Array(values.length / 256 * size);
+  for (let i = 0; i < values.length / 256; i++) encode(values.subarray(i * 256, i * 256 + 256), new DataView(out.buffer, i * size, size));
+  return out;
+};
+
+/** The scales and minimums of 8 groups have 6 bits, those of the last 4 groups are spread. */
+const q4K = {code: 12, encode: superblocks(144, (x, out) => {
+  const groups = Array.from({length: 8}, (_, i) => x.subarray(32 * i, 32 * i + 32));
+  const minimums = groups.map(group => Math.max(0, -Math.min(...group)));
+  const scales = groups.map((group, i) => (Math.max(...group) + minimums[i]) / 15);
+  const scale = Math.max(...scales) / 63 || 1, minimum = Math.max(...minimums) / 63 || 1;
+  out.setUint16(0, half(scale), true);
+  out.setUint16(2, half(minimum), true);
+  const put = (at, bits) => out.setUint8(at, out.getUint8(at) | bits);
+  groups.forEach((group, i) => {
+    const s = Math.round(scales[i] / scale), m = Math.round(minimums[i] / minimum);
+    put(4 + i % 4, i < 4 ? s : s >> 4 << 6);
+    put(8 + i % 4, i < 4 ? m : m >> 4 << 6);
+    if (i >= 4) put(8 + i, s & 15 | (m & 15) << 4);
+    group.forEach((value, j) => {
+      const q = Math.round((value + minimum * m) / (scale * s || 1));
+      put(16 + (i >> 1) * 32 + j, Math.min(15, Math.max(0, q)) << i % 2 * 4);
+    });
+  });
+})};
+
+const q6K = {code: 14, encode: superblocks(210, (x, out) => {
+  const scales = Array.from({length: 16}, (_, i) => x.subarray(16 * i, 16 * i + 16).reduce((a, b) => Math.max(a, Math.abs(b)), 0) / 32);
+  const scale = Math.max(...scales) / 127 || 1;
+  out.setUint16(208, half(scale), true);
+  const put = (at, bits) => out.setUint8(at, out.getUint8(at) | bits);
+  for (let i = 0; i < 256; i++) {
+    const s = Math.round(scales[i >> 4] / scale), q = Math.min(31, Math.max(-32, Math.round(x[i] / (scale * s || 1)))) + 32;
+    out.setInt8(192 + (i >> 4), s);
+    put((i >> 7) * 64 + i % 64, (q & 15) << (i >> 6) % 2 * 4);
+    put(128 + (i >> 7) * 32 + i % 32, q >> 4 << (i >> 5) % 4 * 2);
+  }
+})};
+
 const float32 = {code: 0, encode: values => new Uint8Array(values.buffer)};
 const type = {
   float32,
+  q4_k_m: q4K,
   bfloat16: {code: 30, encode: values => new Uint8Array(convert(new Uint32Array(values.buffer), Uint16Array, word => word >>> 16))},
   q8_0: {code: 8, encode: blocks(34, (x, out, most) => {
     const scale = Math.abs(most) / 127;
@@ -132,12 +174,19 @@ const renamed = name => {
   return `${layer === undefined ? "" : `blk.${layer}.`}${parts[part]}.weight`;
 };
 
+/** llama.cpp's choice for q4_k_m. */
+function hasMoreBits(name) {
+  const [, layer] = /layers\.(\d+)\..*(?:v_proj|down_proj)/.exec(name) ?? [];
+  const count = config.num_hidden_layers, eighth = Math.floor(count / 8);
+  return name === "lm_head.weight" || layer !== undefined && (+layer < eighth || +layer >= Math.floor(7 * count / 8) || (layer - eighth) % 3 === 2);
+}
+
 let offset = 0;
 const infos = [], padding = length => Buffer.alloc((32 - length % 32) % 32);
 // The sizes come first, then the data: each tensor is read twice, so that only one of them is in memory.
 const encoded = name => {
   const {shape, values} = read(name);
-  const {code, encode} = shape.length === 1 ? float32 : type;
+  const {code, encode} = shape.length === 1 ? float32 : type === q4K && hasMoreBits(name) ? q6K : type;
   return {shape, code, data: encode(/[qk]_proj/.test(name) ? interleave(values, shape[1]) : values)};
 };
 const output = openSync(file, "w");

@@ -1,5 +1,5 @@
 // Measures llama.cpp on the CPU for ci/bench/run.sh bench-llama-cpp: node llama_cpp_peer.mjs DIRECTORY TYPE THREADS SEQUENCES
-// Writes the model as DIRECTORY/model.gguf, prints {"llama.cpp": VERSION, "seconds": of loading} and answers lines of JSON:
+// Writes the model as DIRECTORY/model.gguf, unless DIRECTORY is a file that ends with .gguf, prints {"llama.cpp": VERSION, "seconds": of loading} and answers lines of JSON:
 //   {"prompts": [[TOKEN, ...], ...], "tokens": N}   greedy answers of N tokens, computed together
 //   {"tokens": [[TOKEN, ...], ...], "nanos": [[TIME, ...], ...]}   TIME is that of a token since the start
 // Keys and values are float16. Its folder has node_modules with node-llama-cpp, so that nothing is compiled.
@@ -13,10 +13,10 @@ import {getLlama, LlamaLogLevel} from "node-llama-cpp";
 const [directory, type, threads, sequences] = process.argv.slice(2);
 const beside = name => fileURLToPath(new URL(name, import.meta.url));
 const say = answer => console.log(JSON.stringify(answer));
-const file = join(directory, "model.gguf");
+const isFile = directory.endsWith(".gguf"), file = isFile ? directory : join(directory, "model.gguf");
 let context, loaded;
 try {
-  execFileSync(process.execPath, [beside("gguf.mjs"), directory, file, type]);
+  if (!isFile) execFileSync(process.execPath, [beside("gguf.mjs"), directory, file, type]);
   const start = performance.now();
   const llama = await getLlama({gpu: false, build: "never", logLevel: LlamaLogLevel.error, maxThreads: +threads});
   const model = await llama.loadModel({modelPath: file});
@@ -26,7 +26,7 @@ try {
   say({error: String(error)});
   process.exit(1);
 } finally {
-  rmSync(file, {force: true}); // It stays mapped.
+  if (!isFile) rmSync(file, {force: true}); // It stays mapped.
 }
 const free = Array.from({length: +sequences}, () => context.getSequence());
 

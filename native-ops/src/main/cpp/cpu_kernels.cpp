@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
 // KV cache, argmax. Updates of optimizers.
-// Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8 or int4. Called by
+// Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8, int4 or blocks of GGUF. Called by
 // org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Links to libc only.
 #include <immintrin.h>
 #include <math.h>
@@ -15,6 +15,7 @@ struct Bf16 {
   uint16_t bits;
 };
 enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
+enum { Q4_0 = 34, Q4_1 = 35, Q5_0 = 38, Q5_1 = 39, Q8_0 = 40, Q2_K = 42, Q3_K = 43, Q4_K = 44, Q5_K = 45, Q6_K = 46 };  // 32 + ggml_type
 const int GROUP = 128, PANEL = 16;
 // How many bytes ahead of a weight another is prefetched, because the hardware's prefetchers stop at the end of a page. The fastest:
 const int FAR_AHEAD = 16384;   // for 16-bit weights, and for float32 weights with several rows of x
@@ -44,15 +45,46 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
 // INT8: block 2 b has inputs 4 b to 4 b + 3, block 2 b + 1 those 64 further on; a byte is q + 128, q from -127 to 127.
 // INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
-// The bytes of a panel's group: its scales and numbers.
-INLINE int64_t group_bytes(int type) { return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2)); }
 
-// Rows of x in 8 bits, in groups of 128 with a scale each; offsets, -128 (INT8) or -8 (INT4) times the sum of a group, cancel what
-// is added to each weight.
+// GGUF's blocks are packed exactly: a group's blocks have its numbers as INT8 or INT4 do, without a sign. Before them stand, by sets of 16
+// or 32 inputs (a weight is scale * (q - zero) - minimum):
+// K: the superblock's scale and scale of minimums (0 without), float16 of each output; then for each set a scale of each output (int8), then,
+// with minimums, for each set a minimum of each output (uint8). Others: for each set a scale, then for each set an addend, in float16.
+struct Blocks {
+  int bits, set, zero;
+  bool is_k, has_minimums;
+  constexpr int header() const { return is_k ? PANEL * (4 + GROUP / set * (has_minimums ? 2 : 1)) : PANEL * GROUP / set * (has_minimums ? 4 : 2); }
+};
+constexpr Blocks blocks(int type) {
+  switch (type) {
+    case Q4_0: return {4, 32, 8, false, false};
+    case Q4_1: return {4, 32, 0, false, true};
+    case Q5_0: return {8, 32, 16, false, false};
+    case Q5_1: return {8, 32, 0, false, true};
+    case Q8_0: return {8, 32, 128, false, false};
+    case Q2_K: return {4, 16, 0, true, true};
+    case Q3_K: return {4, 16, 4, true, false};
+    case Q4_K: return {4, 32, 0, true, true};
+    case Q5_K: return {8, 32, 0, true, true};
+    default: return {8, 16, 32, true, false};  // Q6_K
+  }
+}
+
+// The bytes of a panel's group: its scales and numbers.
+INLINE int64_t group_bytes(int type) {
+  if (type == INT8 || type == INT4) return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2));
+  return blocks(type).header() + PANEL * GROUP * blocks(type).bits / 8;
+}
+
+const int SCALES = 4, SUMS = 8;  // of a group
+
+// Rows of x in 8 bits, in groups of 128. For INT8 and INT4 a group has one scale, the first of 4, and a total, which takes away what was added
+// to weights. For blocks each 32 numbers have a scale, and each 16 a sum, times its scale.
 struct Quantized {
   int8_t* numbers;
   float* scales;
-  int* offsets;
+  int* totals;
+  float* sums;
 };
 
 // Some columns of a product: weights of shape (outputs, inputs), rows stride elements apart, or quantized; bias may be null.
@@ -88,6 +120,14 @@ struct Conversion {
   void* quantized;
 };
 
+// Rows of GGUF's blocks to be packed: the address of each output's first block.
+struct Packing {
+  int type;
+  int64_t outputs, inputs;
+  const uint8_t* const* rows;
+  char* packed;
+};
+
 // Rows of a token each, also of several tokens of a sequence: all keys and values are written before a row attends. type: of keys and
 // values; window: 0 is none; cap: 0 is none; query_norm, key_norm: may be null. qkv: (rows, query heads + 2 KV heads, head size);
 // positions: (rows); slots: (rows, max length); cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size),
@@ -111,6 +151,102 @@ struct ArgMax {
   int64_t* indices;
   float *maxima, *sums;
 };
+
+// A group of a row of blocks.
+struct Group {
+  uint8_t numbers[GROUP];  // without a sign
+  uint16_t scales[4], minimums[4], super_scale, super_minimum;
+  int8_t k_scales[GROUP / 16];
+  uint8_t k_minimums[GROUP / 16];
+};
+
+// 32 numbers of 4 bits, the first 16 in the lower halves of bytes, and perhaps the fifth bit of each.
+static void read_nibbles(const uint8_t* low, const uint8_t* fifth, uint8_t* out) {
+  for (int i = 0; i < 32; i++) out[i] = (low[i % 16] >> i / 16 * 4 & 15) | (fifth ? (fifth[i / 8] >> i % 8 & 1) << 4 : 0);
+}
+
+static void read_block(int type, const uint8_t* b, int set, Group* g) {
+  int begin = type == Q4_1 || type == Q5_1 ? 4 : 2;
+  uint8_t* out = g->numbers + 32 * set;
+  __builtin_memcpy(g->scales + set, b, 2);
+  __builtin_memcpy(g->minimums + set, b + begin - 2, 2);
+  if (type == Q8_0) for (int i = 0; i < 32; i++) out[i] = b[2 + i] ^ 128;
+  else if (type == Q4_0 || type == Q4_1) read_nibbles(b + begin, 0, out);
+  else read_nibbles(b + begin + 4, b + begin, out);
+}
+
+// A half of a block of 256 numbers. The order of the bits is that of ggml's dequantize_row functions.
+static void read_half(int type, const uint8_t* b, int half, Group* g) {
+  const uint8_t* scales = b + (type == Q3_K ? 96 : type == Q6_K ? 192 : type == Q2_K ? 0 : 4);
+  int at = type == Q2_K ? 80 : type == Q3_K ? 108 : type == Q6_K ? 208 : 0;
+  __builtin_memcpy(&g->super_scale, b + at, 2);
+  if (blocks(type).has_minimums) __builtin_memcpy(&g->super_minimum, b + at + 2, 2);
+  for (int j = 0; j < GROUP / blocks(type).set; j++) {
+    int set = j + half * GROUP / blocks(type).set;
+    if (type == Q2_K) {
+      g->k_scales[j] = scales[set] & 15, g->k_minimums[j] = scales[set] >> 4;
+    } else if (type == Q3_K) {
+      g->k_scales[j] = ((scales[set % 8] >> set / 8 * 4 & 15) | (scales[8 + set % 4] >> set / 4 * 2 & 3) << 4) - 32;
+    } else if (type == Q6_K) {
+      g->k_scales[j] = (int8_t)scales[set];
+    } else {
+      uint8_t scale = scales[set % 4], minimum = scales[4 + set % 4], rest = scales[4 + set];  // the last is for set >= 4
+      g->k_scales[j] = set < 4 ? scale & 63 : (rest & 15) | scale >> 6 << 4;
+      g->k_minimums[j] = set < 4 ? minimum & 63 : rest >> 4 | minimum >> 6 << 4;
+    }
+  }
+  for (int i = 0; i < GROUP; i++) {
+    int set = 4 * half + i / 32, low = b[48 + set / 2 * 32 + i % 32] >> set % 2 * 4 & 15;
+    if (type == Q2_K) low = b[16 + half * 32 + i % 32] >> i / 32 * 2 & 3;
+    if (type == Q3_K) low = (b[32 + half * 32 + i % 32] >> i / 32 * 2 & 3) | (b[i % 32] >> set & 1) << 2;
+    if (type == Q4_K) low = b[16 + set / 2 * 32 + i % 32] >> set % 2 * 4 & 15;
+    if (type == Q5_K) low |= (b[16 + i % 32] >> set & 1) << 4;
+    if (type == Q6_K) low = (b[half * 64 + i % 64] >> i / 64 * 4 & 15) | (b[128 + half * 32 + i % 32] >> i / 32 * 2 & 3) << 4;
+    g->numbers[i] = low;
+  }
+}
+
+// Packs one group of an output of a panel; null rows, and what is after their end, have scales of 0.
+template <int TYPE> static void pack_group(const uint8_t* row, int64_t inputs, int64_t index, int output, char* out) {
+  const Blocks b = blocks(TYPE);
+  const int sets = GROUP / b.set, bytes = TYPE == Q4_0 ? 18 : TYPE == Q4_1 ? 20 : TYPE == Q5_0 ? 22 : TYPE == Q5_1 ? 24 : TYPE == Q8_0 ? 34
+      : TYPE == Q2_K ? 84 : TYPE == Q3_K ? 110 : TYPE == Q4_K ? 144 : TYPE == Q5_K ? 176 : 210;
+  Group g = {};
+  if (row && b.is_k) read_half(TYPE, row + index / 2 * bytes, index % 2, &g);
+  for (int i = 0; row && !b.is_k && i < 4; i++)
+    if (index * GROUP + i * 32 < inputs) read_block(TYPE, row + (index * 4 + i) * bytes, i, &g);
+  if (b.is_k) {
+    ((uint16_t*)out)[output] = g.super_scale, ((uint16_t*)out)[PANEL + output] = g.super_minimum;
+    for (int i = 0; i < sets; i++) {
+      out[PANEL * (4 + i) + output] = g.k_scales[i];
+      if (b.has_minimums) out[PANEL * (4 + sets + i) + output] = g.k_minimums[i];
+    }
+  } else {
+    for (int i = 0; i < sets; i++) {
+      ((uint16_t*)out)[PANEL * i + output] = g.scales[i];
+      if (b.has_minimums) ((uint16_t*)out)[PANEL * (sets + i) + output] = g.minimums[i];
+    }
+  }
+  out += b.header() + 4 * output;
+  for (int i = 0; i < GROUP / 2; i += 4, out += 4 * PANEL) {
+    const uint8_t *first = g.numbers + i, *second = first + GROUP / 2;
+    for (int j = 0; j < 4; j++)
+      if (b.bits == 4) out[j] = first[j] | second[j] << 4;
+      else out[j] = first[j], out[4 * PANEL + j] = second[j];
+    if (b.bits == 8) out += 4 * PANEL;
+  }
+}
+
+template <int TYPE> static void pack_panels(const void* packing, int64_t from, int64_t to) {
+  const Packing& p = *(const Packing*)packing;
+  int64_t count = groups(p.inputs);
+  for (int64_t panel = from; panel < to; panel++)
+    for (int i = 0; i < PANEL; i++) {
+      int64_t output = panel * PANEL + i;
+      for (int64_t g = 0; g < count; g++)
+        pack_group<TYPE>(output < p.outputs ? p.rows[output] : 0, p.inputs, g, i, p.packed + (panel * count + g) * group_bytes(TYPE));
+    }
+}
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
@@ -177,16 +313,18 @@ int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
   return use_avx512 ? 16 : 8;
 }
 
-// See Product. Quantized parts have one type, and all but the last a multiple of PANEL outputs.
+// See Product. Parts are all of INT8, of INT4, of blocks or of floats; quantized ones but the last have a multiple of PANEL outputs.
 void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count, const Part* parts, int64_t width, const float* x,
                        float factor, float* out) {
   Product p = {rows, inputs, width, x, factor, {}, parts, out, *parts};
   char* scratch = 0;
-  bool quantized = parts->type == INT8 || parts->type == INT4;
+  bool quantized = parts->type == INT8 || parts->type >= INT4;
   if (quantized) {
     int64_t x_groups = rows * groups(inputs);
-    scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 8) + 63) / 64 * 64);
-    p.quantized = {(int8_t*)scratch, (float*)(scratch + x_groups * GROUP), (int*)(scratch + x_groups * (GROUP + 4))};
+    scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 4 * (SCALES + SUMS + 1)) + 63) / 64 * 64);
+    float* scales = (float*)(scratch + x_groups * GROUP);
+    float* sums = scales + x_groups * SCALES;
+    p.quantized = {(int8_t*)scratch, scales, (int*)(sums + x_groups * SUMS), sums};
     run(rows < 32 ? 1 : threads, 64, x_groups, use_avx512 ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
   int64_t outputs = 0;
@@ -202,10 +340,32 @@ void djlx_cpu_product(int threads, int type, int64_t rows, int64_t inputs, int64
   djlx_cpu_products(threads, rows, inputs, 1, &part, width, x, factor, out);
 }
 
+int64_t djlx_cpu_quantized_bytes(int type, int64_t outputs, int64_t inputs) {
+  return (outputs + PANEL - 1) / PANEL * groups(inputs) * group_bytes(type);
+}
+
 // Quantizes weights; see Conversion.
 void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t inputs, const void* weights, void* quantized) {
   Conversion c = {type, from, outputs, inputs, weights, quantized};
   run(threads, 1, (outputs + PANEL - 1) / PANEL, use_avx512 ? avx512::quantize : avx2::quantize, &c);
+}
+
+// Packs GGUF's blocks; see Packing.
+void djlx_cpu_pack(int threads, int type, int64_t outputs, int64_t inputs, const uint8_t* const* rows, char* packed) {
+  Packing p = {type, outputs, inputs, rows, packed};
+  void (*pack)(const void*, int64_t, int64_t) = pack_panels<Q6_K>;
+  switch (type) {
+    case Q4_0: pack = pack_panels<Q4_0>; break;
+    case Q4_1: pack = pack_panels<Q4_1>; break;
+    case Q5_0: pack = pack_panels<Q5_0>; break;
+    case Q5_1: pack = pack_panels<Q5_1>; break;
+    case Q8_0: pack = pack_panels<Q8_0>; break;
+    case Q2_K: pack = pack_panels<Q2_K>; break;
+    case Q3_K: pack = pack_panels<Q3_K>; break;
+    case Q4_K: pack = pack_panels<Q4_K>; break;
+    case Q5_K: pack = pack_panels<Q5_K>; break;
+  }
+  run(threads, 1, (outputs + PANEL - 1) / PANEL, pack, &p);
 }
 
 // x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).

@@ -12,9 +12,13 @@ INLINE Floats load(const float* p) { return *(const FloatsAnywhere*)p; }
 #if LANES == 16
 INLINE Floats load(const Bf16* p) { return (Floats)((Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16); }
 INLINE Floats load(const Half* p) { return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE Floats load(const int8_t* p) { return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+INLINE Floats load(const uint8_t* p) { return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 #else
 INLINE Floats load(const Bf16* p) { return (Floats)((Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16); }
 INLINE Floats load(const Half* p) { return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+INLINE Floats load(const int8_t* p) { return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(p))); }
+INLINE Floats load(const uint8_t* p) { return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadu_si64(p))); }
 #endif
 INLINE void store(float* p, Floats v) { *(FloatsAnywhere*)p = v; }
 #if LANES == 16
@@ -70,7 +74,7 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
   return sum(acc);
 }
 
-// dot4: in each lane, s plus the products of 4 adjacent bytes, w unsigned and x signed. dot4_int4: both such sums of INT4 weights; with
+// dot4: in each lane, s plus the products of 4 adjacent bytes, w unsigned and x signed; dot4_small: w is below 64. dot4_int4: both such sums of INT4 weights; with
 // AVX2, both are added to *s0.
 #if LANES == 16
 typedef __m512i Bytes;
@@ -79,6 +83,7 @@ INLINE Bytes nibbles(Bytes b, int shift) { return _mm512_and_si512(_mm512_srli_e
 INLINE Bytes broadcast4(const int8_t* p) { return _mm512_set1_epi32(*(const AnyInt*)p); }
 INLINE Ints nearest(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 INLINE Ints dot4(Ints s, Bytes w, Bytes x) { return (Ints)_mm512_dpbusd_epi32((__m512i)s, w, x); }
+INLINE Ints dot4_small(Ints s, Bytes w, Bytes x) { return dot4(s, w, x); }
 INLINE void dot4_int4(Ints* s0, Ints* s1, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
   *s0 = dot4(*s0, w0, x0);
   *s1 = dot4(*s1, w1, x1);
@@ -94,6 +99,7 @@ INLINE Ints dot4(Ints s, Bytes w, Bytes x) {  // the even and the odd bytes, in 
   Bytes odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
   return s + (Ints)even + (Ints)odd;
 }
+INLINE Ints dot4_small(Ints s, Bytes w, Bytes x) { return s + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)); }
 INLINE void dot4_int4(Ints* s0, Ints*, Bytes w0, Bytes w1, Bytes x0, Bytes x1) {
   __m256i fours = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));  // at most 4 * 15 * 127: exact in 16 bits
   *s0 += (Ints)_mm256_madd_epi16(fours, _mm256_set1_epi16(1));
@@ -125,10 +131,10 @@ template <class T> INLINE void copy_group(const T* row, int64_t inputs, int64_t 
     store(out + i, k + LANES <= inputs ? load(row + k) : k < inputs ? load_first(row + k, inputs - k) : Floats{});
 }
 
-// Rounds factor times a group to bytes of at most `limit`. NaN, infinity and magnitudes from 128 on become 0. Returns the sum of the bytes.
-INLINE int round8(const float* p, float factor, int limit, int8_t* out) {
+// Rounds factor times `size` numbers to bytes of at most `limit`. NaN, infinity and magnitudes from 128 on become 0. Returns the sum of the bytes.
+INLINE int round8(const float* p, int size, float factor, int limit, int8_t* out) {
   Ints total = {};
-  for (int i = 0; i < GROUP; i += LANES) {
+  for (int i = 0; i < size; i += LANES) {
     Floats x = load(p + i) * factor;
     Ints q = nearest((Floats)((Ints)x & 0x7fffffff) < 128.0f ? x : broadcast(0));
     q = q > limit ? Ints{} + limit : q;
@@ -146,9 +152,24 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) {
     float x[GROUP];
     copy_group(p.x + i / count * p.inputs, p.inputs, i % count, x);
-    float most = fabsf(largest(x));
-    p.quantized.offsets[i] = (p.part.type == INT8 ? -128 : -8) * round8(x, 127 / most, 127, p.quantized.numbers + i * GROUP);
-    p.quantized.scales[i] = most / 127;
+    int8_t* numbers = p.quantized.numbers + i * GROUP;
+    if (p.part.type <= INT4) {
+      float most = fabsf(largest(x));
+      p.quantized.totals[i] = round8(x, GROUP, 127 / most, 127, numbers);
+      p.quantized.scales[i * SCALES] = most / 127;
+      continue;
+    }
+    for (int j = 0; j < GROUP; j += 32) {
+      Ints magnitudes = {};  // of the bits, where NaN are above infinity
+      for (int k = j; k < j + 32; k += LANES) {
+        Ints magnitude = (Ints)load(x + k) & 0x7fffffff;
+        magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
+      }
+      for (int k = 1; k < LANES; k++) magnitudes[0] = magnitudes[k] > magnitudes[0] ? magnitudes[k] : magnitudes[0];
+      float most = ((Floats)magnitudes)[0];
+      p.quantized.scales[i * SCALES + j / 32] = most / 127;
+      for (int k = j; k < j + 32; k += 16) p.quantized.sums[i * SUMS + k / 16] = most / 127 * round8(x + k, 16, 127 / most, 127, numbers + k);
+    }
   }
 }
 
@@ -158,7 +179,7 @@ template <class T> void quantize_group(const Conversion& c, const T* w, int64_t 
   int8_t q[GROUP];
   copy_group(w, w ? c.inputs : 0, g, x);
   float most = largest(x), scale = c.type == INT8 ? fabsf(most) / 127 : most / -8;  // the largest of 4 bits is -8
-  round8(x, 1 / scale, c.type == INT8 ? 127 : 7, q);
+  round8(x, GROUP, 1 / scale, c.type == INT8 ? 127 : 7, q);
   ((float*)out)[output] = scale;
   for (int i = 0; i < GROUP / 2; i += 4) {  // 4 bytes at a time; flipping a sign bit adds 128 or 8
     AnyInt* to = (AnyInt*)(out + PANEL * (4 + i * (c.type == INT8 ? 2 : 1))) + output;
@@ -229,7 +250,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
     for (int r = 0; r < N; r++) {
       int64_t at = (row + r) * count + g;
       x[r] = p.quantized.numbers + at * GROUP;
-      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + p.quantized.offsets[at], s[r][1][v] = Ints{};
+      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + (TYPE == INT8 ? -128 : -8) * p.quantized.totals[at], s[r][1][v] = Ints{};
     }
     for (int b = 0; b < GROUP / 2; b += 4)
       for (int v = 0; v < vectors; v++) {
@@ -251,7 +272,68 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
     for (int r = 0; r < N; r++)
       for (int v = 0; v < vectors; v++)
         acc[r][v] += __builtin_convertvector(s[r][0][v] + s[r][1][v], Floats) *
-                     (p.quantized.scales[(row + r) * count + g] * load((const float*)w + v * LANES));
+                     (p.quantized.scales[((row + r) * count + g) * SCALES] * load((const float*)w + v * LANES));
+  }
+  for (int r = 0; r < N; r++)
+    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
+}
+
+// Multiplies N rows of x by a panel of packed blocks. The integer sums of a set are exact.
+template <int TYPE, int N> INLINE void tile_blocks(const Product& p, int64_t row, int64_t column) {
+  constexpr Blocks of = blocks(TYPE);
+  constexpr int vectors = PANEL / LANES, sets = GROUP / of.set;
+  int64_t count = groups(p.inputs);
+  const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
+  Floats acc[N][vectors] = {};
+  for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
+    Floats group[N][vectors] = {}, minimums[N][vectors] = {};
+    for (int first_set = 0; first_set < sets / 2; first_set++) {
+      Ints s[N][2][vectors] = {};
+      for (int b = first_set * of.set; b < (first_set + 1) * of.set; b += 4)
+        for (int v = 0; v < vectors; v++) {
+          const char* block = w + of.header() + PANEL * b * (of.bits / 4) + v * LANES * 4;
+          Bytes first = bytes(block), second = of.bits == 8 ? bytes(block + 4 * PANEL) : nibbles(first, 4);
+          if (of.bits == 4) first = nibbles(first, 0);
+          if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
+          if (row == 0 && v == 0 && of.bits == 8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
+          for (int r = 0; r < N; r++) {
+            const int8_t* x = p.quantized.numbers + ((row + r) * count + g) * GROUP + b;
+            Bytes x0 = broadcast4(x), x1 = broadcast4(x + GROUP / 2);
+            s[r][0][v] = TYPE == Q8_0 ? dot4(s[r][0][v], first, x0) : dot4_small(s[r][0][v], first, x0);
+            s[r][1][v] = TYPE == Q8_0 ? dot4(s[r][1][v], second, x1) : dot4_small(s[r][1][v], second, x1);
+          }
+        }
+      for (int half = 0; half < 2; half++)
+        for (int v = 0; v < vectors; v++) {
+          int set = first_set + half * sets / 2;
+          Floats scale, minimum = {};
+          if (of.is_k) {
+            const int8_t* scales = (const int8_t*)w + PANEL * (4 + set) + v * LANES;
+            scale = load(scales);
+            if (of.has_minimums) minimum = load((const uint8_t*)scales + PANEL * sets);
+          } else {
+            const Half* scales = (const Half*)w + PANEL * set + v * LANES;
+            scale = load(scales);
+            if (of.has_minimums) minimum = load(scales + PANEL * sets);
+          }
+          for (int r = 0; r < N; r++) {
+            int64_t at = (row + r) * count + g;
+            const float* sums = p.quantized.sums + at * SUMS + set * (of.set / 16);
+            float sum = of.set == 16 ? sums[0] : sums[0] + sums[1];
+            Floats dot = __builtin_convertvector(s[r][half][v], Floats) * p.quantized.scales[at * SCALES + set * of.set / 32];
+            group[r][v] += (of.zero ? dot - of.zero * sum : dot) * scale;
+            if (of.has_minimums) minimums[r][v] += minimum * sum;
+          }
+        }
+    }
+    for (int v = 0; v < vectors; v++) {
+      Floats scale = broadcast(1), of_minimums = broadcast(-1);  // without superblocks, which add them
+      if (of.is_k) scale = load((const Half*)w + v * LANES), of_minimums = load((const Half*)w + PANEL + v * LANES);
+      for (int r = 0; r < N; r++) {
+        acc[r][v] += group[r][v] * scale;
+        if (of.has_minimums) acc[r][v] -= minimums[r][v] * of_minimums;
+      }
+    }
   }
   for (int r = 0; r < N; r++)
     for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
@@ -259,6 +341,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
 
 template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
   if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, N>(p, row, column);
+  else if (TYPE > INT4) tile_blocks<TYPE, N>(p, row, column);
   else if (TYPE == FLOAT32) tile_float<float, COLUMNS, N>(p, row, column);
   else if (TYPE == FLOAT16) tile_float<Half, COLUMNS, N>(p, row, column);
   else tile_float<Bf16, COLUMNS, N>(p, row, column);
@@ -285,7 +368,7 @@ template <int TYPE> void multiply_float(const Product& p, int64_t from, int64_t 
 
 // `from` is the first output of a panel.
 template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
-  for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, 2 * TILE>(p, 0, p.rows, column);
+  for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, (TYPE > INT4 ? TILE : 2 * TILE)>(p, 0, p.rows, column);
 }
 
 void multiply_part(const Product& p, int64_t from, int64_t to) {
@@ -294,6 +377,16 @@ void multiply_part(const Product& p, int64_t from, int64_t to) {
     case INT4: return multiply_quantized<INT4>(p, from, to);
     case FLOAT32: return multiply_float<FLOAT32>(p, from, to);
     case FLOAT16: return multiply_float<FLOAT16>(p, from, to);
+    case Q4_0: return multiply_quantized<Q4_0>(p, from, to);
+    case Q4_1: return multiply_quantized<Q4_1>(p, from, to);
+    case Q5_0: return multiply_quantized<Q5_0>(p, from, to);
+    case Q5_1: return multiply_quantized<Q5_1>(p, from, to);
+    case Q8_0: return multiply_quantized<Q8_0>(p, from, to);
+    case Q2_K: return multiply_quantized<Q2_K>(p, from, to);
+    case Q3_K: return multiply_quantized<Q3_K>(p, from, to);
+    case Q4_K: return multiply_quantized<Q4_K>(p, from, to);
+    case Q5_K: return multiply_quantized<Q5_K>(p, from, to);
+    case Q6_K: return multiply_quantized<Q6_K>(p, from, to);
     default: return multiply_float<BFLOAT16>(p, from, to);
   }
 }

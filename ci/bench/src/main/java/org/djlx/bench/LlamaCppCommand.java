@@ -20,6 +20,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.files.RandomLlama;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.server.ModelOptions;
@@ -78,6 +79,12 @@ final class LlamaCppCommand extends ReportCommand {
     private String peerType;
 
     @Option(
+            names = "--gguf",
+            paramLabel = "TYPE",
+            description = "Both read a GGUF file of this type: q8_0, q4_0 or q4_k_m.")
+    private String ggufType;
+
+    @Option(
             names = "--jlama",
             paramLabel = "SCRIPT",
             description = "A script that runs JlamaPeer.java with the script's arguments.")
@@ -110,7 +117,22 @@ final class LlamaCppCommand extends ReportCommand {
         // On a disk, as a user's files, which are then in the page cache: programs map them.
         Path folder = Path.of(System.getProperty("java.io.tmpdir"));
         try (RandomLlama random = RandomLlama.write(size, type, folder)) {
-            return measure(random.directory());
+            if (ggufType == null) {
+                return measure(random.directory());
+            }
+            Path file = random.directory().resolve("random.gguf");
+            Process writer =
+                    new ProcessBuilder(
+                                    "node",
+                                    script.resolveSibling("gguf.mjs").toString(),
+                                    random.directory().toString(),
+                                    file.toString(),
+                                    ggufType)
+                            .inheritIO()
+                            .start();
+            UsageException.refuseIf(
+                    writer.waitFor() != 0, "gguf.mjs cannot write the type " + ggufType);
+            return measure(file);
         }
     }
 
@@ -119,14 +141,14 @@ final class LlamaCppCommand extends ReportCommand {
             String name, double seconds, StepBench bench, long pid, long residentBefore) {}
 
     private int measure(Path directory) throws Exception {
-        ModelConfig config = ModelConfig.read(directory);
+        ModelConfig config = ModelConfig.read(GgufDirectory.of(directory));
         String weights =
                 switch (model.quantization()) {
                     case NONE -> config.type().name().toLowerCase(Locale.ROOT);
                     case INT8, FP8 -> "q8_0"; // CPUs refuse fp8 when the model is loaded.
                     case INT4 -> "q4_0";
                 };
-        weights = peerType == null ? weights : peerType;
+        weights = ggufType != null ? ggufType : peerType == null ? weights : peerType;
         long before = residentBytes(ProcessHandle.current().pid());
         long start = System.nanoTime();
         try (TextEngine generator =

@@ -10,8 +10,8 @@ import org.djlx.nativeops.LoadedLibraries;
  * Kernels of decode steps and optimizers on a CPU, compiled from {@code src/main/cpp}: {@code
  * cpu_kernels.cpp} says the layout of all arguments. The {@code type} of weights and of the KV
  * cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also be
- * {@link #INT8} or {@link #INT4}. Positions and slots are ints, parts and indices longs, other
- * arrays float32. Neither addresses nor sizes are checked.
+ * {@link #INT8}, {@link #INT4} or packed blocks of GGUF. Positions and slots are ints, parts and
+ * indices longs, other arrays float32. Neither addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads
@@ -25,6 +25,9 @@ public final class CpuKernels {
 
     /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
     public static final int INT4 = 16;
+
+    /** What is added to a code of {@code ggml_type}: the type of packed blocks of GGUF. */
+    public static final int GGML = 32;
 
     /** The longs of a part of a product: type, outputs, stride, weights, bias. */
     public static final int PART_LONGS = 5;
@@ -64,11 +67,21 @@ public final class CpuKernels {
 
     private static native int djlx_cpu_init(long parallel, long sqrt, int narrow);
 
-    /** {@return the bytes of quantized weights with their scales} */
-    public static long quantizedBytes(int type, long outputs, long inputs) {
-        long groups = (outputs + 15) / 16 * 16 * ((inputs + 127) / 128);
-        return groups * ((type == INT8 ? 128 : 64) + Float.BYTES);
-    }
+    /**
+     * {@return the bytes of quantized weights with their scales, from the first of 16 outputs on}
+     */
+    public static native long djlx_cpu_quantized_bytes(int type, long outputs, long inputs);
+
+    /**
+     * Packs blocks of GGUF for products, without rounding.
+     *
+     * @param type {@link #GGML} plus the code of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K
+     * @param inputs of whole blocks
+     * @param rows an address for each output: that of its first block; 0 for a row of zeros
+     * @param packed {@link #djlx_cpu_quantized_bytes} bytes, aligned to 64 bytes
+     */
+    public static native void djlx_cpu_pack(
+            int threads, int type, long outputs, long inputs, long rows, long packed);
 
     /**
      * Quantizes weights, rounding to nearest. Where one is NaN or infinite, so are products with
@@ -77,7 +90,7 @@ public final class CpuKernels {
      * @param type the type of the result: {@link #INT8} or {@link #INT4}
      * @param from the type of the weights
      * @param weights of shape (outputs, inputs), contiguous
-     * @param quantized {@link #quantizedBytes} bytes, aligned to 4 bytes
+     * @param quantized {@link #djlx_cpu_quantized_bytes} bytes, aligned to 4 bytes
      */
     public static native void djlx_cpu_quantize(
             int threads,
@@ -118,8 +131,8 @@ public final class CpuKernels {
      * other. Threads share one loop, so they wait for each other once.
      *
      * @param count the number of parts, at least 1
-     * @param parts {@link #PART_LONGS} longs for each. Quantized parts have one type, and all but
-     *     the last a multiple of 16 outputs
+     * @param parts {@link #PART_LONGS} longs for each. All are quantized, or none is; of quantized
+     *     ones all but the last have a multiple of 16 outputs
      */
     public static native void djlx_cpu_products(
             int threads,

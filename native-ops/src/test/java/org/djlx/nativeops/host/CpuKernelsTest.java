@@ -120,7 +120,7 @@ class CpuKernelsTest {
                 w[i] = first ? -1 : (random.nextInt(16) - 8) / 8f;
             }
         }
-        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        Memory quantized = new Memory(CpuKernels.djlx_cpu_quantized_bytes(type, outputs, inputs));
         CpuKernels.djlx_cpu_quantize(
                 2, type, from.code(), outputs, inputs, address(typed(from, w)), address(quantized));
         float[] result = null;
@@ -167,7 +167,7 @@ class CpuKernelsTest {
             x[i % inputs] = (float) random.nextGaussian();
         }
         w[5] = 0;
-        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        Memory quantized = new Memory(CpuKernels.djlx_cpu_quantized_bytes(type, outputs, inputs));
         CpuKernels.djlx_cpu_quantize(
                 1,
                 type,
@@ -223,7 +223,7 @@ class CpuKernelsTest {
             of[2 * inputs + 3] = Float.NEGATIVE_INFINITY;
             Arrays.fill(of, 3 * inputs, 4 * inputs, tiny);
         }
-        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        Memory quantized = new Memory(CpuKernels.djlx_cpu_quantized_bytes(type, outputs, inputs));
         int from = ScalarType.FLOAT32.code();
         CpuKernels.djlx_cpu_quantize(
                 1, type, from, outputs, inputs, address(floats(w)), address(quantized));
@@ -317,12 +317,12 @@ class CpuKernelsTest {
         int first = 160;
         int outputs = 219;
         Memory x = floats(numbers(2 * inputs));
-        Memory quantized = new Memory(CpuKernels.quantizedBytes(type, outputs, inputs));
+        Memory quantized = new Memory(CpuKernels.djlx_cpu_quantized_bytes(type, outputs, inputs));
         int from = ScalarType.FLOAT32.code();
         float[] w = numbers(outputs * inputs);
         CpuKernels.djlx_cpu_quantize(
                 1, type, from, outputs, inputs, address(floats(w)), address(quantized));
-        long second = address(quantized) + CpuKernels.quantizedBytes(type, first, inputs);
+        long second = address(quantized) + CpuKernels.djlx_cpu_quantized_bytes(type, first, inputs);
         long[] parts = {type, first, 0, address(quantized), 0, type, outputs - first, 0, second, 0};
         Memory table = new Memory((long) parts.length * Long.BYTES);
         table.write(0, parts, 0, parts.length);

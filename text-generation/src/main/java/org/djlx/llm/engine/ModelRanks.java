@@ -15,6 +15,7 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.files.GgufDirectory;
+import org.djlx.llm.model.BlockFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.WeightMap;
@@ -59,9 +60,11 @@ record ModelRanks(
                             "%.1f MB of weights on each of %s%s",
                             weightBytes / 1e6,
                             ranks == 1 ? "1 rank" : ranks + " ranks",
-                            settings.quantization() == Quantization.NONE
-                                    ? ""
-                                    : ", before they become " + settings.quantization());
+                            settings.quantization() != Quantization.NONE
+                                    ? ", before they become " + settings.quantization()
+                                    : files instanceof BlockFiles && !settings.device().isGpu()
+                                            ? ", less where they stay in blocks"
+                                            : "");
             if (!settings.isFollower()) {
                 LOG.info("{}: {}", directory, memory);
             }

@@ -9,13 +9,15 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Optional;
 import java.util.stream.IntStream;
-import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.BlockFiles;
+import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.MappedFile;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
@@ -24,9 +26,10 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * The tensors of a model in GGUF under Hugging Face's names, as Hugging Face's files have them:
  * rows of queries and keys of Llamas in their order, and norms of Gemmas without the 1 that is
- * added. Quantized tensors are dequantized when they are read, and have the type F32.
+ * added. Quantized tensors are dequantized when they are read, and have the type F32; CPUs take
+ * their blocks.
  */
-final class GgufWeights implements TensorFiles {
+final class GgufWeights implements BlockFiles {
 
     private static final int CHUNK = 1 << 20; // numbers that are dequantized at a time
     private static final int MAX_EXPERTS = 1 << 14;
@@ -181,6 +184,29 @@ final class GgufWeights implements TensorFiles {
         long[] strides = shape.dimension() == 1 ? new long[] {1} : new long[] {columns, 1};
         return Optional.of(
                 Torch.view(manager, memory, start, shape.getShape(), strides, entry.spec.type()));
+    }
+
+    @Override
+    public Optional<Blocks> blocks(String name, long[] rows, long from, long to) {
+        Entry entry = entry(name);
+        GgufFile.Tensor stored = entry.stored;
+        GgufType type = stored.type();
+        if (!type.isQuantized()
+                || entry.spec.shape().dimension() != 2
+                || entry.added != 0
+                || from % type.blockSize != 0
+                || to % type.blockSize != 0) {
+            return Optional.empty();
+        }
+        long first =
+                mapped.get(stored.file()).memory().address()
+                        + stored.offset()
+                        + from / type.blockSize * type.blockBytes;
+        long[] addresses =
+                Arrays.stream(rows)
+                        .map(row -> first + entry.row(row) * stored.rowBytes())
+                        .toArray();
+        return Optional.of(new Blocks(CpuKernels.GGML + type.code, addresses));
     }
 
     private static long stride(Entry entry, int dimension) {

@@ -8,6 +8,7 @@
  * What a model is: its configuration and the map of its weights. Computes nothing.
  *
  * <ul>
+ *   <li>{@link BlockFiles} - files with matrices in quantized blocks
  *   <li>{@link EmbeddingConfig} - how an embedding model makes one vector of a text
  *   <li>{@link EncoderConfig} - the configuration of an encoder
  *   <li>{@link KvCacheDtype} - how keys and values are stored

@@ -121,10 +121,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         long bias = constant(linear.bias());
         QuantizedMatrix quantized = linear.quantized();
         if (quantized != null) {
-            long outputs = quantized.outputs();
-            long stride = 0; // not read
-            long[] part = {quantized.type(), outputs, stride, quantized.weights(), bias};
-            return projection(quantized.inputs(), outputs, part);
+            return projection(quantized.inputs(), quantized.outputs(), quantized.kernelParts(bias));
         }
         LongStream.Builder parts = LongStream.builder();
         long inputs = 0;

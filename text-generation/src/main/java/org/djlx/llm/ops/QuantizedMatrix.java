@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.List;
 import java.util.Optional;
+import java.util.stream.IntStream;
+import java.util.stream.LongStream;
+import org.djlx.llm.model.BlockFiles;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.NativeMemory;
@@ -12,19 +18,23 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Quantized weights of a projection, with scales in float32. Owns the memory, unless it is a {@link
- * #slice}. On the CPU the scales are beside the weights, their address is 0 and there are no
- * kernels of a {@code gpu}.
+ * Quantized weights of a projection, with scales in float32, or in blocks of GGUF. Owns the memory,
+ * unless it is a {@link #slice}. On the CPU it has parts and no kernels of a {@code gpu}; their
+ * scales are beside the weights.
  */
 record QuantizedMatrix(
         NativeMemory memory,
         Quantization quantization,
         long inputs,
         long outputs,
+        List<Part> parts,
         long weights,
         long scales,
         Optional<QuantizeKernels> gpu)
         implements AutoCloseable {
+
+    /** Outputs on the CPU, of a type of {@link CpuKernels}. */
+    record Part(int type, long outputs, long weights) {}
 
     /** The outputs that are stored together on the CPU. */
     static final int PANEL = 16;
@@ -37,10 +47,8 @@ record QuantizedMatrix(
         long outputs = shape.get(0);
         long inputs = shape.get(1);
         if (gpu.isEmpty()) {
-            long bytes = CpuKernels.quantizedBytes(type(quantization), outputs, inputs);
-            NativeMemory memory = NativeMemory.allocateZeros(bytes, true);
-            return new QuantizedMatrix(
-                    memory, quantization, inputs, outputs, memory.address(), 0, gpu);
+            int type = quantization == Quantization.INT8 ? CpuKernels.INT8 : CpuKernels.INT4;
+            return allocate(quantization, inputs, new int[] {type}, outputs);
         }
         int bits = quantization.gpuBits();
         long weightBytes = outputs * QuantizeKernels.rowBytes(bits, inputs);
@@ -49,7 +57,57 @@ record QuantizedMatrix(
         NativeMemory memory = gpu.get().allocate(firstScale + scales * Float.BYTES);
         long address = memory.address();
         return new QuantizedMatrix(
-                memory, quantization, inputs, outputs, address, address + firstScale, gpu);
+                memory,
+                quantization,
+                inputs,
+                outputs,
+                List.of(),
+                address,
+                address + firstScale,
+                gpu);
+    }
+
+    private static QuantizedMatrix allocate(
+            Quantization quantization, long inputs, int[] types, long... outputs) {
+        long[] offsets = new long[types.length + 1];
+        for (int i = 0; i < types.length; i++) {
+            long bytes = CpuKernels.djlx_cpu_quantized_bytes(types[i], outputs[i], inputs);
+            offsets[i + 1] = offsets[i] + bytes;
+        }
+        NativeMemory memory = NativeMemory.allocateZeros(offsets[types.length], true);
+        long address = memory.address();
+        List<Part> parts =
+                IntStream.range(0, types.length)
+                        .mapToObj(i -> new Part(types[i], outputs[i], address + offsets[i]))
+                        .toList();
+        long sum = LongStream.of(outputs).sum();
+        return new QuantizedMatrix(
+                memory, quantization, inputs, sum, parts, address, 0, Optional.empty());
+    }
+
+    /**
+     * Packs rows of blocks for the CPU; all but the last have a multiple of {@link #PANEL} rows.
+     */
+    static QuantizedMatrix pack(long inputs, List<BlockFiles.Blocks> rows) {
+        QuantizedMatrix matrix =
+                allocate(
+                        Quantization.NONE,
+                        inputs,
+                        rows.stream().mapToInt(BlockFiles.Blocks::type).toArray(),
+                        rows.stream().mapToLong(each -> each.rows().length).toArray());
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu())) {
+            for (int i = 0; i < rows.size(); i++) {
+                Part part = matrix.parts.get(i);
+                CpuKernels.djlx_cpu_pack(
+                        JniUtils.getNumThreads(),
+                        part.type,
+                        part.outputs,
+                        inputs,
+                        Torch.dataPointer(manager.create(rows.get(i).rows())),
+                        part.weights);
+            }
+        }
+        return matrix;
     }
 
     /**
@@ -61,14 +119,15 @@ record QuantizedMatrix(
             gpu.get().quantize(Torch.dataPointer(rows), onGpu());
             return;
         }
+        int type = parts.get(0).type;
         CpuKernels.djlx_cpu_quantize(
                 JniUtils.getNumThreads(),
-                type(),
+                type,
                 Torch.scalarType(rows).code(),
                 rows.getShape().get(0),
                 inputs,
                 Torch.dataPointer(rows),
-                weights + CpuKernels.quantizedBytes(type(), first, inputs));
+                weights + CpuKernels.djlx_cpu_quantized_bytes(type, first, inputs));
     }
 
     QuantizeKernels.Matrix onGpu() {
@@ -83,38 +142,40 @@ record QuantizedMatrix(
                 quantization,
                 inputs,
                 to - from,
+                List.of(),
                 weights + from * QuantizeKernels.rowBytes(bits, inputs),
                 scales + from * QuantizeKernels.rowScales(bits, inputs) * Float.BYTES,
                 gpu);
     }
 
-    /** Returns the type on the CPU: {@link CpuKernels#INT8} or {@link CpuKernels#INT4}. */
-    int type() {
-        return type(quantization);
-    }
-
-    private static int type(Quantization quantization) {
-        return quantization == Quantization.INT8 ? CpuKernels.INT8 : CpuKernels.INT4;
+    /** Returns the parts as {@link CpuKernels#djlx_cpu_products} takes them; bias is an address. */
+    long[] kernelParts(long bias) {
+        LongStream.Builder longs = LongStream.builder();
+        long first = 0;
+        for (Part part : parts) {
+            long added = bias == 0 ? 0 : bias + first * Float.BYTES;
+            longs.add(part.type).add(part.outputs).add(0).add(part.weights).add(added);
+            first += part.outputs;
+        }
+        return longs.build().toArray();
     }
 
     /** Returns {@code x weights^T} on the CPU, in the type and manager of x. */
     NDArray multiply(NDArray x) {
         long rows = x.getShape().get(0);
         try (NDArray wide = Torch.empty(x.getManager(), x.getShape(), ScalarType.FLOAT32);
+                NDArray longs = x.getManager().create(kernelParts(0));
                 NDArray product =
                         Torch.empty(x.getManager(), new Shape(rows, outputs), ScalarType.FLOAT32)) {
             Torch.copy(wide, x);
-            CpuKernels.djlx_cpu_product(
+            CpuKernels.djlx_cpu_products(
                     JniUtils.getNumThreads(),
-                    type(),
                     rows,
                     inputs,
-                    outputs,
-                    0,
+                    parts.size(),
+                    Torch.dataPointer(longs),
                     outputs,
                     Torch.dataPointer(wide),
-                    weights,
-                    0,
                     0,
                     Torch.dataPointer(product));
             return Torch.cast(product, Torch.scalarType(x));

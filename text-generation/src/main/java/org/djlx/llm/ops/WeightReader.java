@@ -12,7 +12,9 @@ import java.util.Optional;
 import java.util.function.LongConsumer;
 import java.util.function.ObjLongConsumer;
 import java.util.stream.IntStream;
+import java.util.stream.LongStream;
 import org.djlx.collectives.safetensors.TensorFiles;
+import org.djlx.llm.model.BlockFiles;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -20,6 +22,7 @@ import org.djlx.llm.model.Rope;
 import org.djlx.llm.model.TensorPart;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.model.WeightMap.Slice;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -43,6 +46,8 @@ final class WeightReader implements AutoCloseable {
     private final NDManager manager;
     private final Optional<WeightQuantizer> quantizer; // of projections
     private final Allocator allocator;
+    private final Optional<BlockFiles> blockFiles; // whose blocks the CPU computes from
+    private final List<QuantizedMatrix> packed = new ArrayList<>();
 
     /** Allocates arrays that are not quantized; close() frees what the manager does not. */
     private interface Allocator extends AutoCloseable {
@@ -113,10 +118,16 @@ final class WeightReader implements AutoCloseable {
                 quantizes
                         ? Optional.of(new WeightQuantizer(config, quantization, manager))
                         : Optional.empty();
+        boolean computesFromBlocks =
+                !quantizes && !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
+        blockFiles =
+                computesFromBlocks && files instanceof BlockFiles blocks
+                        ? Optional.of(blocks)
+                        : Optional.empty();
         // A tensor may have three parts.
         long padding = ALIGNMENT * (3L * WeightMap.shapes(config).size() + 2);
         allocator =
-                !device.isGpu() && !quantizes && !inPlace
+                !device.isGpu() && !quantizes && !inPlace && blockFiles.isEmpty()
                         ? new Arena(manager, WeightMap.byteSize(config, ranks) + padding)
                         : (shape, type) -> Torch.empty(manager, shape, type);
     }
@@ -133,6 +144,18 @@ final class WeightReader implements AutoCloseable {
     }
 
     private ModelWeights.Linear output(NDArray embedding) {
+        String name = config.tied() ? WeightMap.EMBEDDING : WeightMap.HEAD;
+        long inputs = config.hiddenSize();
+        int outputs = (int) embedding.getShape().get(0);
+        long from = rank * (long) outputs;
+        long end = Math.min(from + outputs, config.vocabularySize());
+        Optional<BlockFiles.Blocks> rows =
+                blocks(name, LongStream.range(from, end).toArray(), 0, inputs)
+                        .map(each -> each.padded(outputs));
+        Optional<ModelWeights.Linear> blocks = packed(inputs, null, List.of(rows));
+        if (blocks.isPresent()) {
+            return blocks.get();
+        }
         if (quantizer.isEmpty()) {
             NDArray head = config.tied() ? embedding : tokenRows(WeightMap.HEAD);
             return new ModelWeights.Linear(head.transpose(), null);
@@ -194,6 +217,15 @@ final class WeightReader implements AutoCloseable {
      */
     private ModelWeights.Linear rows(Rows of, int[] order) {
         NDArray bias = of.isBiased() ? array(of, order, true) : null;
+        long inputs = of.slice(of.parts.get(0), false).columns();
+        Optional<ModelWeights.Linear> blocks =
+                packed(
+                        inputs,
+                        bias,
+                        of.parts.stream().map(part -> blocks(of, part, order, inputs)).toList());
+        if (blocks.isPresent()) {
+            return blocks.get();
+        }
         if (!inPlace || quantizer.isPresent()) {
             return projection(
                     shape(of, false), bias, false, (to, row) -> fill(to, row, of, order, false));
@@ -218,6 +250,15 @@ final class WeightReader implements AutoCloseable {
         Slice slice = of.slice(of.parts.get(0), false);
         NDArray bias = of.isBiased() ? array(of, AS_STORED, true) : null;
         long count = slice.columns() / ranks;
+        long[] all = LongStream.range(0, slice.rows()).map(row -> slice.first() + row).toArray();
+        Optional<ModelWeights.Linear> blocks =
+                packed(
+                        count,
+                        bias,
+                        List.of(blocks(slice.name(), all, rank * count, (rank + 1) * count)));
+        if (blocks.isPresent()) {
+            return blocks.get();
+        }
         if (quantizer.isEmpty()) {
             Optional<NDArray> view = view(slice.name(), 1, rank * count, (rank + 1) * count);
             if (view.isPresent()) {
@@ -236,6 +277,48 @@ final class WeightReader implements AutoCloseable {
                         progress.accept(to.size() * config.type().itemSize());
                     }
                 });
+    }
+
+    /** Returns blocks of this rank's rows of a part. */
+    private Optional<BlockFiles.Blocks> blocks(Rows of, TensorPart part, int[] order, long inputs) {
+        Slice slice = of.slice(part, false);
+        long from = slice.firstRow(config, rank, ranks);
+        int[] ordered = part == TensorPart.VALUES ? AS_STORED : order;
+        long[] rows =
+                LongStream.range(from, from + slice.rows(config, ranks))
+                        .map(
+                                row -> {
+                                    int head = ordered.length;
+                                    return head == 0
+                                            ? row
+                                            : row - row % head + ordered[(int) (row % head)];
+                                })
+                        .map(row -> slice.first() + row)
+                        .toArray();
+        return blocks(slice.name(), rows, 0, inputs);
+    }
+
+    private Optional<BlockFiles.Blocks> blocks(String name, long[] rows, long from, long to) {
+        return blockFiles.flatMap(files -> files.blocks(name, rows, from, to));
+    }
+
+    /**
+     * Packs parts of a projection; empty if one has no blocks, or rows that are no whole panels.
+     */
+    private Optional<ModelWeights.Linear> packed(
+            long inputs, NDArray bias, List<Optional<BlockFiles.Blocks>> parts) {
+        for (int i = 0; i < parts.size(); i++) {
+            boolean isLast = i == parts.size() - 1;
+            if (parts.get(i).isEmpty()
+                    || !isLast && parts.get(i).get().rows().length % QuantizedMatrix.PANEL != 0) {
+                return Optional.empty();
+            }
+        }
+        QuantizedMatrix matrix =
+                QuantizedMatrix.pack(inputs, parts.stream().map(Optional::get).toList());
+        packed.add(matrix);
+        progress.accept(matrix.outputs() * inputs * config.type().itemSize());
+        return Optional.of(new ModelWeights.Linear(List.of(), bias, matrix));
     }
 
     /** Reads a projection; parameters as in {@link WeightQuantizer#quantize}. */
@@ -378,6 +461,7 @@ final class WeightReader implements AutoCloseable {
     public void close() {
         manager.close();
         quantizer.ifPresent(WeightQuantizer::close);
+        packed.forEach(QuantizedMatrix::close);
         allocator.close();
     }
 }

@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.files;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.Random;
 import java.util.zip.CRC32;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CpuKernels;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
 class GgufTypeTest {
 
     private static final int BLOCKS = 64;
+
+    @BeforeAll
+    static void available() {
+        NativeLibrary.CPU_KERNELS.ensureAvailability();
+    }
 
     /** The bytes of a block that are float16 numbers, by the first byte of each. */
     private static final Map<GgufType, int[]> HALVES =
@@ -78,5 +90,83 @@ class GgufTypeTest {
         CRC32 crc = new CRC32();
         crc.update(GgufWriter.floats(numbers));
         assertEquals(GGML.get(type), crc.getValue());
+    }
+
+    /** Of numbers of x that 8 bits hold exactly, with rows of zeros and parts that are no panel. */
+    @ParameterizedTest
+    @EnumSource
+    void packedProductsAreThoseOfTheNumbers(GgufType type) {
+        if (!type.isQuantized()) {
+            return;
+        }
+        int inputs = type.blockSize == 32 ? 160 : 512; // the first is no whole group of 128
+        int outputs = 37;
+        int rows = 13;
+        int rowBytes = inputs / type.blockSize * type.blockBytes;
+        byte[] blocks = blocks(type, inputs / type.blockSize * outputs);
+        float[] numbers = new float[outputs * inputs];
+        ByteBuffer bytes = ByteBuffer.wrap(blocks).order(ByteOrder.LITTLE_ENDIAN);
+        type.dequantize(bytes, 0, numbers.length, numbers, 0);
+        Random random = new Random(1);
+        float[] x = new float[rows * inputs];
+        for (int i = 0; i < x.length; i++) {
+            x[i] = i % inputs % 32 == 5 ? 127 : random.nextInt(255) - 127;
+        }
+        int code = CpuKernels.GGML + type.code;
+        try (Memory stored = new Memory(blocks.length);
+                Memory addresses = new Memory(8L * outputs);
+                Memory packed =
+                        new Memory(CpuKernels.djlx_cpu_quantized_bytes(code, outputs, inputs));
+                Memory in = new Memory(4L * x.length);
+                Memory out = new Memory(4L * rows * outputs)) {
+            stored.write(0, blocks, 0, blocks.length);
+            in.write(0, x, 0, x.length);
+            for (int i = 0; i < outputs; i++) {
+                long address = Pointer.nativeValue(stored) + (long) i * rowBytes;
+                addresses.setLong(8L * i, i == 30 ? 0 : address);
+            }
+            CpuKernels.djlx_cpu_pack(2, code, outputs, inputs, at(addresses), at(packed));
+            for (boolean avx512 : new boolean[] {true, false}) {
+                CpuKernels.useAvx512(avx512);
+                float[] all = null;
+                for (int count : new int[] {rows, 1, 6}) {
+                    CpuKernels.djlx_cpu_product(
+                            2,
+                            code,
+                            count,
+                            inputs,
+                            outputs,
+                            0,
+                            outputs,
+                            at(in),
+                            at(packed),
+                            0,
+                            0,
+                            at(out));
+                    float[] result = out.getFloatArray(0, count * outputs);
+                    all = all == null ? result : all;
+                    // The same bits for any number of rows.
+                    assertArrayEquals(Arrays.copyOf(all, result.length), result);
+                }
+                for (int i = 0; i < all.length; i++) {
+                    int output = i % outputs;
+                    double sum = 0;
+                    double size = 0;
+                    for (int k = 0; output != 30 && k < inputs; k++) {
+                        double term =
+                                (double) numbers[output * inputs + k] * x[i / outputs * inputs + k];
+                        sum += term;
+                        size += Math.abs(term);
+                    }
+                    assertEquals(sum, all[i], size * 1e-6, type + " " + i);
+                }
+            }
+        } finally {
+            CpuKernels.useAvx512(true);
+        }
+    }
+
+    private static long at(Memory memory) {
+        return Pointer.nativeValue(memory);
     }
 }
