@@ -13,6 +13,7 @@ import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
+import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -99,7 +100,7 @@ final class GpuBenchCommand extends ReportCommand {
                     worldSize, gpus, SHARING);
         }
         List<GpuBenchCase> cases = GpuBenchPlan.cases(shapes, bytes, worldSize);
-        GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus);
+        GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus, new HashStore());
         List<Boolean> correct =
                 here.run(
                         "shm",

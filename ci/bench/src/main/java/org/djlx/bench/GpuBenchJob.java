@@ -9,7 +9,6 @@ import java.util.function.DoubleConsumer;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -21,25 +20,16 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Runs the ranks of a GPU benchmark, which are threads or processes. All threads of a process share
  * the job.
+ *
+ * @param threads the ranks of this process
+ * @param gpus those of all ranks
+ * @param storeOfThreads in which the ranks meet if all are threads of this process
  */
-final class GpuBenchJob {
+record GpuBenchJob(
+        List<GpuBenchCase> cases, int rounds, int threads, int gpus, Store storeOfThreads) {
 
     private static final String THIS_HOST = "127.0.0.1";
     private static final Duration TIMEOUT = Duration.ofMinutes(2);
-
-    private final List<GpuBenchCase> cases;
-    private final int rounds;
-    private final int threads;
-    private final int gpus;
-    private final Store storeOfThreads = new HashStore();
-
-    /** {@code threads} are the ranks of this process, {@code gpus} those of all ranks. */
-    GpuBenchJob(List<GpuBenchCase> cases, int rounds, int threads, int gpus) {
-        this.cases = cases;
-        this.rounds = rounds;
-        this.threads = threads;
-        this.gpus = gpus;
-    }
 
     /**
      * Runs one rank; returns whether all results are correct. {@code began} gets the seconds that
