@@ -143,7 +143,8 @@ class TextEngineCacheTest {
             expected = generate(generator, requests);
             assertEquals(0, generator.statistics().prefixCacheQueries());
         }
-        for (int chunk : new int[] {1, 16, 37, 4096}) {
+        // The scheduler, which forms the chunks, does not know the ranks.
+        for (int chunk : ranks == 1 ? new int[] {1, 16, 37, 4096} : new int[] {1, 37}) {
             for (int blocks : new int[] {16, 200}) {
                 try (TextGenerator generator =
                         build(ranks, blocks, builder -> builder.optPrefillTokens(chunk))) {
@@ -217,7 +218,7 @@ class TextEngineCacheTest {
 
     /** As a chat without max_tokens: each may take all positions that its prompt leaves. */
     @ParameterizedTest
-    @ValueSource(ints = {1, 2, 4})
+    @ValueSource(ints = {1, 4})
     void chatsWithoutALimitEndInASmallCache(int ranks) throws Exception {
         write(ScalarType.FLOAT32);
         List<GenerationRequest> requests = new ArrayList<>();
