@@ -880,7 +880,8 @@ class FullyShardTest {
                         () ->
                                 FullyShard.apply(
                                         bert, each -> each instanceof TransformerEncoderBlock));
-        assertTrue(typed.getMessage().contains(BertBlock.class.getName()), typed.getMessage());
+        String advice = "let the predicate choose " + BertBlock.class.getName() + " as a whole";
+        assertTrue(typed.getMessage().contains(advice), typed.getMessage());
         assertThrows(IllegalArgumentException.class, () -> FullyShard.apply(bert, null));
         assertThrows(IllegalArgumentException.class, () -> new FullyShardPolicy().optShardRanks(0));
         IllegalArgumentException divisor =

@@ -84,7 +84,8 @@ public final class FullyShard extends WrapperBlock {
                                                 || each != block && !units.test(each)
                                         ? each
                                         : new FullyShard(each, policy, automatic),
-                        "FullyShard.apply: blocks in %s cannot be replaced");
+                        "FullyShard.apply: blocks in %1$s cannot be replaced, so let the predicate"
+                                + " choose %1$s as a whole");
     }
 
     /** Returns the blocks that are wrapped within a block. */

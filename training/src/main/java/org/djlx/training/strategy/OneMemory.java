@@ -63,17 +63,17 @@ final class OneMemory extends WholeParameters {
                 || options.hook() != GradientCompression.NONE) {
             return false;
         }
-        long most =
-                options.bucketBytes() < Options.BUCKET_BYTES
-                        ? options.bucketBytes()
-                        : Long.MAX_VALUE / 4;
+        boolean divided = options.bucketBytes() < Options.BUCKET_BYTES;
         long bytes = 0;
         for (Parameter parameter : block.getParameters().values()) {
             NDArray array = parameter.getArray();
-            bytes +=
-                    array.getDataType() == DataType.FLOAT32 ? 4 * array.size() : Long.MAX_VALUE / 2;
-            boolean trained = parameter.requiresGradient() || LocalParameter.isStatistic(parameter);
-            if (!trained || array.getDevice().isGpu() || bytes > most) {
+            bytes += array.size() * Float.BYTES;
+            boolean written =
+                    !parameter.requiresGradient() && !LocalParameter.isStatistic(parameter);
+            if (written
+                    || array.getDataType() != DataType.FLOAT32
+                    || array.getDevice().isGpu()
+                    || divided && bytes > options.bucketBytes()) {
                 return false;
             }
         }
