@@ -32,6 +32,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -395,11 +396,16 @@ final class RankShards implements RankStore.Units {
         return flat;
     }
 
-    /** Returns an array of this type on this device: the given one, or a copy in {@code owner}. */
-    private static NDArray converted(
-            NDManager owner, NDArray array, ScalarType type, Device device) {
-        if (Torch.scalarType(array) == type && array.getDevice().equals(device)) {
+    /** Returns an array of this type on a device: the given one, or a copy in {@code owner}. */
+    private NDArray converted(NDManager owner, NDArray array, ScalarType type, Device to) {
+        boolean isThere = array.getDevice().equals(to);
+        if (isThere && Torch.scalarType(array) == type) {
             return array;
+        }
+        if (!isThere) {
+            // A copy between host and GPU would wait within the driver for what the current stream
+            // waits for: a peer, whose launches the driver may keep from a GPU that ranks share.
+            CurrentStreams.await(device);
         }
         NDArray copy = Torch.empty(owner, array.getShape(), type);
         Torch.copy(copy, array);
