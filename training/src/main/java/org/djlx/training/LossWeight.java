@@ -4,6 +4,7 @@ package org.djlx.training;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.DataType;
+import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
  * How many items the loss of a batch counts: its rows, or those of its tokens that have a label.
@@ -27,8 +28,10 @@ public interface LossWeight {
                                 + " trainer.forward(data, labels)");
             }
             try (NDArray counted = labels.head().neq(ignored);
-                    NDArray sum = counted.sum()) {
-                return sum.toType(DataType.INT64, false).getLong();
+                    NDArray sum = counted.sum();
+                    NDArray count = sum.toType(DataType.INT64, true)) {
+                CurrentStreams.await(count.getDevice());
+                return count.getLong();
             }
         };
     }

@@ -9,6 +9,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -337,11 +338,14 @@ final class Boundary implements AutoCloseable {
     }
 
     private static boolean isDifferent(NDArray gradient, NDArray before) {
-        if (before == null) {
-            return gradient.neq(0).any().getBoolean();
-        }
         // NaN differs from itself.
-        return gradient.neq(before).logicalAnd(before.eq(before)).any().getBoolean();
+        NDArray different =
+                before == null
+                        ? gradient.neq(0)
+                        : gradient.neq(before).logicalAnd(before.eq(before));
+        NDArray any = different.any();
+        CurrentStreams.await(any.getDevice());
+        return any.getBoolean();
     }
 
     /** Returns whether the caller has closed all outputs. */

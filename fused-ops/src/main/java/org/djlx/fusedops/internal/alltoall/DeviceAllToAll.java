@@ -20,6 +20,7 @@ import org.djlx.fusedops.internal.path.Fallbacks;
 import org.djlx.fusedops.internal.path.GroupPlans;
 import org.djlx.fusedops.internal.path.OperandChecks;
 import org.djlx.fusedops.internal.path.Usage;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -257,6 +258,7 @@ public final class DeviceAllToAll {
                 inSplits);
         NDArray all = Torch.empty(manager, new Shape(group.worldSize(), words), ScalarType.INT64);
         group.allGatherIntoTensor(all, own).await();
+        CurrentStreams.await(group.device());
         long[] flat = all.toLongArray();
         long[][] rows = new long[group.worldSize()][];
         for (int rank = 0; rank < rows.length; rank++) {

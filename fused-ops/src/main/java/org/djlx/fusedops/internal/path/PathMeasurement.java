@@ -196,6 +196,7 @@ public final class PathMeasurement {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 NDArray array = manager.create(values)) {
             group.allReduce(array, ReduceOp.MAX).await();
+            CurrentStreams.await(group.device());
             return array.toFloatArray();
         }
     }
