@@ -4,6 +4,7 @@ package org.djlx.llm.engine;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.BitSet;
+import java.util.Comparator;
 import java.util.Deque;
 import java.util.List;
 import java.util.concurrent.RejectedExecutionException;
@@ -176,6 +177,14 @@ final class Scheduler {
         return tokens > TokenBatch.MAX_DECODE_TOKENS;
     }
 
+    private record Scheduled(TokenBatch.Chunk chunk, Sequence sequence) {
+
+        /** Chunks of one token first; tokens with the same adapter are multiplied together. */
+        static final Comparator<Scheduled> ORDER =
+                Comparator.<Scheduled>comparingInt(each -> each.chunk.tokens().length > 1 ? 1 : 0)
+                        .thenComparingInt(each -> each.chunk.adapter());
+    }
+
     /**
      * Schedules the next step: one token of each sequence that decodes, and chunks of prompts
      * within the prefill budget (chunked prefill), which bounds how long a prefill delays the
@@ -185,9 +194,7 @@ final class Scheduler {
      * @param sampled receives the sequences that get a token, in the order of the batch
      */
     TokenBatch schedule(List<Sequence> sampled) {
-        List<TokenBatch.Chunk> decodes = new ArrayList<>(); // chunks of one token
-        List<TokenBatch.Chunk> prefills = new ArrayList<>(); // longer chunks
-        List<Sequence> sampledByPrefills = new ArrayList<>();
+        List<Scheduled> scheduled = new ArrayList<>();
         int budget = settings.prefillTokens();
         int recomputed = Math.min(budget, TokenBatch.MAX_DECODE_TOKENS);
         for (Sequence sequence : running) {
@@ -202,8 +209,7 @@ final class Scheduler {
             }
             if (sequence.isTokenPending()) {
                 if (sequence.canRunAhead() && grow(sequence, sequence.scheduledTokens() + 1)) {
-                    decodes.add(sequence.nextPendingChunk());
-                    sampled.add(sequence);
+                    scheduled.add(new Scheduled(sequence.nextPendingChunk(), sequence));
                 }
                 continue;
             }
@@ -219,19 +225,17 @@ final class Scheduler {
             int end = sequence.scheduledTokens() + size;
             while (sequence.scheduledTokens() < end) {
                 TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, prefill));
-                boolean single = chunk.tokens().length == 1;
-                (single ? decodes : prefills).add(chunk);
-                if (chunk.needsLogits()) {
-                    (single ? sampled : sampledByPrefills).add(sequence);
-                }
+                scheduled.add(new Scheduled(chunk, sequence));
             }
             promptTokens += sequence.newPromptTokens();
         }
         // After all sequences are scheduled: only later steps may share the blocks.
         running.forEach(cache::cacheBlocks);
-        sampled.addAll(sampledByPrefills);
-        decodes.addAll(prefills);
-        return new TokenBatch(decodes);
+        scheduled.sort(Scheduled.ORDER);
+        scheduled.stream()
+                .filter(each -> each.chunk.needsLogits())
+                .forEach(each -> sampled.add(each.sequence));
+        return new TokenBatch(scheduled.stream().map(Scheduled::chunk).toList());
     }
 
     void countGenerated(int tokens) {

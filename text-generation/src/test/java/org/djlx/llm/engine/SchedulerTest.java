@@ -154,6 +154,31 @@ class SchedulerTest {
     }
 
     @Test
+    void tokensWithTheSameAdapterAreAdjacent() {
+        Scheduler scheduler = scheduler(8, 8, 9);
+        List<Sequence> sequences = new ArrayList<>();
+        for (int adapter : new int[] {2, 0, 1, 2, 1}) {
+            int[] prompt = {adapter};
+            GenerationRequest request =
+                    GenerationRequest.builder().setPromptTokens(prompt).optMaxTokens(5).build();
+            PieceQueue queue = new PieceQueue(1, () -> {});
+            sequences.add(new Sequence(request, prompt, null, Set.of(STOP), adapter, queue));
+        }
+        scheduler.addAll(sequences);
+        scheduler.admit();
+        List<Sequence> sampled = new ArrayList<>();
+        for (int step = 0; step < 3; step++) {
+            sampled.clear();
+            List<TokenBatch.Chunk> chunks = scheduler.schedule(sampled).chunks();
+            assertEquals(
+                    List.of(0, 1, 1, 2, 2),
+                    chunks.stream().map(TokenBatch.Chunk::adapter).toList());
+            assertEquals(List.of(1, 2, 4, 0, 3), sampled.stream().map(sequences::indexOf).toList());
+            sampled.forEach(sequence -> sequence.append(token(5)));
+        }
+    }
+
+    @Test
     void onlyChoicesThatShareBlocksWaitForTheirPrompt() {
         for (boolean listed : new boolean[] {false, true}) {
             Scheduler scheduler = scheduler(8, 2, 3);
