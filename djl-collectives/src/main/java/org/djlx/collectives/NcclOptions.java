@@ -104,7 +104,7 @@ public final class NcclOptions extends BackendOptions {
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
-        private boolean pairCommunicators;
+        private boolean pairCommunicators = true;
         private NcclConfig config = NcclConfig.DEFAULT;
         private List<Device> devices = List.of();
 
@@ -161,7 +161,8 @@ public final class NcclOptions extends BackendOptions {
          * two for each pair of ranks, which the first message in each direction creates. Messages
          * then wait neither for collectives nor for each other. Otherwise, if {@linkplain
          * #optDevices all ranks name their GPUs}, messages run on the group's communicator, with a
-         * stream for each pair:
+         * stream for each pair, as c10d's do with eager initialization. This has not run on several
+         * GPUs yet:
          *
          * <ul>
          *   <li>Operations of a rank run in the order of its calls, messages included. Two ranks
@@ -173,8 +174,8 @@ public final class NcclOptions extends BackendOptions {
          *   <li>A message that times out breaks the whole group.
          * </ul>
          *
-         * @param pairs true for communicators of the pairs; false unless set. Groups without named
-         *     GPUs have them in any case
+         * @param pairs false for the group's communicator; true unless set. Groups without named
+         *     GPUs have communicators of the pairs in any case
          */
         public Builder optPairCommunicators(boolean pairs) {
             this.pairCommunicators = pairs;
@@ -238,7 +239,7 @@ public final class NcclOptions extends BackendOptions {
 
         /**
          * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator of
-         * several ranks is then created with the group, and carries the messages, too: see {@link
+         * several ranks is then created with the group, and may carry the messages, too: see {@link
          * #optPairCommunicators}.
          *
          * <p>Unless set, the communicator is created with the first operation, on GPU {@code

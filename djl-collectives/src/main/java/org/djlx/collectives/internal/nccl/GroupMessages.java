@@ -16,9 +16,9 @@ final class GroupMessages implements Messages {
 
     private static final String HINT =
             "; messages of this group run on its NCCL communicator, one after the other and in turn"
-                    + " with collectives: both ranks must call them in the same order, or send and"
-                    + " receive in one batchIsendIrecv. NcclOptions.Builder.optPairCommunicators"
-                    + " frees messages of each other";
+                + " with collectives: both ranks must call them in the same order, or send and"
+                + " receive in one batchIsendIrecv. NcclOptions.Builder.optPairCommunicators(true)"
+                + " frees messages of each other";
 
     private final StreamQueue queue;
     private final Calls calls;

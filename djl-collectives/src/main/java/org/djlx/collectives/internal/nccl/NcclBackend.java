@@ -46,10 +46,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
  *       current stream. Issuing a collective does not wait for other ranks.
- *   <li>If all ranks name their GPUs, messages run on the group's communicator, see {@link
- *       GroupMessages}. Otherwise, or if the options ask for it, those to and from each peer have
- *       their own communicators, see {@link PairMessages}. Messages to one peer match its receives
- *       in the order of the calls.
+ *   <li>Messages to and from each peer have their own communicators, see {@link PairMessages}. If
+ *       the options ask for it and all ranks name their GPUs, they run on the group's communicator,
+ *       see {@link GroupMessages}. Messages to one peer match its receives in the order of the
+ *       calls.
  *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
  *       org.djlx.collectives.ProcessGroup#send} and {@link DebugLevel#DETAIL}. A receive from any
  *       source is not supported.

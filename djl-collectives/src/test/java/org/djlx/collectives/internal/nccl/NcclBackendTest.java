@@ -331,7 +331,8 @@ class NcclBackendTest {
     /** A split waits for the messages on the communicator, and its part carries messages, too. */
     @Test
     void splitFollowsIssuedMessages() {
-        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        List<ProcessGroup> groups =
+                groups(options().optDevices(devices()).optPairCommunicators(false));
         try {
             ProcessGroups.run(
                     groups,

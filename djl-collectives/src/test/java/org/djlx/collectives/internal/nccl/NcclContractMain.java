@@ -13,7 +13,7 @@ import org.djlx.collectives.internal.gpu.Disposal;
 /**
  * One rank of {@link NcclProcessesTest}: runs all cases on the same group, in their order. The
  * arguments are the backend, and whether the communicator is created with the group. If so, it
- * carries the messages.
+ * carries the messages, too.
  */
 public final class NcclContractMain {
 
@@ -23,6 +23,7 @@ public final class NcclContractMain {
         NcclOptions.Builder options = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
         boolean eager = args[1].equals("eager");
         if (eager) {
+            options.optPairCommunicators(false);
             options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
         }
         try (ProcessGroup group = ProcessGroups.init(args[0], options.build())) {
