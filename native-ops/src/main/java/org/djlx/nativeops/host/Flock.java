@@ -40,6 +40,9 @@ public final class Flock implements AutoCloseable {
         try {
             descriptor = new Descriptor(LibC.open(file.toString(), LibC.O_RDWR | LibC.O_CLOEXEC));
         } catch (LastErrorException e) {
+            if (e.getErrorCode() == LibC.ENOENT) {
+                return null; // Its holder has deleted it meanwhile.
+            }
             throw new IOException("cannot open the lock file " + file + ": " + e.getMessage(), e);
         }
         boolean held = false;

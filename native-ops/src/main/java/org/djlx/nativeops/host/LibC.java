@@ -43,6 +43,7 @@ public final class LibC {
     static final int MSG_CMSG_CLOEXEC = 0x40000000;
     static final int POLLIN = 0x1;
     static final int POLLOUT = 0x4;
+    static final int ENOENT = 2;
     static final int EINTR = 4;
     static final int EAGAIN = 11;
     static final int EPIPE = 32;

@@ -10,6 +10,12 @@ import java.io.BufferedReader;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -43,6 +49,34 @@ class FlockTest {
                 assertNotNull(other);
                 assertNull(Flock.tryAcquire(file));
             }
+        }
+    }
+
+    /** A file may be deleted after it was found and before it is opened. */
+    @Test
+    void holdersThatDeleteTheFileExcludeEachOther() throws Exception {
+        Path file = folder.resolve("a.lock");
+        AtomicInteger holders = new AtomicInteger();
+        Callable<Void> holder =
+                () -> {
+                    for (int i = 0; i < 5000; i++) {
+                        try (Flock lock = Flock.tryAcquire(file)) {
+                            if (lock != null) {
+                                assertEquals(1, holders.incrementAndGet());
+                                holders.decrementAndGet();
+                                Files.delete(file);
+                            }
+                        }
+                    }
+                    return null;
+                };
+        ExecutorService threads = Executors.newFixedThreadPool(3);
+        try {
+            for (Future<Void> each : threads.invokeAll(List.of(holder, holder, holder))) {
+                each.get();
+            }
+        } finally {
+            threads.shutdownNow();
         }
     }
 
