@@ -75,7 +75,7 @@ public final class NcclOptions extends BackendOptions {
         return values.intraNodeComm;
     }
 
-    /** {@return whether messages have communicators of their own, also if the GPUs are named} */
+    /** {@return whether each pair of ranks has communicators for its messages} */
     public boolean isPairCommunicators() {
         return values.pairCommunicators;
     }
@@ -157,17 +157,19 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets whether messages (send, recv, batchIsendIrecv) have NCCL communicators of their own,
-         * two for each pair of ranks, which the first message in each direction creates. Messages
-         * then wait neither for collectives nor for each other. Otherwise, if {@linkplain
-         * #optDevices all ranks name their GPUs}, messages run on the group's communicator, with a
-         * stream for each pair, as c10d's do with eager initialization. This has not run on several
-         * GPUs yet:
+         * Sets whether each pair of ranks has NCCL communicators for its messages (send, recv,
+         * batchIsendIrecv), one for each direction, created by the first message in it. Messages
+         * then wait neither for collectives nor for messages of other pairs or of the other
+         * direction.
+         *
+         * <p>With false, and if {@linkplain #optDevices all ranks name their GPUs}, messages run on
+         * the group's communicator, with a stream for each pair, as in c10d with eager
+         * initialization. This mode has not run on several GPUs yet:
          *
          * <ul>
          *   <li>Operations of a rank run in the order of its calls, messages included. Two ranks
-         *       must call the messages between them and the collectives in the same order, and no
-         *       ranks may wait for each other in a circle. If two ranks both send first and then
+         *       must call collectives and the messages between them in the same order, and ranks
+         *       must not wait for each other in a circle. If two ranks both send first and then
          *       receive, they wait until the timeout.
          *   <li>The messages of one {@link ProcessGroup#batchIsendIrecv} run at the same time, in
          *       any order. In an {@link NcclBatch}, messages come after all collectives.
@@ -175,7 +177,7 @@ public final class NcclOptions extends BackendOptions {
          * </ul>
          *
          * @param pairs false for the group's communicator; true unless set. Groups without named
-         *     GPUs have communicators of the pairs in any case
+         *     GPUs always have pair communicators
          */
         public Builder optPairCommunicators(boolean pairs) {
             this.pairCommunicators = pairs;

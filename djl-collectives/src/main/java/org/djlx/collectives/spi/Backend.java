@@ -186,8 +186,9 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@code ProcessGroup.send}. Messages and collectives do not wait for each other. Tags
-     * distinguish messages between two ranks; negative tags are group-internal.
+     * See {@code ProcessGroup.send}. Negative tags are group-internal; their messages must not wait
+     * for collectives. A backend may run other messages in one order with collectives, as NCCL
+     * does, and then documents it.
      */
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
         throw unsupported(operation.type());

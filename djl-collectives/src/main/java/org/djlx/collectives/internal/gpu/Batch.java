@@ -24,8 +24,8 @@ public final class Batch {
     private static final int MESSAGES = Integer.MAX_VALUE; // the step of all messages
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls, messages last: ranks that are not part of them need not know
-    // where they stand. NCCL launches a step as a whole, and chooses the order within the step.
+    // In the order of the calls. Messages come last, because only their two ranks know their
+    // position. NCCL launches a step as a whole, and chooses the order within the step.
     private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;

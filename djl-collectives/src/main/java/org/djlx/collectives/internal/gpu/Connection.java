@@ -33,8 +33,8 @@ public interface Connection {
     /**
      * Publishes an operation to the other ranks.
      *
-     * @return waits for the other ranks and compares their calls with the operation; throws a
-     *     {@link CollectiveMismatchException} on all ranks if they do not match
+     * @return a task that waits for the other ranks and compares their calls with the operation; it
+     *     throws a {@link CollectiveMismatchException} on all ranks if they do not match
      */
     Runnable startVerification(QueuedWork work);
 

@@ -7,9 +7,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * A further stream of a {@link StreamQueue}, such as that of the messages with one peer on the
- * group's communicator. The queue launches its operations in the order of the calls, and it fails,
- * aborts and closes with the queue.
+ * An additional stream of a {@link StreamQueue}, for example for the messages with one peer on the
+ * group's communicator. The queue launches operations on all its streams in the order of the calls.
+ * A side stream fails, aborts and closes with its queue.
  */
 final class SideStream implements Lane {
 

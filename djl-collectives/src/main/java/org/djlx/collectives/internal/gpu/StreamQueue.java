@@ -25,7 +25,8 @@ import org.djlx.nativeops.host.LongCalls;
 /**
  * A CUDA stream and its {@link Connection} to other ranks. Operations of the connection and other
  * kernels run on the stream one after the other, in the order of the calls. A {@link SideStream}
- * has further operations of the connection, which are launched in the order of all calls.
+ * runs other operations of the connection; the queue launches all of them in the order of the
+ * calls.
  *
  * <p>Issuing an operation never waits for other ranks. Usually the calling thread launches the
  * operation. If a launch must wait for other ranks, a helper thread launches this operation and all
@@ -76,7 +77,7 @@ public final class StreamQueue implements Lane {
     /**
      * Adds a stream for operations that need not wait for the kernels of this queue's own stream.
      *
-     * @param hint advice for the message of an operation that timed out: the end of a sentence
+     * @param hint advice, appended to the error message of an operation that times out
      */
     public Lane addSide(String hint) {
         SideStream side = new SideStream(this, resources.createStream(), hint);

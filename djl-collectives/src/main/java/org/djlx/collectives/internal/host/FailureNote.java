@@ -17,15 +17,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Tells the ranks of a group, through its store, that one of them cannot go on. For groups whose
- * ranks have no shared memory. Thread-safe.
+ * A note in a group's store by which a failed rank informs the other ranks. For groups whose ranks
+ * have no shared memory. Thread-safe.
  */
 public final class FailureNote {
 
     private static final Logger logger = LoggerFactory.getLogger(FailureNote.class);
     private static final byte[] UNSET = new byte[0];
 
-    // Calls of the store may block, so they run on threads of their own, not on the watchdog.
+    // Store calls may block, so they do not run on the watchdog's thread.
     private static final ExecutorService STORE_CALLS =
             Executors.newCachedThreadPool(
                     task -> {
@@ -34,7 +34,7 @@ public final class FailureNote {
                         return thread;
                     });
 
-    // The interval of checks. It grows with the number of ranks, which query one server.
+    // The interval of checks grows with the number of ranks, because all query one server.
     private static final long MIN_INTERVAL_MILLIS = 100;
     private static final long INTERVAL_MILLIS_PER_RANK = 10;
     private static final long MAX_INTERVAL_MILLIS = 500;
@@ -56,9 +56,10 @@ public final class FailureNote {
     }
 
     /**
-     * Creates the note of one rank of a group whose ranks know each other.
+     * Creates one rank's handle of a note with its own key, for ranks that have completed an
+     * exchange.
      *
-     * @param key the same on all ranks, and new in the store
+     * @param key the same on all ranks, and unused in the store
      */
     public FailureNote(Store store, String key, int worldSize) {
         this(
@@ -74,10 +75,10 @@ public final class FailureNote {
     }
 
     /**
-     * Creates the note of one rank of a group whose ranks have not met: what it says lets their
-     * exchanges fail.
+     * Creates one rank's handle of a note for ranks that have not completed an exchange: {@link
+     * #publish} makes their exchanges fail.
      *
-     * @param keys the names of the exchanges, the first one first
+     * @param keys the names of the exchanges, in their order
      */
     public static FailureNote ofExchanges(GroupContext context, List<String> keys) {
         return new FailureNote(
@@ -86,10 +87,10 @@ public final class FailureNote {
                 (rank, text) -> context.failExchanges(text, keys));
     }
 
-    /** Tells the other ranks that a rank has failed. The first failure counts. */
+    /** Announces a rank's failure to the other ranks. Later calls are no-ops. */
     public void publish(int rank, CollectiveException reason) {
         if (!published.compareAndSet(false, true)) {
-            return; // Two calls of the store might overtake each other.
+            return; // Store calls on two threads might run in another order.
         }
         inBackground(() -> writer.accept(rank, reason.getMessage()));
     }
@@ -113,7 +114,7 @@ public final class FailureNote {
     }
 
     /**
-     * Calls the store on a thread of its own. Ignores errors: without the store, ranks cannot
+     * Calls the store on another thread. Errors are only logged: without the store, ranks cannot
      * announce failures.
      */
     private static void inBackground(Runnable call) {

@@ -21,7 +21,7 @@ final class Calls {
     private final NcclConnection connection;
     private final int ranks;
 
-    /** Makes calls for a connection of some ranks. */
+    /** Creates the calls of a connection of {@code ranks} ranks. */
     Calls(NcclConnection connection, int ranks) {
         this.connection = connection;
         this.ranks = ranks;
@@ -58,7 +58,7 @@ final class Calls {
         return inPlace(body, io, isRoot);
     }
 
-    /** Makes a call on one tensor, which some ranks write and other ranks read. */
+    /** Creates a call on one tensor, which this rank either writes or only reads. */
     private GpuCall inPlace(Body body, DeviceTensor io, boolean isWritten) {
         List<DeviceTensor> tensor = List.of(io);
         return call(
@@ -266,7 +266,10 @@ final class Calls {
         nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
     }
 
-    /** The element type with which NCCL moves a type; bytes if NCCL does not know the type. */
+    /**
+     * The element type with which NCCL copies tensors of a type, and how many elements of it make
+     * up one element: bytes if NCCL does not support the type.
+     */
     private record Unit(ScalarType type, long factor) {
 
         static Unit of(ScalarType type) {
@@ -276,8 +279,8 @@ final class Calls {
         }
     }
 
-    /** A reduction of some elements, from an offset in bytes, with NCCL's number of the op. */
     private interface Reduction {
+        /** Reduces {@code count} elements from an offset in bytes, by NCCL's number of the op. */
         void enqueue(int number, long offset, long count);
     }
 
@@ -285,8 +288,8 @@ final class Calls {
     private void withOp(
             NcclCommunicator nccl, DeviceTensor tensor, ReduceOp op, Reduction reduction) {
         if (op.kind() == ReduceOp.Kind.PREMUL_SUM) {
-            // In an NCCL group, NCCL reads the factor before the op is destroyed, and has not yet
-            // launched work that would block calls on the communicator.
+            // In one NCCL group: NCCL reads the factor before destroyOp, and launches only when the
+            // group ends. A launched reduction could block destroyOp.
             NcclGroup.run(
                     () -> {
                         int number = nccl.premulSum(op.factor(), tensor.realType());
@@ -304,7 +307,7 @@ final class Calls {
                 switch (op.kind()) {
                     case SUM -> bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM;
                     case PRODUCT -> bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT;
-                    // As a product with 1, it would be in parts.
+                    // NCCL would multiply by 1, which needs enqueueInParts.
                     case AVG -> ranks == 1 ? NcclCommunicator.Op.SUM : NcclCommunicator.Op.AVG;
                     case MIN -> NcclCommunicator.Op.MIN;
                     case MAX -> NcclCommunicator.Op.MAX;
@@ -314,10 +317,11 @@ final class Calls {
     }
 
     /**
-     * Enqueues a product with a factor among one rank. NCCL's kernel (oneRankReduce, as of 2.28)
-     * divides the elements among a block for each 16 KiB, at most 32, and leaves out the remainder
-     * of the division. So this calls it for the multiples of 32 and of 1 times 16 KiB, and for the
-     * rest, which one block takes.
+     * Enqueues a premultiplied sum of a single rank in up to three parts. NCCL's kernel
+     * (oneRankReduce, as of 2.28) launches a thread block for each 16 KiB, at most 32, and skips
+     * the elements that remain after an even division among them. Therefore the first part is a
+     * multiple of 32 times 16 KiB, the second a multiple of 16 KiB, and the third, which is
+     * smaller, has one thread block.
      */
     private static void enqueueInParts(Reduction reduction, int number, DeviceTensor tensor) {
         long itemSize = tensor.realType().itemSize();

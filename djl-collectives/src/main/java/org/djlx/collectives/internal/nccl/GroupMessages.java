@@ -8,17 +8,21 @@ import org.djlx.collectives.internal.gpu.StreamQueue;
 /**
  * Messages on the group's communicator, with a stream for each peer.
  *
- * <p>NCCL runs the operations of a communicator in the order in which they are launched, also on
- * different streams. So a message waits for all earlier operations of its rank, and later
- * operations wait for it. NCCL runs the messages of a batch at the same time.
+ * <ul>
+ *   <li>NCCL runs the operations of a communicator in the order of their launches, even on
+ *       different streams. So a message waits for all earlier operations of its rank in the group,
+ *       and later operations wait for the message.
+ *   <li>NCCL runs the messages of a batch at the same time.
+ * </ul>
  */
 final class GroupMessages implements Messages {
 
     private static final String HINT =
-            "; messages of this group run on its NCCL communicator, one after the other and in turn"
-                + " with collectives: both ranks must call them in the same order, or send and"
-                + " receive in one batchIsendIrecv. NcclOptions.Builder.optPairCommunicators(true)"
-                + " frees messages of each other";
+            "; messages of this group run on its NCCL communicator, one after the other and in the"
+                    + " order of all calls, collectives included: both ranks must make these calls"
+                    + " in the same order, or send and receive in one batchIsendIrecv. With"
+                    + " NcclOptions.Builder.optPairCommunicators(true) each pair of ranks has its"
+                    + " own communicators";
 
     private final StreamQueue queue;
     private final Calls calls;

@@ -46,10 +46,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
  *       current stream. Issuing a collective does not wait for other ranks.
- *   <li>Messages to and from each peer have their own communicators, see {@link PairMessages}. If
- *       the options ask for it and all ranks name their GPUs, they run on the group's communicator,
- *       see {@link GroupMessages}. Messages to one peer match its receives in the order of the
- *       calls.
+ *   <li>Each pair of ranks has its own communicators for messages: {@link PairMessages}. Without
+ *       {@link NcclOptions#isPairCommunicators()}, messages run on the group's communicator if all
+ *       ranks name their GPUs: {@link GroupMessages}. Messages to a peer match the peer's receives
+ *       in the order of the calls.
  *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
  *       org.djlx.collectives.ProcessGroup#send} and {@link DebugLevel#DETAIL}. A receive from any
  *       source is not supported.
@@ -57,8 +57,9 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>If an operation times out, NCCL reports an error, a peer's process ends or a host of the group
  * is silent for 8 s, the communicator is aborted. Running operations and later calls then fail; see
- * {@link GpuGroup}. A message on a pair's communicator that times out breaks only that one. If a
- * peer has destroyed the group, operations that need that peer fail only after the timeout.
+ * {@link GpuGroup}. A message that times out on a pair's communicator breaks only that
+ * communicator. If a peer has destroyed the group, operations that need the peer fail only at the
+ * timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -124,13 +125,13 @@ public final class NcclBackend extends Backend {
     private final NcclConnection connection; // of collectives
     private final Calls calls; // of collectives
     private final GpuGroup group;
-    private final Messages pairMessages;
-    private volatile Messages messages; // of the user
+    private final Messages pairMessages; // of object lists and monitoredBarrier, too
+    private volatile Messages messages; // of send and recv
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
-    private long generation; // of the exchange in which the ranks met, or 0; guarded by this
-    private volatile FailureNote failures; // in which ranks that have met, or not, tell each other
-    private boolean watchesHosts = true; // else the parent group does
+    private long generation; // see GroupContext.generation, or the parent's; guarded by this
+    private volatile FailureNote failures;
+    private boolean watchesHosts = true; // false if the parent group watches them
     private NDArray barrierWord; // guarded by this
 
     private NcclBackend(
@@ -158,7 +159,9 @@ public final class NcclBackend extends Backend {
         messages = pairMessages;
     }
 
-    /** Returns whether the extension has not fully compared a call: NCCL must then verify it. */
+    /**
+     * Returns whether this backend must verify a call: the extension does not compare all of it.
+     */
     private boolean isToBeVerified(QueuedWork work) {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
@@ -168,13 +171,13 @@ public final class NcclBackend extends Backend {
         return group;
     }
 
-    /** Describes a rank that has died or failed since the ranks have met; empty if none has. */
+    /** Describes a rank that has died or failed; empty if none is known. */
     private Optional<String> deadPeer() {
         Optional<String> dead = peers.dead();
         return dead.isPresent() || !haveMet() ? dead : failures.failure();
     }
 
-    /** Returns whether the ranks have exchanged anything, in this group or that it is part of. */
+    /** Returns whether all ranks have completed an exchange in this group or in its parent. */
     private synchronized boolean haveMet() {
         if (generation == 0) {
             meetIn(context.generation());
@@ -190,9 +193,9 @@ public final class NcclBackend extends Backend {
         }
     }
 
-    /** Tells the other ranks, connected or not, that this rank has failed. */
+    /** Announces to the other ranks that this rank has failed. */
     private void publish(CollectiveException reason) {
-        haveMet(); // They may read another note since.
+        haveMet(); // Selects the note that the other ranks read.
         failures.publish(context.rank(), reason);
     }
 
@@ -237,8 +240,8 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Connects the ranks, if the options or the parent group name the GPU, and there are several.
-     * Closes the backend if that fails.
+     * Connects the ranks if the options or the parent group name this rank's GPU; no-op for a group
+     * of one rank. If connecting fails, closes the backend and throws.
      */
     public void connectEarly() {
         if (DeviceChoice.given(context, options).isEmpty() || context.worldSize() == 1) {
@@ -266,7 +269,7 @@ public final class NcclBackend extends Backend {
         return connection.communicator() != null;
     }
 
-    /** Creates the communicator, and agrees on whether it carries the messages. */
+    /** Creates the communicator; the ranks agree whether messages run on it. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
         List<byte[]> processes = context.exchange(PROCESSES, RankProcess.own().encoded());
@@ -426,7 +429,9 @@ public final class NcclBackend extends Backend {
         return group.issue(from.lane(), operation, call, List.of(tensor), source);
     }
 
-    /** Messages with negative tags find missing ranks, so they must not wait for collectives. */
+    /**
+     * Returns the messages of a tag; negative tags are internal, and never wait for collectives.
+     */
     private Messages messages(int tag) {
         return tag < 0 ? pairMessages : messages;
     }

@@ -21,15 +21,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Messages on communicators of their own, one for each peer and direction, with a queue each. The
- * first message of a queue creates its communicator. A message waits only for earlier messages of
- * its queue, so two ranks may both send first and then receive.
+ * Messages on pair communicators: for each peer and direction, a communicator of two ranks and a
+ * queue. The first message of a queue creates its communicator. A message waits only for earlier
+ * messages of its queue, so two ranks may both send first and then receive.
  */
 final class PairMessages implements Messages {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(PairMessages.class);
 
-    private static final AtomicBoolean WARNED = new AtomicBoolean(); // of late connections
+    private static final AtomicBoolean WARNED = new AtomicBoolean(); // see adviseEagerStart
 
     private final GroupContext context;
     private final GpuGroup group;
@@ -38,8 +38,9 @@ final class PairMessages implements Messages {
     private final Map<String, Channel> channels = new HashMap<>(); // by "sender-receiver"
 
     /**
-     * Stores the arguments; creates no queue yet. Before two ranks connect, {@code met} is called
-     * with the peer's rank and process.
+     * Creates no queue yet.
+     *
+     * @param met called with a peer's rank and process before this rank connects to the peer
      */
     PairMessages(
             GroupContext context,
@@ -68,18 +69,19 @@ final class PairMessages implements Messages {
     }
 
     /**
-     * Warns that the first message starts NCCL, unless NCCL has started with the group.
+     * Warns that the first message connects its two ranks, and may start NCCL, unless the ranks are
+     * connected when the group is created.
      *
-     * @param warned whether the warning has appeared; set to true with it
+     * @param warned whether the warning has been logged; set to true when it is logged
      */
     static void adviseEagerStart(GroupContext context, NcclOptions options, AtomicBoolean warned) {
         if (DeviceChoice.given(context, options).isEmpty() && !warned.getAndSet(true)) {
             LOGGER.warn(
-                    "group '{}': the first message between two ranks creates their NCCL"
-                            + " communicator, which takes some tenths of a second, and starts NCCL"
-                            + " if nothing has. Name the GPUs with NcclOptions.Builder.optDevices:"
-                            + " NCCL then starts when the group is created. This warning appears"
-                            + " once per process",
+                    "group '{}': the first message from one rank to another creates an NCCL"
+                            + " communicator, which takes some tenths of a second, and longer if"
+                            + " NCCL has not started. Name the GPUs with"
+                            + " NcclOptions.Builder.optDevices: NCCL then starts when the group is"
+                            + " created. This warning appears once per process",
                     context.name());
         }
     }
@@ -96,12 +98,15 @@ final class PairMessages implements Messages {
                                 : null,
                         reason -> {});
         String name = "messages from rank " + sender + " to " + receiver + " of " + context.name();
-        int peer = sender == context.rank() ? 1 : 0; // the sender is rank 0 of the two
+        int peer = sender == context.rank() ? 1 : 0; // in the communicator the sender is rank 0
         return new Channel(
                 group.addMessages(key, name, connection), new Calls(connection, 2), peer);
     }
 
-    /** Connects two ranks after they have met in the store: NCCL would wait without a timeout. */
+    /**
+     * Creates the communicator after both ranks have called this: each waits for the other in the
+     * store, with a timeout, because NCCL would wait without one.
+     */
     private NcclCommunicator connect(String key, int sender, int receiver) {
         boolean sends = sender == context.rank();
         Store store = context.store();

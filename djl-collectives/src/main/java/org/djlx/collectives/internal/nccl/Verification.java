@@ -36,8 +36,9 @@ final class Verification {
     }
 
     /**
-     * Publishes a call. The result compares it with the other ranks' calls: a collective with those
-     * of its number, a message with the peer's of its number in its direction. For one thread.
+     * Publishes a call. The result waits for the other ranks' calls and compares: a collective with
+     * those of the same sequence number, a message with the peer's message of the same number in
+     * its direction. Not thread-safe.
      */
     Runnable start(QueuedWork work) {
         if (!work.operation().type().isPointToPoint()) {
@@ -63,8 +64,7 @@ final class Verification {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
-            // Of an all-to-all: the bytes to send to each rank, then the bytes expected from each
-            // rank.
+            // An all-to-all: the bytes to each rank, then the bytes expected from each rank.
             int sent = CallWords.COUNT;
             GroupErrors.requireSizes(
                     operation,
