@@ -11,10 +11,13 @@ import java.util.Map;
 import org.djlx.llm.ops.TokenBatch;
 import org.djlx.llm.sampling.Sampler;
 
-/** Sets the adapters of all ranks. The step in flight stays in flight. */
+/**
+ * Makes the ranks load new adapters and free those without a directory. Does not wait for the step
+ * in flight.
+ */
 final class AdapterRequest extends StepRequest {
 
-    private final Map<Integer, Path> directories; // by ids
+    private final Map<Integer, Path> directories; // by id
 
     AdapterRequest(Map<Integer, Path> directories) {
         super(new TokenBatch(List.of()));

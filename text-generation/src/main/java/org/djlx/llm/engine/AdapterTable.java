@@ -11,18 +11,25 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 
 /**
- * The adapters of an engine. An adapter is waiting, until the ranks have loaded it; named, until it
- * is removed; and leaving, until no sequence has it. Its id is never used again, so blocks of the
- * prefix cache stay right if another adapter gets its name. Not thread-safe.
+ * The LoRA adapters of an engine, by name and id. Not thread-safe. An adapter has these states:
+ *
+ * <ol>
+ *   <li>waiting: added; the ranks have not loaded it yet
+ *   <li>named: loaded; requests may name it
+ *   <li>leaving: removed, but sequences still use it
+ * </ol>
+ *
+ * <p>An id is never reused. So a request never finds blocks of the prefix cache that were computed
+ * with another adapter of the same name.
  */
 final class AdapterTable {
 
     private record Waiting(String name, int id, CompletableFuture<Void> loaded) {}
 
-    private final Map<Integer, Path> directories = new LinkedHashMap<>(); // of all of them, by id
+    private final Map<Integer, Path> directories = new LinkedHashMap<>(); // in any state, by id
     private final Map<String, Integer> named = new LinkedHashMap<>();
     private final List<Waiting> waiting = new ArrayList<>();
-    private int last; // id
+    private int lastId;
 
     List<String> names() {
         return List.copyOf(named.keySet());
@@ -38,12 +45,12 @@ final class AdapterTable {
         return id;
     }
 
-    /** Returns whether sequences may begin with an adapter. */
+    /** Returns whether new sequences may use an adapter. */
     boolean isNamed(int id) {
         return named.containsValue(id);
     }
 
-    /** Adds a waiting adapter; the result completes when it is named. */
+    /** Adds a waiting adapter. The result completes when the ranks have loaded it. */
     CompletableFuture<Void> add(String name, Path directory) {
         boolean isWaiting = waiting.stream().anyMatch(each -> each.name.equals(name));
         if (isWaiting || named.containsKey(name)) {
@@ -54,8 +61,8 @@ final class AdapterTable {
                             + " name");
         }
         CompletableFuture<Void> loaded = new CompletableFuture<>();
-        directories.put(++last, directory.toAbsolutePath());
-        waiting.add(new Waiting(name, last, loaded));
+        directories.put(++lastId, directory.toAbsolutePath());
+        waiting.add(new Waiting(name, lastId, loaded));
         return loaded;
     }
 
@@ -64,15 +71,19 @@ final class AdapterTable {
         named.remove(name);
     }
 
-    /** Returns whether the ranks should {@link #load}. */
+    /**
+     * Returns whether adapters are waiting, or are leaving and no sequence uses them.
+     *
+     * @param used the ids of adapters of all sequences
+     */
     boolean hasChanges(Set<Integer> used) {
         return !waiting.isEmpty()
                 || directories.keySet().stream().anyMatch(id -> !isNamed(id) && !used.contains(id));
     }
 
     /**
-     * Forgets adapters that are leaving and not used. Returns the directories of all others, which
-     * the ranks should load.
+     * Forgets adapters that are leaving and not used. Returns the directories of all others, by id:
+     * the ranks must load these and free the rest.
      */
     Map<Integer, Path> load(Set<Integer> used) {
         List<Integer> ids = waiting.stream().map(Waiting::id).toList();
@@ -82,7 +93,7 @@ final class AdapterTable {
         return new HashMap<>(directories);
     }
 
-    /** Names the waiting adapters among those that the ranks have loaded. */
+    /** Completes the waiting adapters that the ranks have loaded, given the ids of all loaded. */
     void loaded(Set<Integer> ids) {
         List<Waiting> done = waiting.stream().filter(each -> ids.contains(each.id)).toList();
         waiting.removeAll(done);
@@ -90,7 +101,7 @@ final class AdapterTable {
         done.forEach(each -> each.loaded.complete(null));
     }
 
-    /** Forgets the waiting adapters. */
+    /** Forgets the waiting adapters; their futures fail with the cause. */
     void fail(Throwable cause) {
         List<Waiting> failed = List.copyOf(waiting);
         waiting.clear();

@@ -57,7 +57,7 @@ final class EngineCore {
     private long finishedBeforeReload = -1; // requests, at the last reload
     private int reloads;
 
-    /** {@code first} are the adapters to load at once, by name. */
+    /** {@code first}: directories of adapters to load with the model, by name. */
     EngineCore(
             Path directory, ModelConfig config, GeneratorSettings settings, Map<String, Path> first)
             throws IOException {
@@ -87,7 +87,7 @@ final class EngineCore {
         }
     }
 
-    /** Loads the model, and the adapters except those that are leaving and not used. */
+    /** Loads the model and its adapters, except adapters that are leaving and not used. */
     private ModelRanks load(Set<Integer> usedAdapters) throws IOException {
         ModelRanks loaded = ModelRanks.load(thread.getName(), directory, config, settings);
         try {
@@ -105,7 +105,7 @@ final class EngineCore {
         }
     }
 
-    /** Has the ranks load and free adapters, if some are waiting or leaving. */
+    /** Makes the ranks load waiting adapters and free unused ones. */
     private void loadAdapters(ModelRanks on, Set<Integer> used)
             throws InterruptedException, ExecutionException {
         Map<Integer, Path> next;
@@ -184,7 +184,7 @@ final class EngineCore {
         for (Sequence sequence : sequences) {
             InputProcessor.check(
                     sequence.adapter() == 0 || adapters.isNamed(sequence.adapter()),
-                    "its adapter has just been removed");
+                    "its adapter has just been removed; name another, or load it again");
         }
         scheduler.addAll(sequences);
         notifyAll();

@@ -25,7 +25,7 @@ class StepRequest {
     /** Launches nothing and returns the tokens of the previous step. */
     static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()));
 
-    /** What an {@link AdapterRequest} has instead of the number of chunks. */
+    /** In place of the number of chunks: the encoded request is an {@link AdapterRequest}. */
     static final int ADAPTERS = -1;
 
     /** Sends the request to other processes. */

@@ -31,7 +31,7 @@ import org.djlx.nativeops.host.FileWrites;
  *
  * @param rsLora whether the scale is {@code alpha / sqrt(rank)} (rank-stabilized: Kalajdzievski,
  *     2023, <a href="https://arxiv.org/abs/2312.03732">arXiv:2312.03732</a>)
- * @param dropout of the adapters' inputs in training
+ * @param dropout the share of an adapter's inputs that training sets to 0
  * @param targets the last names of the modules with adapters, such as {@code q_proj}; empty if the
  *     file has a pattern: the tensors then say which modules have adapters
  */
@@ -50,7 +50,7 @@ public record LoraConfig(
     /** The highest rank that generators load. */
     public static final int MAX_RANK = 256;
 
-    // Entries that change what an adapter computes: refused unless they are unset.
+    // Entries that change what an adapter computes: refused if they are set.
     private static final List<String> UNSUPPORTED =
             List.of(
                     "use_dora",
@@ -71,6 +71,7 @@ public record LoraConfig(
 
     private static final Set<String> UNSET = Set.of("null", "false", "[]", "{}");
 
+    // The projections that may have adapters.
     private static final Set<TensorPart> PARTS =
             Set.of(
                     TensorPart.QUERIES,
@@ -84,8 +85,8 @@ public record LoraConfig(
     /**
      * Reads an adapter's configuration.
      *
-     * @throws IllegalArgumentException if it is not of a plain LoRA adapter; the message names the
-     *     entry
+     * @throws IllegalArgumentException if the adapter is not plain LoRA, or an entry is missing or
+     *     out of range; the message names the entry
      */
     public static LoraConfig read(Path directory) throws IOException {
         Path file = directory.resolve(CONFIG);
@@ -170,17 +171,17 @@ public record LoraConfig(
         ConfigEntries.check(value.equals(expected), "%s must be %s, not %s", name, expected, value);
     }
 
-    /** {@return the factor of the adapter's product} */
+    /** {@return the factor of {@code (x Aᵀ) Bᵀ}} */
     public double scale() {
         return alpha / (rsLora ? Math.sqrt(rank) : rank);
     }
 
-    /** {@return the name of A of a projection} */
+    /** {@return the name of the tensor A of a projection} */
     public static String a(Slice projection) {
         return name(projection, "lora_A");
     }
 
-    /** {@return the name of B of a projection} */
+    /** {@return the name of the tensor B of a projection} */
     public static String b(Slice projection) {
         return name(projection, "lora_B");
     }
@@ -190,7 +191,7 @@ public record LoraConfig(
     }
 
     /**
-     * Opens the tensors of an adapter that is to be loaded beside a model.
+     * Opens the tensors of an adapter and checks that they fit a model. The caller closes them.
      *
      * @throws IllegalArgumentException if they do not fit the model; the message names the
      *     directory and the tensor
@@ -213,7 +214,7 @@ public record LoraConfig(
     }
 
     private void check(ModelConfig config, TensorFiles files) {
-        ConfigEntries.check(rank <= MAX_RANK, "r is %d; supported are ranks to %d", rank, MAX_RANK);
+        ConfigEntries.check(rank <= MAX_RANK, "r must be 1 to %d, not %d", MAX_RANK, rank);
         Map<String, Shape> shapes = new LinkedHashMap<>();
         for (int i = 0; i < config.layers(); i++) {
             WeightMap.Layer layer = new WeightMap.Layer(config, i);
@@ -221,7 +222,7 @@ public record LoraConfig(
                 Slice slice = layer.get(part, 0, false);
                 if (slice != null) {
                     shapes.put(a(slice), new Shape(rank, slice.columns()));
-                    // Parts may be rows of one tensor.
+                    // Several parts may be rows of one tensor, such as qkv_proj.
                     shapes.merge(
                             b(slice),
                             new Shape(slice.first() + slice.rows(), rank),

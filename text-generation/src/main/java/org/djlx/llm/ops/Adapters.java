@@ -24,17 +24,17 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A rank's part of the LoRA adapters beside a model, by their ids; 0 stands for no adapter. They
- * are divided as the projections that they add to:
+ * This rank's shards of the loaded LoRA adapters, by id; id 0 means no adapter. An adapter is
+ * sharded like its projection:
  *
  * <ul>
- *   <li>column parallel: B by outputs, each rank has all of A
- *   <li>row parallel: A by inputs, each rank has all of B; the products are part of the partial sum
+ *   <li>column parallel: B by outputs; each rank has all of A
+ *   <li>row parallel: A by inputs; each rank has all of B, and adds to its partial sum
  * </ul>
  */
 final class Adapters implements AutoCloseable {
 
-    /** What an adapter adds to a projection: {@code b} of {@code a} of its input. */
+    /** An adapter of a projection of x: adds {@code b(a(x))}. The scale is part of b. */
     record LowRank(ModelWeights.Linear a, ModelWeights.Linear b) {}
 
     /** Adjacent rows with the same adapter. */
@@ -142,9 +142,11 @@ final class Adapters implements AutoCloseable {
         }
 
         /**
-         * Reads the adapters of parts that are one projection: one A above the other, and the Bs as
-         * a block diagonal. Queries and keys, the first two of three parts, are in the {@code
-         * order} of the rows of each head.
+         * Reads the adapters of a fused projection, such as queries, keys and values. The matrices
+         * A are stacked; the matrices B are the blocks of a block-diagonal matrix.
+         *
+         * @param order the order of the rows in each head of queries and keys, the first two of
+         *     three slices; empty if rows keep their order
          */
         private void columnParallel(
                 Map<ModelWeights.Linear, LowRank> to,

@@ -113,7 +113,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
         setPartial(biased ? sum.addi(linear.bias()) : sum);
     }
 
-    /** Multiplies rows of all tokens, and adds what their adapters add. */
+    /** Multiplies rows of all tokens, and adds their adapters. */
     private NDArray multiplyAndAdapt(Operand x, ModelWeights.Linear linear) {
         NDArray product = multiply(x, linear);
         for (Adapters.Segment segment : segments) {

@@ -53,7 +53,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     private long partial; // (rows, hidden size)
     private long wide; // (rows, outputs of queriesKeysValues, gateUp or router)
     private long narrow; // (rows, inputs of attentionOut or down)
-    private long lowRank; // (rows, of A of an adapter)
+    private long lowRank; // (rows, outputs of an adapter's A)
     private long positions; // (rows), int
     private long slots; // (rows, longest sequence), int
 
@@ -280,7 +280,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         return wide;
     }
 
-    /** Adds what the adapters of rows add to a projection of x. */
+    /** Adds the adapters of rows to a projection of x. */
     private void adapt(ModelWeights.Linear linear, long x, long out) {
         for (Adapters.Segment segment : segments) {
             Adapters.LowRank part = segment.parts().get(linear);
@@ -295,7 +295,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         }
     }
 
-    /** As {@link Projection#multiplyAndAdd}, by a weight that may be freed at any time. */
+    /**
+     * As {@link Projection#multiplyAndAdd}, for the weight of an adapter: its address must not be
+     * kept, because the adapter may be removed.
+     */
     private void add(long rows, long x, NDArray weight, float factor, long out) {
         long inputs = weight.getShape().get(0);
         long outputs = weight.getShape().get(1);

@@ -18,9 +18,14 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Quantized weights of a projection, with scales in float32, or in blocks of GGUF. Owns the memory,
- * unless it is a {@link #slice}. On the CPU it has parts and no kernels of a {@code gpu}; their
- * scales are beside the weights.
+ * Quantized weights of a projection. Owns the memory, unless it is a {@link #slice}.
+ *
+ * <ul>
+ *   <li>On a GPU: one matrix with float32 scales at {@code scales}, and the kernels {@code gpu}; no
+ *       parts.
+ *   <li>On the CPU: {@code parts}, packed with their scales, either quantized by this library or
+ *       from blocks of GGUF.
+ * </ul>
  */
 record QuantizedMatrix(
         NativeMemory memory,
@@ -33,10 +38,10 @@ record QuantizedMatrix(
         Optional<QuantizeKernels> gpu)
         implements AutoCloseable {
 
-    /** Outputs on the CPU, of a type of {@link CpuKernels}. */
+    /** Packed weights of some outputs on the CPU; {@code type} is that of {@link CpuKernels}. */
     record Part(int type, long outputs, long weights) {}
 
-    /** The outputs that are stored together on the CPU. */
+    /** The number of outputs that are packed together on the CPU. */
     static final int PANEL = 16;
 
     private static final int ALIGNMENT = 16; // of scales, for cuBLASLt
@@ -86,7 +91,8 @@ record QuantizedMatrix(
     }
 
     /**
-     * Packs rows of blocks for the CPU; all but the last have a multiple of {@link #PANEL} rows.
+     * Packs parts of a matrix for the CPU. Each part but the last has a multiple of {@link #PANEL}
+     * rows.
      */
     static QuantizedMatrix pack(long inputs, List<BlockFiles.Blocks> rows) {
         QuantizedMatrix matrix =
@@ -111,8 +117,9 @@ record QuantizedMatrix(
     }
 
     /**
-     * Quantizes weights of outputs from {@code first} on, a multiple of {@link #PANEL}: contiguous
-     * rows of shape (outputs, inputs); on a GPU of all outputs, and of the type of the kernels.
+     * Quantizes contiguous rows of weights, of shape (outputs, inputs), to the outputs from {@code
+     * first} on, a multiple of {@link #PANEL}. On a GPU the rows are those of all outputs, and have
+     * the kernels' type.
      */
     void put(long first, NDArray rows) {
         if (gpu.isPresent()) {

@@ -46,7 +46,7 @@ final class WeightReader implements AutoCloseable {
     private final NDManager manager;
     private final Optional<WeightQuantizer> quantizer; // of projections
     private final Allocator allocator;
-    private final Optional<BlockFiles> blockFiles; // whose blocks the CPU computes from
+    private final Optional<BlockFiles> blockFiles; // if CPU kernels multiply by their blocks
     private final List<QuantizedMatrix> packed = new ArrayList<>();
 
     /** Allocates arrays that are not quantized; close() frees what the manager does not. */
@@ -303,7 +303,8 @@ final class WeightReader implements AutoCloseable {
     }
 
     /**
-     * Packs parts of a projection; empty if one has no blocks, or rows that are no whole panels.
+     * Packs the parts of a projection. Empty if a part has no blocks, or a part before the last has
+     * rows that do not fill whole panels.
      */
     private Optional<ModelWeights.Linear> packed(
             long inputs, NDArray bias, List<Optional<BlockFiles.Blocks>> parts) {
