@@ -49,6 +49,7 @@ class AdaptersGpuTest {
                 .setDirectory(directory.resolve("base"))
                 .optDevices(devices)
                 .optCacheBytes(1 << 24)
+                .optPrefixCaching(false) // A hit may change bits.
                 .optBatchInvariant(true);
     }
 
@@ -72,7 +73,7 @@ class AdaptersGpuTest {
 
     /**
      * The first token's log-probability is that of merged weights in float32 on a CPU, within
-     * float16's rounding; that of requests without an adapter is as without adapters.
+     * float16's rounding; requests without an adapter keep every bit.
      */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
@@ -122,9 +123,7 @@ class AdaptersGpuTest {
             }
             assertTrue(furthest > 0.2, "adapters change too little: " + furthest);
             for (int i = 0; i < plain.size(); i++) {
-                // Products of other numbers of rows have other last bits.
-                float first = plains.get(i).await(LONG).get(0).logProbability();
-                assertEquals(alone.get(i).get(0).logProbability(), first, 0.05, "plain " + i);
+                assertEquals(alone.get(i), plains.get(i).await(LONG), "plain " + i);
             }
             for (int i = 0; i < COUNT; i++) {
                 generator.unloadAdapter("a" + i);
