@@ -46,10 +46,11 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
 // INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-// GGUF's blocks are packed exactly: a group's blocks have its numbers as INT8 or INT4 do, without a sign. Before them stand, by sets of 16
-// or 32 inputs (a weight is scale * (q - zero) - minimum):
-// K: the superblock's scale and scale of minimums (0 without), float16 of each output; then for each set a scale of each output (int8), then,
-// with minimums, for each set a minimum of each output (uint8). Others: for each set a scale, then for each set an addend, in float16.
+// GGUF's blocks are packed without rounding. A group has a header, then its numbers q, unsigned, in the layout of INT8 or INT4. The header
+// has, for each output of the panel:
+// - K types: the superblock's scale d and scale of minimums m (0 if the type has no minimums), in float16; then a scale (int8) for each set
+//   of 16 or 32 inputs; then, if the type has minimums, a minimum (uint8) for each set. A weight is d * scale * (q - zero) - m * minimum.
+// - Other types: a scale for each set; then, if has_minimums, an addend for each set, in float16. A weight is scale * (q - zero) + addend.
 struct Blocks {
   int bits, set, zero;
   bool is_k, has_minimums;
@@ -76,10 +77,12 @@ INLINE int64_t group_bytes(int type) {
   return blocks(type).header() + PANEL * GROUP * blocks(type).bits / 8;
 }
 
-const int SCALES = 4, SUMS = 8;  // of a group
+const int SCALES = 4, SUMS = 8;  // of a group of x
 
-// Rows of x in 8 bits, in groups of 128. For INT8 and INT4 a group has one scale, the first of 4, and a total, which takes away what was added
-// to weights. For blocks each 32 numbers have a scale, and each 16 a sum, times its scale.
+// Rows of x, quantized to 8 bits in groups of 128 numbers:
+// - for INT8 and INT4 weights, a group has one scale, the first of SCALES, and the total of its numbers, to correct for the weights' offset
+//   (128 or 8);
+// - for blocks of GGUF, each 32 numbers have a scale, and each 16 numbers their sum times the scale.
 struct Quantized {
   int8_t* numbers;
   float* scales;
@@ -120,7 +123,7 @@ struct Conversion {
   void* quantized;
 };
 
-// Rows of GGUF's blocks to be packed: the address of each output's first block.
+// Rows of GGUF's blocks to be packed: rows has the address of each output's first block, null for an output of zeros.
 struct Packing {
   int type;
   int64_t outputs, inputs;
@@ -160,7 +163,7 @@ struct Group {
   uint8_t k_minimums[GROUP / 16];
 };
 
-// 32 numbers of 4 bits, the first 16 in the lower halves of bytes, and perhaps the fifth bit of each.
+// Reads 32 numbers of 4 bits, the first 16 from the lower halves of bytes; `fifth` has a fifth bit of each number, or is null.
 static void read_nibbles(const uint8_t* low, const uint8_t* fifth, uint8_t* out) {
   for (int i = 0; i < 32; i++) out[i] = (low[i % 16] >> i / 16 * 4 & 15) | (fifth ? (fifth[i / 8] >> i % 8 & 1) << 4 : 0);
 }
@@ -175,7 +178,7 @@ static void read_block(int type, const uint8_t* b, int set, Group* g) {
   else read_nibbles(b + begin + 4, b + begin, out);
 }
 
-// A half of a block of 256 numbers. The order of the bits is that of ggml's dequantize_row functions.
+// Reads one half of a block of 256 numbers. The order of the bits is that of ggml's dequantize_row functions.
 static void read_half(int type, const uint8_t* b, int half, Group* g) {
   const uint8_t* scales = b + (type == Q3_K ? 96 : type == Q6_K ? 192 : type == Q2_K ? 0 : 4);
   int at = type == Q2_K ? 80 : type == Q3_K ? 108 : type == Q6_K ? 208 : 0;
@@ -206,7 +209,7 @@ static void read_half(int type, const uint8_t* b, int half, Group* g) {
   }
 }
 
-// Packs one group of an output of a panel; null rows, and what is after their end, have scales of 0.
+// Packs one group of an output of a panel. A null row, and inputs after a row's end, get scales of 0.
 template <int TYPE> static void pack_group(const uint8_t* row, int64_t inputs, int64_t index, int output, char* out) {
   const Blocks b = blocks(TYPE);
   const int sets = GROUP / b.set, bytes = TYPE == Q4_0 ? 18 : TYPE == Q4_1 ? 20 : TYPE == Q5_0 ? 22 : TYPE == Q5_1 ? 24 : TYPE == Q8_0 ? 34
@@ -313,7 +316,8 @@ int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
   return use_avx512 ? 16 : 8;
 }
 
-// See Product. Parts are all of INT8, of INT4, of blocks or of floats; quantized ones but the last have a multiple of PANEL outputs.
+// See Product. All parts are INT8, all are INT4, all are blocks of GGUF, or all are floats. A quantized part before the last has a multiple of
+// PANEL outputs.
 void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count, const Part* parts, int64_t width, const float* x,
                        float factor, float* out) {
   Product p = {rows, inputs, width, x, factor, {}, parts, out, *parts};

@@ -74,8 +74,8 @@ template <class T> INLINE float dot(const float* x, const T* y, int64_t size) {
   return sum(acc);
 }
 
-// dot4: in each lane, s plus the products of 4 adjacent bytes, w unsigned and x signed; dot4_small: w is below 64. dot4_int4: both such sums of INT4 weights; with
-// AVX2, both are added to *s0.
+// dot4: in each lane, s plus the products of 4 adjacent bytes, w unsigned and x signed. dot4_small: the same for w below 64. dot4_int4: adds
+// such products of INT4 weights to *s0 and *s1; with AVX2, adds all of them to *s0.
 #if LANES == 16
 typedef __m512i Bytes;
 INLINE Bytes bytes(const void* p) { return _mm512_loadu_si512(p); }
@@ -327,7 +327,7 @@ template <int TYPE, int N> INLINE void tile_blocks(const Product& p, int64_t row
         }
     }
     for (int v = 0; v < vectors; v++) {
-      Floats scale = broadcast(1), of_minimums = broadcast(-1);  // without superblocks, which add them
+      Floats scale = broadcast(1), of_minimums = broadcast(-1);  // types other than K: minimums are addends
       if (of.is_k) scale = load((const Half*)w + v * LANES), of_minimums = load((const Half*)w + PANEL + v * LANES);
       for (int r = 0; r < N; r++) {
         acc[r][v] += group[r][v] * scale;

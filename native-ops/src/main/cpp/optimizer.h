@@ -2,7 +2,8 @@
 // Updates of parameters by DJL's SGD, Adam and AdamW in one pass: the formulas of optimizer/optimizer.cu, with the roundings of
 // libtorch's operators on CPUs. Included by cpu_kernels.cpp, without contraction of multiplications and additions.
 
-// first: momentum, or Adam's mean; second: Adam's variance. decoupled: AdamW. beta1 is SGD's momentum, too.
+// first: SGD's momentum buffer, or Adam's mean. second: Adam's variance. beta1: also SGD's momentum factor. corrected: Adam's rate with bias
+// correction. decoupled: 1 for AdamW.
 struct Update {
   float* weight;
   const float* gradient;
@@ -41,7 +42,7 @@ static Sqrt mkl_sqrt;
 const int64_t MKL_MODE = 0x140102;  // libtorch's: VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE
 
 static void adam(const void* arguments, int64_t from, int64_t to) {
-  const int64_t block = 1024;  // elements that stay in the first cache
+  const int64_t block = 1024;  // elements whose arrays stay in L1
   const Update u = *(const Update*)arguments;
   float *__restrict weight = u.weight, *__restrict first = u.first, *__restrict second = u.second;
   float roots[block];

@@ -7,10 +7,10 @@ import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
 
 /**
- * Kernels of decode steps and optimizers on a CPU, compiled from {@code src/main/cpp}: {@code
- * cpu_kernels.cpp} says the layout of all arguments. The {@code type} of weights and of the KV
- * cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also be
- * {@link #INT8}, {@link #INT4} or packed blocks of GGUF. Positions and slots are ints, parts and
+ * Kernels of decode steps and optimizers on a CPU, compiled from {@code src/main/cpp}. The comments
+ * of {@code cpu_kernels.cpp} have the layout of all arguments. The {@code type} of weights and of
+ * the KV cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also
+ * be {@link #INT8}, {@link #INT4} or packed blocks of GGUF. Positions and slots are ints, parts and
  * indices longs, other arrays float32. Neither addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
@@ -26,7 +26,7 @@ public final class CpuKernels {
     /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
     public static final int INT4 = 16;
 
-    /** What is added to a code of {@code ggml_type}: the type of packed blocks of GGUF. */
+    /** Packed blocks of GGUF have the type GGML plus their code in {@code ggml_type}. */
     public static final int GGML = 32;
 
     /** The longs of a part of a product: type, outputs, stride, weights, bias. */
@@ -68,7 +68,8 @@ public final class CpuKernels {
     private static native int djlx_cpu_init(long parallel, long sqrt, int narrow);
 
     /**
-     * {@return the bytes of quantized weights with their scales, from the first of 16 outputs on}
+     * {@return the bytes of packed weights, with their scales; outputs are rounded up to a multiple
+     * of 16}
      */
     public static native long djlx_cpu_quantized_bytes(int type, long outputs, long inputs);
 
@@ -76,9 +77,9 @@ public final class CpuKernels {
      * Packs blocks of GGUF for products, without rounding.
      *
      * @param type {@link #GGML} plus the code of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K
-     * @param inputs of whole blocks
-     * @param rows an address for each output: that of its first block; 0 for a row of zeros
-     * @param packed {@link #djlx_cpu_quantized_bytes} bytes, aligned to 64 bytes
+     * @param inputs the length of a row, a multiple of the type's block
+     * @param rows address of longs: the address of each output's first block, 0 for a row of zeros
+     * @param packed address of {@link #djlx_cpu_quantized_bytes} bytes, aligned to 64 bytes
      */
     public static native void djlx_cpu_pack(
             int threads, int type, long outputs, long inputs, long rows, long packed);
@@ -205,9 +206,9 @@ public final class CpuKernels {
 
     /**
      * Updates a parameter, and its optimizer state, from its gradient by DJL's SGD, Adam or AdamW.
-     * Addresses are of {@code size} floats.
+     * Each address is that of {@code size} floats.
      *
-     * @param first momentum ({@code beta1} is its factor) or Adam's mean; 0 for none
+     * @param first SGD's momentum buffer ({@code beta1} is the momentum) or Adam's mean; 0 for none
      * @param second Adam's variance; 0 for SGD
      * @param corrected Adam's learning rate with bias correction
      * @param clip the largest gradient; negative for no limit

@@ -33,7 +33,7 @@ public final class GroupPlans implements AutoCloseable {
      */
     public static final int MAX_PLANS = 512;
 
-    private static final int MAX_AGREED = 4096; // operators, as of prompts of each length
+    private static final int MAX_AGREED = 4096; // keys, for example one per length of a prompt
 
     private final Device device;
     private final int worldSize;
@@ -92,27 +92,27 @@ public final class GroupPlans implements AutoCloseable {
         return Optional.ofNullable(measured.get(key));
     }
 
-    /** Returns the sizes that the ranks have agreed on for an operator; empty if they have not. */
+    /** Returns the sizes that the ranks have agreed on for a key; empty if they have not. */
     synchronized Optional<Workload> agreed(PathMeasurement.Key key) {
         return Optional.ofNullable(agreed.get(key));
     }
 
     /**
-     * Returns whether the ranks agree on the sizes of further operators. The same on all ranks,
-     * which keep sizes in the same order and forget none.
+     * Returns whether the ranks exchange the sizes of new keys, because fewer than the maximum are
+     * kept. All ranks return the same: they keep sizes in the same order and forget none.
      */
     synchronized boolean agreesOnMore() {
         return agreed.size() < MAX_AGREED;
     }
 
-    /** Keeps the sizes that the ranks have agreed on; beyond the maximum, usual ones are known. */
+    /** Keeps the sizes that the ranks have agreed on; no-op beyond the maximum. */
     synchronized void agree(PathMeasurement.Key key, Workload sizes) {
         if (agreesOnMore()) {
             agreed.put(key, sizes);
         }
     }
 
-    /** Keeps measurements. Plans are made again, because they may use other paths. */
+    /** Keeps measurements, and closes all plans, because new plans may use other paths. */
     public synchronized void keep(PathMeasurement.Key key, PathMeasurement.Measured paths) {
         measured.put(key, paths);
         closePlans();
@@ -124,8 +124,9 @@ public final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Breaks the group if this rank could not make a call for a reason of its own, such as a lack
-     * of memory: the other ranks make the call, and would wait for this rank. Not under the lock.
+     * Breaks the group if this rank's call failed for a local reason, such as a lack of memory: the
+     * other ranks have made the call, and would wait for this rank. Must not be called under the
+     * lock.
      */
     public static void failed(ProcessGroup group, Throwable failure) {
         if (!(failure instanceof CollectiveException)) {

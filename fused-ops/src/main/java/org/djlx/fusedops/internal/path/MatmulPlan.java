@@ -92,10 +92,11 @@ public final class MatmulPlan<R> implements FusedPlan {
     }
 
     /**
-     * Returns sizes from which all ranks choose the same path: the greatest of those that may
-     * differ between ranks. All ranks exchange them in the first call of which they {@linkplain
-     * PathMeasurement.Key know} the same. If this call is recorded into a graph, in which they
-     * cannot, they keep usual sizes. The caller does not hold the lock of the group's plans.
+     * Returns the sizes with which all ranks predict, so that all choose the same path. The size
+     * that may differ between ranks ({@link Workload#own}) is the largest of all ranks: they
+     * exchange it in the first call with a {@link PathMeasurement.Key}. If this call is recorded
+     * into a graph, ranks cannot exchange; this call and later ones then predict with the key's
+     * usual size. The caller must not hold the lock of the group's plans.
      */
     private static Workload agreed(Operator<?> operator, ProcessGroup group) {
         GroupPlans plans = GroupPlans.of(group);
@@ -103,7 +104,7 @@ public final class MatmulPlan<R> implements FusedPlan {
         if (work.ranks() == 1
                 || !group.device().isGpu()
                 || Fallbacks.reason(operator.opType(), group, work.partBytes()).isPresent()) {
-            return work; // No prediction chooses.
+            return work; // No choice depends on a prediction.
         }
         PathMeasurement.Key key = PathMeasurement.Key.of(operator);
         Optional<Workload> known = plans.agreed(key);

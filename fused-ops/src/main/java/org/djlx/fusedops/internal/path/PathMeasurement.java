@@ -50,8 +50,8 @@ public final class PathMeasurement {
     private PathMeasurement() {}
 
     /**
-     * What all ranks know of an operator without asking each other: its sizes that are the same on
-     * all ranks, and its direction.
+     * What all ranks know of an operator without an exchange: the sizes that are the same on all
+     * ranks, with a usual size for the one that may differ, and whether the part is by rows.
      */
     record Key(Workload usual, boolean byRows) {
 
