@@ -8,25 +8,42 @@ import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.llm.ops.TokenBatch;
 import org.djlx.llm.sampling.Sampler;
 
 /**
- * Makes the ranks load new adapters and free those without a directory. Does not wait for the step
- * in flight.
+ * Makes the ranks load new adapters and free those without a directory. An adapter that one rank
+ * cannot read is loaded on none. Does not wait for the step in flight.
  */
 final class AdapterRequest extends StepRequest {
 
     private final Map<Integer, Path> directories; // by id
+    private final Map<Integer, String> failures = new ConcurrentHashMap<>();
 
     AdapterRequest(Map<Integer, Path> directories) {
         super(new TokenBatch(List.of()));
         this.directories = directories;
     }
 
+    Map<Integer, Path> directories() {
+        return directories;
+    }
+
+    /** Returns why adapters could not be loaded, by their ids; complete when the request is. */
+    Map<Integer, String> failures() {
+        return failures;
+    }
+
     @Override
     List<Sampler.SampledToken> run(ModelRank rank) {
-        rank.setAdapters(directories);
+        Map<Integer, String> own = rank.setAdapters(directories);
+        CacheSize.allGather(rank.group(), new HashMap<>(own)).forEach(failures::putAll);
+        if (!failures.isEmpty()) {
+            Map<Integer, Path> readable = new HashMap<>(directories);
+            readable.keySet().removeAll(failures.keySet());
+            rank.setAdapters(readable);
+        }
         return List.of();
     }
 

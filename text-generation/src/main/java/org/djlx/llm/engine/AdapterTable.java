@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.engine;
 
+import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -93,12 +94,25 @@ final class AdapterTable {
         return new HashMap<>(directories);
     }
 
-    /** Completes the waiting adapters that the ranks have loaded, given the ids of all loaded. */
-    void loaded(Set<Integer> ids) {
+    /**
+     * Completes the waiting adapters among {@code ids}, which the ranks have been told to load.
+     * Forgets adapters with failures, by their ids.
+     */
+    void loaded(Set<Integer> ids, Map<Integer, String> failures) {
         List<Waiting> done = waiting.stream().filter(each -> ids.contains(each.id)).toList();
         waiting.removeAll(done);
         done.forEach(each -> named.put(each.name, each.id));
-        done.forEach(each -> each.loaded.complete(null));
+        named.values().removeAll(failures.keySet());
+        directories.keySet().removeAll(failures.keySet());
+        for (Waiting each : done) {
+            String why = failures.get(each.id);
+            if (why == null) {
+                each.loaded.complete(null);
+            } else {
+                String name = "the adapter '" + each.name + "' could not be loaded: ";
+                each.loaded.completeExceptionally(new IOException(name + why));
+            }
+        }
     }
 
     /** Forgets the waiting adapters; their futures fail with the cause. */

@@ -56,7 +56,8 @@ final class CacheSize {
         return settings.cacheBlocks(config, Collections.min(allGather(group, available)));
     }
 
-    private static <T> List<T> allGather(ProcessGroup group, T own) {
+    /** Returns what each rank has, in order. */
+    static <T> List<T> allGather(ProcessGroup group, T own) {
         // One rank does without a communicator.
         return group.worldSize() == 1
                 ? List.of(own)

@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -69,52 +70,67 @@ final class EngineCore {
         if (settings.group() != null) {
             ModelRanks.checkAgreement(config, settings);
         }
+        Map<String, CompletableFuture<Void>> loading = new LinkedHashMap<>();
         for (Map.Entry<String, Path> each : first.entrySet()) {
-            addAdapter(each.getKey(), each.getValue());
+            checkAdapter(each.getKey(), each.getValue());
+            loading.put(each.getKey(), adapters.add(each.getKey(), each.getValue()));
         }
-        ranks = load(Set.of());
+        ranks = load();
         scheduler = new Scheduler(settings, ranks.cacheBlocks());
         try {
             if (settings.group() != null) {
                 pool().whenFailed().thenRun(this::wake);
             }
             if (!settings.isFollower()) {
+                loadAdapters();
+                for (Map.Entry<String, CompletableFuture<Void>> each : loading.entrySet()) {
+                    await(each.getKey(), each.getValue());
+                }
                 thread.start();
             }
+        } catch (ExecutionException e) {
+            pool().close();
+            throw (CollectiveException) e.getCause();
+        } catch (InterruptedException e) {
+            pool().close();
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException("interrupted while adapters were loaded");
         } catch (Throwable e) {
             pool().close();
             throw e;
         }
     }
 
-    /** Loads the model and its adapters, except adapters that are leaving and not used. */
-    private ModelRanks load(Set<Integer> usedAdapters) throws IOException {
-        ModelRanks loaded = ModelRanks.load(thread.getName(), directory, config, settings);
-        try {
-            if (!settings.isFollower()) {
-                loadAdapters(loaded, usedAdapters);
-            }
-            return loaded;
-        } catch (ExecutionException e) {
-            loaded.pool().close();
-            throw (CollectiveException) e.getCause();
-        } catch (InterruptedException e) {
-            loaded.pool().close();
-            Thread.currentThread().interrupt();
-            throw new InterruptedIOException("interrupted while adapters were loaded");
-        }
+    private ModelRanks load() throws IOException {
+        return ModelRanks.load(thread.getName(), directory, config, settings);
     }
 
-    /** Makes the ranks load waiting adapters and free unused ones. */
-    private void loadAdapters(ModelRanks on, Set<Integer> used)
-            throws InterruptedException, ExecutionException {
-        Map<Integer, Path> next;
+    /**
+     * Makes the ranks load waiting adapters and free unused ones. Sequences with an adapter that a
+     * rank cannot load end.
+     */
+    private void loadAdapters() throws InterruptedException, ExecutionException {
+        AdapterRequest request;
         synchronized (this) {
-            next = adapters.load(used);
+            // Requests and removals may come at any time: used are those of this moment.
+            request = new AdapterRequest(adapters.load(usedAdapters()));
         }
-        on.pool().submit(new AdapterRequest(next)).get();
+        pool().submit(request).get();
+        Map<Integer, String> failures = request.failures();
+        List<Sequence> without;
         synchronized (this) {
-            adapters.loaded(next.keySet());
+            adapters.loaded(request.directories().keySet(), failures);
+            without =
+                    scheduler.all().stream()
+                            .filter(each -> failures.containsKey(each.adapter()))
+                            .toList();
+        }
+        if (!failures.isEmpty()) {
+            LOG.warn("{}: adapters could not be loaded: {}", directory, failures.values());
+        }
+        for (Sequence each : without) {
+            String why = failures.get(each.adapter());
+            each.queue.end(FinishReason.ERROR, new IOException("its adapter is gone: " + why));
         }
     }
 
@@ -126,9 +142,11 @@ final class EngineCore {
         return adapters.hasChanges(usedAdapters());
     }
 
-    /** Checks an adapter and adds it to those that the ranks should load. */
-    private CompletableFuture<Void> addAdapter(String name, Path of) throws IOException {
+    private void checkAdapter(String name, Path of) throws IOException {
         InputProcessor.check(name != null && !name.isBlank(), "the name of an adapter is empty");
+        InputProcessor.check(
+                name.chars().noneMatch(Character::isISOControl),
+                "the name of an adapter has control characters; take another name");
         InputProcessor.check(of != null, "the directory of the adapter '%s' is null", name);
         boolean narrow =
                 settings.quantization() != Quantization.NONE
@@ -139,11 +157,6 @@ final class EngineCore {
                         + " without quantization, or merge the adapter '%s'",
                 name);
         LoraConfig.read(of).open(of, config).close();
-        synchronized (this) {
-            CompletableFuture<Void> loaded = adapters.add(name, of);
-            notifyAll();
-            return loaded;
-        }
     }
 
     void loadAdapter(String name, Path of) throws IOException {
@@ -152,10 +165,23 @@ final class EngineCore {
             throw new IllegalStateException(
                     "a progress listener must not load adapters; load them on another thread");
         }
-        CompletableFuture<Void> loaded = addAdapter(name, of);
+        checkAdapter(name, of);
+        CompletableFuture<Void> loaded;
+        synchronized (this) {
+            checkAvailable(); // Nobody completes what is added after the engine thread has ended.
+            loaded = adapters.add(name, of);
+            notifyAll();
+        }
+        await(name, loaded);
+    }
+
+    private static void await(String name, CompletableFuture<Void> loaded) throws IOException {
         try {
             loaded.join();
         } catch (CompletionException e) {
+            if (e.getCause() instanceof IOException failure) {
+                throw failure;
+            }
             throw new IllegalStateException(
                     "the adapter '" + name + "' could not be loaded: " + e.getCause(), e);
         }
@@ -241,7 +267,7 @@ final class EngineCore {
                 }
                 try {
                     if (hasAdapterChanges()) {
-                        loadAdapters(ranks, usedAdapters());
+                        loadAdapters();
                     }
                     step();
                 } catch (ExecutionException e) {
@@ -385,7 +411,7 @@ final class EngineCore {
      * Loads the model again after a rank has failed. Stops the engine permanently if ranks are
      * processes, or if no request has finished since the last reload.
      */
-    private void reload() {
+    private void reload() throws InterruptedException {
         CollectiveException cause = pool().failure().orElseThrow();
         String why = null; // the engine stops; null if it continues
         synchronized (this) {
@@ -406,11 +432,12 @@ final class EngineCore {
         LOG.warn("{}: reloading the model, because a rank has failed", directory, cause);
         pool().close();
         try {
-            ranks = load(usedAdapters());
+            ranks = load();
             synchronized (this) {
                 scheduler.resetCache(ranks.cacheBlocks());
             }
-        } catch (IOException | RuntimeException e) {
+            loadAdapters();
+        } catch (IOException | ExecutionException | RuntimeException e) {
             fail(directory + " could not be reloaded after a rank had failed: " + e, e);
         }
     }

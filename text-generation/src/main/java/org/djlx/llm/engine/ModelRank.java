@@ -64,8 +64,8 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
         }
     }
 
-    void setAdapters(Map<Integer, Path> directories) {
-        model.setAdapters(directories);
+    Map<Integer, String> setAdapters(Map<Integer, Path> directories) {
+        return model.setAdapters(directories);
     }
 
     private InFlight launch(StepRequest step) {

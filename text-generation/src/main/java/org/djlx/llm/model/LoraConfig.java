@@ -9,8 +9,8 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
-import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -90,19 +90,21 @@ public record LoraConfig(
      */
     public static LoraConfig read(Path directory) throws IOException {
         Path file = directory.resolve(CONFIG);
+        if (!Files.isRegularFile(file)) {
+            throw new IllegalArgumentException(
+                    "%s has no %s; name the directory of an adapter in PEFT's layout"
+                            .formatted(directory, CONFIG));
+        }
         try {
             JsonElement json = JsonParser.parseString(Files.readString(file));
             ConfigEntries.check(json.isJsonObject(), "not the configuration of an adapter");
             return of(new ConfigEntries(json.getAsJsonObject()));
-        } catch (NoSuchFileException e) {
-            throw new IllegalArgumentException(
-                    "%s has no %s; name the directory of an adapter in PEFT's layout"
-                            .formatted(directory, CONFIG),
-                    e);
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
         } catch (JsonParseException e) {
             throw new IllegalArgumentException(file + ": not JSON: " + e.getMessage(), e);
+        } catch (CharacterCodingException e) {
+            throw new IllegalArgumentException(file + ": not JSON: it is not UTF-8", e);
         }
     }
 
@@ -241,6 +243,12 @@ public record LoraConfig(
                             + " layers 0 to %d only; take an adapter of this model",
                     name,
                     config.layers() - 1);
+            ConfigEntries.check(
+                    spec.type().isFloatingPoint(),
+                    "the tensor '%s' has elements of type %s; take an adapter with floating-point"
+                            + " elements",
+                    name,
+                    spec.type());
             ConfigEntries.check(
                     spec.shape().equals(shape),
                     "the tensor '%s' has the shape %s, but this model and rank %d require %s; take"

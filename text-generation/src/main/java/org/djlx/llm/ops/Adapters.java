@@ -46,9 +46,9 @@ final class Adapters implements AutoCloseable {
 
     /**
      * Frees adapters that {@code directories} does not have, and reads those that are new. Their
-     * elements get the model's type.
+     * elements get the model's type. Returns why adapters could not be read, by their ids.
      */
-    void set(RankModel model, Map<Integer, Path> directories) {
+    Map<Integer, String> set(RankModel model, Map<Integer, Path> directories) {
         adapters.entrySet()
                 .removeIf(
                         each -> {
@@ -58,7 +58,17 @@ final class Adapters implements AutoCloseable {
                             }
                             return unused;
                         });
-        directories.forEach((id, of) -> adapters.computeIfAbsent(id, key -> read(model, of)));
+        Map<Integer, String> failures = new HashMap<>();
+        directories.forEach(
+                (id, of) -> {
+                    try {
+                        adapters.computeIfAbsent(id, key -> read(model, of));
+                    } catch (RuntimeException e) { // Of the files, or without memory for them.
+                        String rank = "rank " + model.group().rank() + ", " + of + ": ";
+                        failures.put(id, rank + e.getMessage());
+                    }
+                });
+        return failures;
     }
 
     /**

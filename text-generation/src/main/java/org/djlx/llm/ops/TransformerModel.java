@@ -74,10 +74,10 @@ public abstract sealed class TransformerModel implements AutoCloseable
      * Sets the adapters that chunks may name, by their ids: frees those that are not among them,
      * and reads new ones from their directories. All ranks call this between forward passes.
      *
-     * @throws IllegalArgumentException if an adapter does not fit the model
+     * @return why adapters could not be read, by their ids; other adapters are set
      */
-    public void setAdapters(Map<Integer, Path> directories) {
-        model.adapters().set(model, directories);
+    public Map<Integer, String> setAdapters(Map<Integer, Path> directories) {
+        return model.adapters().set(model, directories);
     }
 
     /** {@return an upper estimate of the bytes of a rank's activations in a prefill} */

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.engine;
 
+import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -15,7 +18,12 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.stream.Stream;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
@@ -254,6 +262,113 @@ class AdaptersTest {
         }
     }
 
+    /** A path that runs code before the first call of a method. */
+    private static Path running(Path path, String method, Callable<?> code) {
+        AtomicBoolean done = new AtomicBoolean();
+        return (Path)
+                Proxy.newProxyInstance(
+                        AdaptersTest.class.getClassLoader(),
+                        new Class<?>[] {Path.class},
+                        (proxy, called, values) -> {
+                            if (called.getName().equals(method) && !done.getAndSet(true)) {
+                                code.call();
+                            }
+                            return called.invoke(path, values);
+                        });
+    }
+
+    /** Files may change after they were checked, and other processes may not have them. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void requestsGoOnIfARankCannotReadAnAdapter(int ranks, @TempDir Path files) throws Exception {
+        Path wrong = ADAPTERS.get(0).write(directory.resolve("base"), files.resolve("wrong"));
+        try (TextEngine generator =
+                TextEngine.builder()
+                        .setDirectory(directory.resolve("base"))
+                        .optRanks(ranks)
+                        .optAdapter("a", adapter(1))
+                        .build()) {
+            int[] prompt = prompt(20, 4);
+            Generation running = generator.submit(request("a", prompt, 60));
+            Path vanishing =
+                    running(
+                            wrong,
+                            "toAbsolutePath",
+                            () -> Files.deleteIfExists(wrong.resolve("adapter_model.safetensors")));
+            String message =
+                    assertThrows(IOException.class, () -> generator.loadAdapter("b", vanishing))
+                            .getMessage();
+            assertTrue(message.contains("'b' could not be loaded"), message);
+            assertTrue(message.contains(wrong.toString()), message);
+            assertEquals(60, running.await(LONG).size());
+            assertEquals(List.of("a"), generator.adapters());
+            assertEquals(0, generator.statistics().reloads());
+            generator.loadAdapter("b", adapter(0));
+            assertSame(
+                    generate(directory.resolve("merged-0"), prompt, 5),
+                    generate(generator, request("b", prompt, 5)));
+        }
+    }
+
+    @Test
+    void theModelIsReloadedWithoutAdaptersThatAreGone(@TempDir Path files) throws Exception {
+        Path gone = ADAPTERS.get(0).write(directory.resolve("base"), files.resolve("gone"));
+        try (TextEngine generator =
+                TextEngine.builder()
+                        .setDirectory(directory.resolve("base"))
+                        .optRanks(2)
+                        .optAdapter("gone", gone)
+                        .optAdapter("a", adapter(1))
+                        .build()) {
+            int[] prompt = prompt(20, 4);
+            List<GeneratedPiece> before = generate(generator, request("a", prompt, 5));
+            Files.delete(gone.resolve("adapter_config.json"));
+            TextEngineTest.failWhileServing(generator);
+            assertSame(before, generate(generator, request("a", prompt, 5)));
+            assertEquals(List.of("a"), generator.adapters());
+            assertEquals(1, generator.statistics().reloads());
+        }
+    }
+
+    @Test
+    void adaptersRemovedDuringAReloadServeTheirRequests() throws Exception {
+        AtomicReference<Runnable> duringLoad = new AtomicReference<>(() -> {});
+        LoadingProgress progress =
+                new LoadingProgress(line -> duringLoad.getAndSet(() -> {}).run());
+        try (TextEngine generator =
+                TextEngine.builder()
+                        .setDirectory(directory.resolve("base"))
+                        .optRanks(2)
+                        .optProgress(progress)
+                        .optAdapter("a", adapter(1))
+                        .build()) {
+            int[] prompt = prompt(20, 4);
+            List<GeneratedPiece> before = generate(generator, request("a", prompt, 5));
+            CompletableFuture<Generation> last = new CompletableFuture<>();
+            duringLoad.set(
+                    () -> {
+                        last.complete(generator.submit(request("a", prompt, 5)));
+                        generator.unloadAdapter("a");
+                    });
+            TextEngineTest.failWhileServing(generator);
+            assertSame(before, last.get(LONG.toSeconds(), TimeUnit.SECONDS).await(LONG));
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"I32", "X32"})
+    void refusesElementsThatAreNoFloatingPointNumbers(String type, @TempDir Path files)
+            throws Exception {
+        Path wrong = ADAPTERS.get(0).write(directory.resolve("base"), files.resolve("wrong"));
+        Path weights = wrong.resolve("adapter_model.safetensors");
+        String bytes = Files.readString(weights, ISO_8859_1);
+        Files.writeString(weights, bytes.replace("F32", type), ISO_8859_1);
+        try (TextEngine generator =
+                TextEngine.builder().setDirectory(directory.resolve("base")).build()) {
+            assertRefused(generator, "a", wrong, "elements of type");
+        }
+    }
+
     @ParameterizedTest
     @CsvSource(
             delimiter = '|',
@@ -302,6 +417,9 @@ class AdaptersTest {
             assertRefused(generator, "b", none, "has no adapter_config.json");
             assertRefused(generator, "a", adapter(1), "'a' is loaded already");
             assertRefused(generator, " ", adapter(1), "the name of an adapter is empty");
+            assertRefused(generator, "b\n", adapter(1), "has control characters");
+            Files.write(none.resolve("adapter_config.json"), new byte[] {'{', (byte) 0xff});
+            assertRefused(generator, "b", none, "adapter_config.json: not JSON: it is not UTF-8");
             assertThrows(IllegalArgumentException.class, () -> generator.unloadAdapter("b"));
             assertEquals(List.of("a"), generator.adapters());
         }
@@ -325,5 +443,20 @@ class AdaptersTest {
         TextEngine generator = TextEngine.builder().setDirectory(directory.resolve("base")).build();
         generator.close();
         assertThrows(IllegalStateException.class, () -> generator.loadAdapter("a", adapter(0)));
+        TextEngine other = TextEngine.builder().setDirectory(directory.resolve("base")).build();
+        Path closing =
+                running(
+                        adapter(0),
+                        "resolve",
+                        () -> {
+                            other.close();
+                            return null;
+                        });
+        assertTimeoutPreemptively(
+                LONG,
+                () ->
+                        assertThrows(
+                                IllegalStateException.class,
+                                () -> other.loadAdapter("a", closing)));
     }
 }
