@@ -168,9 +168,9 @@ final class OptimizerStep {
     }
 
     /**
-     * Updates a rank's parameters. The first rank of this JVM opens {@code first} after its first
-     * update, and the other ranks wait for it: they share learning-rate trackers, and the first
-     * update of a step may change a tracker, such as DJL's {@code MultiFactorTracker}.
+     * Updates a rank's parameters. The ranks share learning-rate trackers, and the first update of
+     * a step may change a tracker, such as DJL's {@code MultiFactorTracker}. So the other ranks
+     * wait for {@code first}, which the first rank of this JVM counts down after its first update.
      */
     private void update(ParameterStrategy strategy, Replica replica, CountDownLatch first) {
         ParameterStrategy.Update update =

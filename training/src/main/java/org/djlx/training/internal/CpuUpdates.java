@@ -5,7 +5,7 @@ import ai.djl.Device;
 import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.nativeops.host.CpuKernels;
 
-/** Optimizer kernels of the CPU, by the threads that libtorch's operators would use. */
+/** Optimizer kernels of the CPU, with as many threads as libtorch's operators use. */
 final class CpuUpdates extends FusedUpdates {
 
     CpuUpdates(Device device) {

@@ -106,10 +106,10 @@ abstract class FusedUpdates implements AutoCloseable {
     /**
      * Updates a parameter that is not empty.
      *
-     * @param addresses of the parameter, its gradient, and its states: none for SGD, one with
-     *     momentum, two for Adam
-     * @param values rate, for Adam the rate with bias correction, weight decay, gradient scale,
-     *     gradient clip; then momentum, or Adam's beta1, beta2 and epsilon
+     * @param addresses the addresses of the parameter, its gradient, and its optimizer states: no
+     *     state for SGD, one for SGD with momentum, two for Adam
+     * @param values the learning rate; for Adam the rate with bias correction; weight decay,
+     *     gradient scale and gradient clip; then momentum, or Adam's beta1, beta2 and epsilon
      */
     abstract void launch(long[] addresses, long size, float[] values, boolean adamW);
 

@@ -20,18 +20,23 @@ import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 
 /**
- * The ranks of this JVM share the first rank's parameters and optimizer state, or there is one
- * rank. The other ranks have views, with gradients and statistics of their own. After a backward
- * pass their gradients are added to the first rank's, in rank order. The ranks divide these sums
- * and the update, parameter by parameter; for a small model the program's thread does both.
+ * A single rank, or CPU ranks of one JVM that share the first rank's parameters and optimizer
+ * state.
+ *
+ * <ul>
+ *   <li>The other ranks have views of the parameters, and their own gradients and statistics.
+ *   <li>After a backward pass, their gradients are added to the first rank's, in rank order.
+ *   <li>Each parameter has an owner, the rank that adds its gradients and updates it. Of a small
+ *       model, the first rank, which the program's thread runs, owns all parameters.
+ * </ul>
  */
 final class OneMemory extends WholeParameters {
 
-    // Up to this size it takes longer to meet than to add and update.
+    // Up to this size, waiting for other ranks takes longer than all additions and updates.
     private static final long SMALL_BYTES = 2 << 20;
 
-    private final int count; // of the ranks that add and update
-    private final Map<String, Integer> owners; // the rank that does so, by the parameter's name
+    private final int count; // of the ranks that own parameters
+    private final Map<String, Integer> owners; // the owner's index, by the parameter's name
 
     OneMemory(Ranks ranks, Block block, Options options) {
         super(ranks, block, options, OneMemory::isView, false);
@@ -45,15 +50,17 @@ final class OneMemory extends WholeParameters {
     }
 
     /**
-     * Returns whether several ranks can share a block's parameters. False in any of these cases:
+     * Returns whether the ranks can share a block's parameters. False in any of these cases:
      *
      * <ul>
-     *   <li>a rank on a GPU or in another process
+     *   <li>one rank in this JVM
+     *   <li>ranks or parameters on a GPU
      *   <li>a sharding strategy or a gradient hook
      *   <li>a parameter that is not float32
      *   <li>a block larger than a gradient bucket that the program has set smaller than the
      *       default, to reduce gradients during the backward pass
-     *   <li>a parameter without gradient that is not a statistic: each rank's pass may write to it
+     *   <li>a parameter without gradient that is not a statistic: each rank's forward pass may
+     *       write to it
      * </ul>
      */
     static boolean suits(Ranks ranks, Block block, Options options) {

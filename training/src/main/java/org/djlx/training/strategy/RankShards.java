@@ -403,8 +403,9 @@ final class RankShards implements RankStore.Units {
             return array;
         }
         if (!isThere) {
-            // A copy between host and GPU would wait within the driver for what the current stream
-            // waits for: a peer, whose launches the driver may keep from a GPU that ranks share.
+            // A copy between host and GPU waits in the driver until the current stream is idle. The
+            // stream may wait for a peer, and meanwhile the driver may block the peer's launches
+            // on a GPU that the ranks share.
             CurrentStreams.await(device);
         }
         NDArray copy = Torch.empty(owner, array.getShape(), type);

@@ -112,7 +112,9 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
         buckets(replica).reset();
     }
 
-    /** Visits a rank's parameter with its reduced gradient, if it is trained, and drops that. */
+    /**
+     * Visits a rank's parameter with its reduced gradient, if it has one, and drops the gradient.
+     */
     final void update(Replica replica, LocalParameter own, Update visitor) {
         NDArray gradient = buckets(replica).reduced(own.array()); // null if it is not trained
         if (gradient != null) {
