@@ -30,7 +30,7 @@ final class AdapterRequest extends StepRequest {
         return directories;
     }
 
-    /** Returns why adapters could not be loaded, by their ids; complete when the request is. */
+    /** Returns the reasons why adapters could not be loaded, by id, once the request has ended. */
     Map<Integer, String> failures() {
         return failures;
     }

@@ -95,8 +95,10 @@ final class AdapterTable {
     }
 
     /**
-     * Completes the waiting adapters among {@code ids}, which the ranks have been told to load.
-     * Forgets adapters with failures, by their ids.
+     * Completes the waiting adapters among {@code ids}, those of a finished request. Adapters with
+     * a failure are forgotten, and their futures fail with the reason.
+     *
+     * @param failures the reasons why adapters could not be loaded, by id
      */
     void loaded(Set<Integer> ids, Map<Integer, String> failures) {
         List<Waiting> done = waiting.stream().filter(each -> ids.contains(each.id)).toList();

@@ -56,7 +56,7 @@ final class CacheSize {
         return settings.cacheBlocks(config, Collections.min(allGather(group, available)));
     }
 
-    /** Returns what each rank has, in order. */
+    /** Returns the ranks' values, in rank order. */
     static <T> List<T> allGather(ProcessGroup group, T own) {
         // One rank does without a communicator.
         return group.worldSize() == 1

@@ -106,13 +106,13 @@ final class EngineCore {
     }
 
     /**
-     * Makes the ranks load waiting adapters and free unused ones. Sequences with an adapter that a
-     * rank cannot load end.
+     * Makes the ranks load waiting adapters and free unused ones. If a rank cannot load an adapter,
+     * the sequences with this adapter fail.
      */
     private void loadAdapters() throws InterruptedException, ExecutionException {
         AdapterRequest request;
         synchronized (this) {
-            // Requests and removals may come at any time: used are those of this moment.
+            // Under the lock, because requests and removals change the used adapters.
             request = new AdapterRequest(adapters.load(usedAdapters()));
         }
         pool().submit(request).get();
@@ -130,7 +130,9 @@ final class EngineCore {
         }
         for (Sequence each : without) {
             String why = failures.get(each.adapter());
-            each.queue.end(FinishReason.ERROR, new IOException("its adapter is gone: " + why));
+            each.queue.end(
+                    FinishReason.ERROR,
+                    new IOException("the request's adapter could not be loaded again: " + why));
         }
     }
 
@@ -168,7 +170,8 @@ final class EngineCore {
         checkAdapter(name, of);
         CompletableFuture<Void> loaded;
         synchronized (this) {
-            checkAvailable(); // Nobody completes what is added after the engine thread has ended.
+            checkAvailable(); // After the engine thread has ended, nothing would complete the
+            // future.
             loaded = adapters.add(name, of);
             notifyAll();
         }
@@ -210,7 +213,7 @@ final class EngineCore {
         for (Sequence sequence : sequences) {
             InputProcessor.check(
                     sequence.adapter() == 0 || adapters.isNamed(sequence.adapter()),
-                    "its adapter has just been removed; name another, or load it again");
+                    "the request's adapter has just been removed; name another, or load it again");
         }
         scheduler.addAll(sequences);
         notifyAll();

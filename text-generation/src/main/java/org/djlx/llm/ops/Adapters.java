@@ -46,7 +46,7 @@ final class Adapters implements AutoCloseable {
 
     /**
      * Frees adapters that {@code directories} does not have, and reads those that are new. Their
-     * elements get the model's type. Returns why adapters could not be read, by their ids.
+     * elements get the model's type. Returns the reasons why adapters could not be read, by id.
      */
     Map<Integer, String> set(RankModel model, Map<Integer, Path> directories) {
         adapters.entrySet()
@@ -63,7 +63,7 @@ final class Adapters implements AutoCloseable {
                 (id, of) -> {
                     try {
                         adapters.computeIfAbsent(id, key -> read(model, of));
-                    } catch (RuntimeException e) { // Of the files, or without memory for them.
+                    } catch (RuntimeException e) { // wrong files, or not enough memory
                         String rank = "rank " + model.group().rank() + ", " + of + ": ";
                         failures.put(id, rank + e.getMessage());
                     }

@@ -74,7 +74,7 @@ public abstract sealed class TransformerModel implements AutoCloseable
      * Sets the adapters that chunks may name, by their ids: frees those that are not among them,
      * and reads new ones from their directories. All ranks call this between forward passes.
      *
-     * @return why adapters could not be read, by their ids; other adapters are set
+     * @return the reasons why adapters could not be read, by id; the others are loaded
      */
     public Map<Integer, String> setAdapters(Map<Integer, Path> directories) {
         return model.adapters().set(model, directories);

@@ -207,7 +207,7 @@ class AdaptersTest {
 
     /** The first name's blocks must not be found by the adapter that gets the name later. */
     @Test
-    void anotherAdapterGetsTheNameOfARemovedOne() throws Exception {
+    void newAdapterMayReuseTheNameOfARemovedOne() throws Exception {
         try (TextEngine generator =
                 TextEngine.builder().setDirectory(directory.resolve("base")).optRanks(2).build()) {
             int[] prompt = prompt(50, 4);
@@ -224,7 +224,7 @@ class AdaptersTest {
     }
 
     @Test
-    void requestsEndWithTheAdapterThatIsRemoved() throws Exception {
+    void runningRequestsKeepARemovedAdapter() throws Exception {
         try (TextEngine generator =
                 TextEngine.builder().setDirectory(directory.resolve("base")).optRanks(2).build()) {
             generator.loadAdapter("a", adapter(1));
@@ -384,7 +384,7 @@ class AdaptersTest {
                 "r | 0",
                 "lora_alpha | \"much\"",
             })
-    void refusesWhatItCannotCompute(String entry, String value, @TempDir Path files)
+    void refusesUnsupportedEntriesByName(String entry, String value, @TempDir Path files)
             throws Exception {
         Path wrong = ADAPTERS.get(0).write(directory.resolve("base"), files.resolve("wrong"));
         AdapterFiles.set(wrong, entry, value);

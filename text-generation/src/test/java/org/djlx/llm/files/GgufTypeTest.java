@@ -92,10 +92,10 @@ class GgufTypeTest {
         assertEquals(GGML.get(type), crc.getValue());
     }
 
-    /** Of numbers of x that 8 bits hold exactly, with rows of zeros and parts that are no panel. */
+    /** x has integers that 8 bits hold exactly. One row is null, and the last panel is partial. */
     @ParameterizedTest
     @EnumSource
-    void packedProductsAreThoseOfTheNumbers(GgufType type) {
+    void packedProductsEqualThoseOfDequantizedWeights(GgufType type) {
         if (!type.isQuantized()) {
             return;
         }

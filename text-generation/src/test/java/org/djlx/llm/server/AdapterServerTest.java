@@ -201,7 +201,7 @@ class AdapterServerTest {
     }
 
     @Test
-    void theEndpointsAreOffUnlessAllowed() throws Exception {
+    void endpointsAreOffUnlessAllowed() throws Exception {
         GenerationServer own = server;
         try (GenerationServer closed = server(generator, false)) {
             server = closed;
