@@ -21,9 +21,9 @@ import org.djlx.nativeops.torch.Torch;
  * Runs the ranks of a GPU benchmark, which are threads or processes. All threads of a process share
  * the job.
  *
- * @param threads the ranks of this process
- * @param gpus those of all ranks
- * @param storeOfThreads in which the ranks meet if all are threads of this process
+ * @param threads the number of ranks of this process
+ * @param gpus the number of GPUs of all ranks
+ * @param storeOfThreads the store of the ranks if all are threads of this process
  */
 record GpuBenchJob(
         List<GpuBenchCase> cases, int rounds, int threads, int gpus, Store storeOfThreads) {

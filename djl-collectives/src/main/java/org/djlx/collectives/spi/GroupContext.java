@@ -187,8 +187,10 @@ public final class GroupContext {
     }
 
     /**
-     * Lets exchanges that this rank may not have ended, given by their names, fail on all ranks,
-     * because this rank cannot go on: the other ranks do not wait for the timeout.
+     * Makes exchanges fail on all ranks, because this rank has failed: the other ranks need not
+     * wait for the timeout.
+     *
+     * @param keys the names of exchanges that this rank may not have completed
      */
     public void failExchanges(String reason, List<String> keys) {
         Required.argument("failExchanges: reason", reason);
@@ -196,8 +198,8 @@ public final class GroupContext {
     }
 
     /**
-     * {@return why another rank has called {@link #failExchanges} with an exchange that has not
-     * ended on all ranks; empty if none has} Does not wait for ranks, only for the store.
+     * {@return the reason if another rank has called {@link #failExchanges} for an exchange that
+     * has not completed on all ranks; otherwise empty} Waits for the store, but not for ranks.
      */
     public Optional<String> failureOfExchange(String key) {
         return groupExchange.failureOf(key);

@@ -64,9 +64,9 @@ public final class GroupErrors {
     }
 
     /**
-     * Returns whether a call failed for a reason of this rank alone, such as a lack of memory: the
-     * other ranks make the call, and would wait for this rank. Wrong arguments are no such reason,
-     * because the caller may correct them.
+     * Returns whether a call failed for a local reason, such as a lack of memory: the other ranks
+     * make the call, and would wait for this rank. Wrong arguments do not count, because the caller
+     * may correct them.
      */
     public static boolean isLocal(Throwable failure) {
         return failure instanceof VirtualMachineError
@@ -170,8 +170,8 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation timed out because of other ranks, which did not do something, such as {@code did
-     * not arrive}. The underlying timeout may be null.
+     * An operation timed out because of other ranks. The message says what they did not do, such as
+     * {@code did not arrive}. The cause may be null.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation,
@@ -192,8 +192,8 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation timed out. If it is unknown which ranks have not called it, the hint is
-     * appended.
+     * An operation timed out. The message names the missing ranks or, if they are unknown, ends
+     * with the hint.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, List<Integer> missing, String hint) {
@@ -214,7 +214,7 @@ public final class GroupErrors {
                 call + " is still running after " + Durations.text(timeout), List.of());
     }
 
-    /** The calls of the ranks, as words in rank order, do not match; found before they ran. */
+    /** The ranks' calls, encoded as words in rank order, do not match. None of them has run. */
     public static CollectiveMismatchException disagreement(
             Operation operation, String group, List<long[]> calls) {
         Map<Integer, long[]> byRank = new TreeMap<>();
@@ -226,8 +226,8 @@ public final class GroupErrors {
     }
 
     /**
-     * Checks that each rank expects as many bytes of an all-to-all from another rank as that one
-     * sends; throws a CollectiveMismatchException that names all pairs that differ.
+     * Checks the sizes of an all-to-all: each rank must send as many bytes as the receiver expects.
+     * Throws a CollectiveMismatchException that names all pairs that differ.
      */
     public static void requireSizes(
             Object operation,
@@ -256,8 +256,8 @@ public final class GroupErrors {
     }
 
     /**
-     * The calls of the ranks, as words as far as known, do not match; found after some may have
-     * run, so the group is broken.
+     * The ranks' calls, encoded as words as far as known, do not match. Some may have run, so the
+     * group is broken.
      */
     public static CollectiveMismatchException outOfStep(
             String call, String group, Map<Integer, long[]> calls) {
@@ -291,7 +291,7 @@ public final class GroupErrors {
                 + ranks.toString().replaceAll("[\\[\\]]", "");
     }
 
-    /** Describes that two ranks, such as {@code rank 1}, called barriers of different ranks. */
+    /** Describes that two ranks, named like {@code rank 1}, called barriers of different ranks. */
     public static String otherRanks(String one, List<Integer> named, String other) {
         return ("%s called the barrier of ranks %s, %s one of other ranks; name the same ranks on"
                         + " each of them")

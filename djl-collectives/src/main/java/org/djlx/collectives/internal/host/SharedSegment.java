@@ -33,11 +33,13 @@ public final class SharedSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment, of at least the size of a control block, on rank 0 and maps it on the
-     * other ranks. Returns when all ranks have mapped it and are {@linkplain
-     * ControlBlock.State#ACTIVE active}; from then on a waiting rank notices if another rank dies
-     * or closes the segment. Throws on all ranks if any rank fails, or the lines of the
-     * configuration are not the same on all ranks.
+     * Creates the segment on rank 0 and maps it on the other ranks. Returns when all ranks have
+     * mapped it and are {@linkplain ControlBlock.State#ACTIVE active}. After that, a waiting rank
+     * notices if another rank dies or closes the segment.
+     *
+     * @param byteSize at least the size of a control block
+     * @param configuration lines that must be the same on all ranks
+     * @throws CollectiveException on all ranks, if a rank fails or the configurations differ
      */
     public static SharedSegment map(
             GroupContext context, long byteSize, List<String> configuration) {

@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class HostTensor {
 
-    /** What the operation does with a tensor; it writes all elements, or none. */
+    /** How the operation accesses a tensor. It writes all elements or none. */
     enum Access {
         READ,
         WRITE,

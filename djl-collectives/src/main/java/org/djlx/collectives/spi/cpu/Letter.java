@@ -2,8 +2,8 @@
 package org.djlx.collectives.spi.cpu;
 
 /**
- * What two ranks write each other to negotiate a message: its number, counted by its sender, the
- * code of its element type and its size in bytes. A {@link MessageChannel} carries it.
+ * A control message by which two ranks negotiate a message: the message's number, counted by its
+ * sender, the code of its element type, and its size in bytes. A {@link MessageChannel} carries it.
  */
 public record Letter(Kind kind, long message, int tag, int type, long size, long[] signature) {
 
