@@ -14,8 +14,10 @@ import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.internal.host.FailureNote;
 import org.djlx.collectives.spi.Backend;
@@ -88,6 +90,37 @@ class AbortTest {
             assertTrue(reason.getMessage().startsWith("barrier() #1 of "), reason.getMessage());
         } finally {
             group.destroy();
+        }
+    }
+
+    /** Reading the ranks' states must not race with the unmapping of their memory. */
+    @Test
+    void failureIsPolledWhileGroupsAreDestroyed() throws Exception {
+        for (int cycle = 0; cycle < 100; cycle++) {
+            List<ProcessGroup> groups = ProcessGroups.local("shm", 2, ShmOptions.builder().build());
+            List<FutureTask<Optional<CollectiveException>>> pollers =
+                    groups.stream()
+                            .flatMap(group -> Stream.of(group, group, group))
+                            .map(group -> new FutureTask<>(() -> poll(group)))
+                            .toList();
+            pollers.forEach(task -> new Thread(task).start());
+            groups.forEach(ProcessGroup::destroy);
+            for (FutureTask<Optional<CollectiveException>> poller : pollers) {
+                assertEquals(Optional.empty(), poller.get());
+            }
+        }
+    }
+
+    /** Returns the failure of a group, unless it is destroyed before it has one. */
+    private static Optional<CollectiveException> poll(ProcessGroup group) {
+        try {
+            Optional<CollectiveException> failure = group.failure();
+            while (failure.isEmpty()) {
+                failure = group.failure();
+            }
+            return failure;
+        } catch (IllegalStateException e) {
+            return Optional.empty();
         }
     }
 

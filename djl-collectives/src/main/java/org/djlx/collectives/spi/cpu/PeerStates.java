@@ -115,8 +115,9 @@ public abstract class PeerStates {
     /**
      * {@return why the group is broken, also if another rank has failed or died; null if it is
      * usable} A transport that receives announcements only while it waits receives them first.
+     * Excludes {@link #close}, after which the memory of the announcements may be unmapped.
      */
-    public CollectiveException failure() {
+    public synchronized CollectiveException failure() {
         if (broken == null && !closing) {
             lost().map(GroupErrors::brokenBy).ifPresent(this::fail);
             for (int peer = 0; peer < worldSize; peer++) {
@@ -136,7 +137,7 @@ public abstract class PeerStates {
     }
 
     /** Makes current and later waits of this rank fail, because it is destroying the group. */
-    public void close() {
+    public synchronized void close() {
         closing = true;
         ring(rank);
     }
