@@ -75,12 +75,15 @@ public interface TextGenerator extends AutoCloseable {
     }
 
     /**
-     * Loads a LoRA adapter in the layout of Hugging Face's PEFT beside the model's weights, which
-     * may take seconds; requests go on meanwhile. Requests {@linkplain
-     * GenerationRequest.Builder#optAdapter name} it then.
+     * Loads a LoRA adapter beside the model's weights. Blocks until all ranks have loaded it, which
+     * may take seconds; running requests continue meanwhile. After that, requests may {@linkplain
+     * GenerationRequest.Builder#optAdapter name} it.
      *
-     * @throws IllegalArgumentException if the name is empty or another adapter has it, the adapter
-     *     is not of this model, or has what is not supported; the message names it
+     * @param name a name that no loaded adapter has
+     * @param directory the adapter in the layout of Hugging Face's PEFT
+     * @throws IllegalArgumentException if the name is empty or taken, or the adapter does not fit
+     *     the model or is not supported; the message names the cause
+     * @throws IOException if a rank cannot read the adapter
      * @throws IllegalStateException if the generator is closed or has failed
      * @throws UnsupportedOperationException if this generator takes no adapters
      */
@@ -89,10 +92,10 @@ public interface TextGenerator extends AutoCloseable {
     }
 
     /**
-     * Removes an adapter: requests can no longer name it, and its weights are freed when the last
-     * request with it has ended.
+     * Removes an adapter: new requests can no longer name it. Its weights are freed when the last
+     * running request with it has ended.
      *
-     * @throws IllegalArgumentException if there is none of this name
+     * @throws IllegalArgumentException if there is no adapter of this name
      */
     default void unloadAdapter(String name) {
         throw new IllegalArgumentException("there is no adapter '" + name + "'");

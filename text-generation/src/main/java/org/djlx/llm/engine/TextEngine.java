@@ -288,8 +288,8 @@ public final class TextEngine implements TextGenerator {
         }
 
         /**
-         * Adds a LoRA adapter, as {@link TextGenerator#loadAdapter} loads it; default none. If
-         * ranks are processes, rank 0 says which adapters all of them load.
+         * Loads a LoRA adapter with the model, as {@link TextGenerator#loadAdapter}; default none.
+         * If ranks are processes, all of them load the adapters of rank 0.
          */
         public Builder optAdapter(String name, Path directory) {
             adapters.put(name, directory);

@@ -92,17 +92,17 @@ public final class ServeCommand extends CliCommand {
             paramLabel = "NAME=DIR",
             showDefaultValue = Visibility.NEVER,
             description =
-                    "A LoRA adapter in PEFT's layout, which requests choose by NAME as their model;"
-                            + " repeatable.")
+                    "A directory with a LoRA adapter in PEFT's layout. Requests choose it with NAME"
+                            + " as their model. Repeatable.")
     private Map<String, Path> adapters = Map.of();
 
     @Option(
             names = "--allow-runtime-lora-updating",
             description =
-                    "Let clients load and remove adapters: /v1/load_lora_adapter and"
-                            + " /v1/unload_lora_adapter, as vLLM with"
-                            + " VLLM_ALLOW_RUNTIME_LORA_UPDATING. They can name any directory that"
-                            + " this process can read.")
+                    "Let clients load and remove adapters with /v1/load_lora_adapter and"
+                            + " /v1/unload_lora_adapter, like vLLM's"
+                            + " VLLM_ALLOW_RUNTIME_LORA_UPDATING. Clients can then name any"
+                            + " directory that this process can read.")
     private boolean updatesAdapters;
 
     @Option(
