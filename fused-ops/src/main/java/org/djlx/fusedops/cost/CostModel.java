@@ -269,8 +269,9 @@ public final class CostModel {
             Workload agreed,
             Function<Workload, Set<Path>> possible,
             boolean recorded) {
-        requireNotNull("the function of possible paths", possible);
+        requireNotNull("the operator", work);
         requireNotNull("the agreed operator", agreed);
+        requireNotNull("the function of possible paths", possible);
         Choice choice = fastest(agreed, possible.apply(agreed), recorded);
         if (!work.isGather() || !PUSHING.contains(choice.path())) {
             return choice;
