@@ -54,6 +54,8 @@ public class Given {
     protected Path directory;
     protected Path file;
     protected Path out;
+    protected Path adapter;
+    protected Path another;
 
     protected NDArray experts(NDArray rows, NDArray routed) {
         return rows;

@@ -225,11 +225,6 @@ public abstract class P2pBuffers {
      * all that it issues later. To let another stream wait for these operations, record an event in
      * the work; to let later operations wait for another stream, wait for its event there.
      *
-     * <pre>{@code
-     * buffers.onGroupStream(stream -> event.record(stream));
-     * own.waitEvent(event);
-     * }</pre>
-     *
      * <ul>
      *   <li>It concerns this rank only; the other ranks need not call it.
      *   <li>The host may wait for other ranks, as in {@link

@@ -84,7 +84,8 @@ class GenerateCommandTest extends CommandTest {
         String rankZero = text((Object[]) options).replace("\n", "\n[0] ");
         assertEquals("[0] " + rankZero, text.substring(0, text.lastIndexOf("\n[0] \n")));
         assertTrue(output.lines().allMatch(line -> line.startsWith("[0] ")), output);
-        assertTrue(Files.readAllLines(errors).stream().allMatch(l -> l.startsWith("[0] Loading")));
+        List<String> lines = Files.readAllLines(errors);
+        assertTrue(lines.stream().allMatch(l -> l.startsWith("[0] Loading")), lines::toString);
     }
 
     @Test
