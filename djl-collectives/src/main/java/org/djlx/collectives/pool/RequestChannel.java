@@ -13,6 +13,8 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
@@ -29,9 +31,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in
  *       bytes, or a negative code) and the first bytes; the second part has the rest.
- *   <li>A follower sends rank 0 at most two reports: ready (empty text), and failed (the reason).
- *       Rank 0 sends each follower one report: end (empty text). If rank 0 leaves without it, the
- *       pool has failed, and a follower learns of that while it serves a request.
+ *   <li>A follower sends rank 0 two reports: ready (empty text), and ended (empty text) or failed
+ *       (the reason). Rank 0 waits for the second, so that no follower leaves before. Rank 0 sends
+ *       each follower one report: end (empty text). If rank 0 leaves without it, the pool has
+ *       failed, and a follower learns of that while it serves a request.
  *   <li>A follower that has failed waits until rank 0 destroys the group. Otherwise rank 0 could
  *       notice that the follower is gone before it has received the reason.
  * </ul>
@@ -51,6 +54,7 @@ final class RequestChannel implements AutoCloseable {
     private final ProcessGroup waiting; // view without a timeout
     private final NDManager manager;
     private final List<CompletableFuture<Void>> ready = new ArrayList<>(); // one per follower
+    private final List<CompletableFuture<Void>> ended = new ArrayList<>(); // one per follower
     private boolean begun; // confined to the rank's thread
     private volatile boolean ending;
 
@@ -86,23 +90,25 @@ final class RequestChannel implements AutoCloseable {
             CompletableFuture<Void> begun = new CompletableFuture<>();
             ready.add(begun);
             listen(rank, begun, failed);
-            listen(rank, new CompletableFuture<>(), failed);
+            CompletableFuture<Void> end = new CompletableFuture<>();
+            ended.add(end);
+            listen(rank, end, failed);
         }
     }
 
     private void listen(
-            int rank, CompletableFuture<Void> begun, BiConsumer<Integer, String> failed) {
+            int rank, CompletableFuture<Void> reported, BiConsumer<Integer, String> failed) {
         NDArray report = Torch.empty(manager, new Shape(REPORT_BYTES), ScalarType.INT8);
         waiting.recv(report, rank, TAG)
                 .getFuture()
                 .whenComplete(
                         (arrays, gone) -> {
                             String reason = gone == null ? text(report) : text(gone);
-                            if (reason.isEmpty()) {
-                                begun.complete(null);
-                            } else if (!ending) {
+                            if (reason.isEmpty() || ending) {
+                                reported.complete(null);
+                            } else {
                                 failed.accept(rank, reason);
-                                begun.completeExceptionally(new CollectiveException(reason));
+                                reported.completeExceptionally(new CollectiveException(reason));
                             }
                         });
     }
@@ -141,6 +147,19 @@ final class RequestChannel implements AutoCloseable {
                 report("", rank);
             }
             send(END, new byte[0]);
+            awaitFollowers();
+        }
+    }
+
+    private void awaitFollowers() {
+        CompletableFuture<Void> all =
+                CompletableFuture.allOf(ended.toArray(CompletableFuture<?>[]::new));
+        try {
+            all.get(REPORT_TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        } catch (ExecutionException | TimeoutException e) {
+            return; // It has failed, or is stopped: the pool ends without it.
         }
     }
 
@@ -170,7 +189,15 @@ final class RequestChannel implements AutoCloseable {
 
     /** On a follower: waits for a request; returns null at the end of requests. */
     byte[] receive() {
-        return receive(waiting);
+        byte[] request = receive(waiting);
+        if (request == null) {
+            try {
+                report("", 0);
+            } catch (CollectiveException e) {
+                return null; // Rank 0 no longer waits for it.
+            }
+        }
+        return request;
     }
 
     private byte[] receive(ProcessGroup view) {
