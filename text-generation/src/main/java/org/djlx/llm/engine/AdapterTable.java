@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.Supplier;
 
 /**
  * The LoRA adapters of an engine, by name and id. Not thread-safe. An adapter has these states:
@@ -73,13 +74,15 @@ final class AdapterTable {
     }
 
     /**
-     * Returns whether adapters are waiting, or are leaving and no sequence uses them.
-     *
-     * @param used the ids of adapters of all sequences
+     * Returns whether adapters are waiting, or are leaving and no sequence uses them. Asked before
+     * each step: it gets the ids of adapters of all sequences only if adapters are leaving.
      */
-    boolean hasChanges(Set<Integer> used) {
-        return !waiting.isEmpty()
-                || directories.keySet().stream().anyMatch(id -> !isNamed(id) && !used.contains(id));
+    boolean hasChanges(Supplier<Set<Integer>> used) {
+        if (!waiting.isEmpty() || directories.size() == named.size()) {
+            return !waiting.isEmpty();
+        }
+        Set<Integer> ids = used.get();
+        return directories.keySet().stream().anyMatch(id -> !isNamed(id) && !ids.contains(id));
     }
 
     /**

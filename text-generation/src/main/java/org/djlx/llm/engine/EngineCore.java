@@ -141,7 +141,7 @@ final class EngineCore {
     }
 
     private synchronized boolean hasAdapterChanges() {
-        return adapters.hasChanges(usedAdapters());
+        return adapters.hasChanges(this::usedAdapters);
     }
 
     private void checkAdapter(String name, Path of) throws IOException {
