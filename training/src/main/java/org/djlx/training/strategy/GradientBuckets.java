@@ -12,6 +12,7 @@ import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -285,15 +286,18 @@ final class GradientBuckets {
         apart = true;
     }
 
-    /** Returns the reduced gradient of a parameter, after {@link #reduce}; null after the step. */
-    NDArray reduced(NDArray parameter) {
+    /**
+     * Returns the reduced gradient of a parameter, after {@link #reduce}; empty if the parameter is
+     * not trained, and after the step.
+     */
+    Optional<NDArray> reduced(NDArray parameter) {
         Bucket bucket = issued == 0 ? null : bucketOf.get(parameter);
         for (int i = 0; bucket != null && i < bucket.parameters.size(); i++) {
             if (bucket.parameters.get(i) == parameter) {
-                return bucket.gradients.get(i);
+                return Optional.of(bucket.gradients.get(i));
             }
         }
-        return null;
+        return Optional.empty();
     }
 
     static boolean isZero(NDArray gradient) {

@@ -10,6 +10,7 @@ import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import java.util.function.ToDoubleFunction;
@@ -150,7 +151,7 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
         if (!ranks.others().isEmpty()) {
             Replica first = ranks.first();
             for (NDArray array : first.trained()) {
-                noted.put(array, Torch.version(buckets(first).reduced(array)));
+                noted.put(array, Torch.version(buckets(first).reduced(array).orElseThrow()));
             }
         }
     }
@@ -160,11 +161,15 @@ sealed class Replicated extends WholeParameters permits ShardedOptimizer {
         List<LocalParameter> parameters = ranks.first().parameters();
         for (int i = 0; i < parameters.size() && !noted.isEmpty(); i++) {
             NDArray array = parameters.get(i).array();
-            NDArray from = noted.containsKey(array) ? buckets(ranks.first()).reduced(array) : null;
-            if (from != null && Torch.version(from) != noted.get(array)) {
+            Optional<NDArray> from =
+                    noted.containsKey(array)
+                            ? buckets(ranks.first()).reduced(array)
+                            : Optional.empty();
+            if (from.isPresent() && Torch.version(from.get()) != noted.get(array)) {
                 for (Replica other : ranks.others()) {
-                    NDArray to = buckets(other).reduced(other.parameters().get(i).array());
-                    NoGradient.run(() -> Torch.copy(to, from));
+                    NDArray own = other.parameters().get(i).array();
+                    NDArray to = buckets(other).reduced(own).orElseThrow();
+                    NoGradient.run(() -> Torch.copy(to, from.get()));
                 }
             }
         }

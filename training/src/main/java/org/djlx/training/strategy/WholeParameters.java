@@ -116,11 +116,13 @@ abstract sealed class WholeParameters implements ParameterStrategy permits OneMe
      * Visits a rank's parameter with its reduced gradient, if it has one, and drops the gradient.
      */
     final void update(Replica replica, LocalParameter own, Update visitor) {
-        NDArray gradient = buckets(replica).reduced(own.array()); // null if it is not trained
-        if (gradient != null) {
-            visitor.apply(own.id(), own.array(), gradient);
-            gradient.close(); // Otherwise it counts as held by the program.
-        }
+        buckets(replica)
+                .reduced(own.array())
+                .ifPresent(
+                        gradient -> {
+                            visitor.apply(own.id(), own.array(), gradient);
+                            gradient.close(); // Otherwise it counts as held by the program.
+                        });
         clear(own.array());
     }
 
