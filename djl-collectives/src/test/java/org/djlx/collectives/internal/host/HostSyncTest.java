@@ -76,7 +76,7 @@ class HostSyncTest {
     }
 
     @Test
-    void nobodyLeavesAnAgreementBeforeAllArrive() {
+    void agreeReturnsAfterAllRanksHaveArrived() {
         AtomicInteger arrived = new AtomicInteger();
         List<CompletableFuture<Void>> ranks =
                 hosts.stream()
