@@ -129,8 +129,9 @@ public final class NcclBackend extends Backend {
     private volatile Messages messages; // of send and recv
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
-    private long generation; // see GroupContext.generation, or the parent's; guarded by this
-    private volatile FailureNote failures;
+    private final FailureNote exchangeNote; // until the ranks have completed an exchange
+    private FailureNote note; // afterwards; null before the first use; guarded by this
+    private volatile long inherited; // the parent's generation; 0 without one
     private boolean watchesHosts = true; // false if the parent group watches them
     private NDArray barrierWord; // guarded by this
 
@@ -139,7 +140,7 @@ public final class NcclBackend extends Backend {
         this.context = context;
         this.options = options;
         this.sharing = sharing;
-        failures = FailureNote.ofExchanges(context, List.of(PROCESSES, IDS));
+        exchangeNote = FailureNote.ofExchanges(context, List.of(PROCESSES, IDS));
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
         resources =
                 new GpuResources(
@@ -171,32 +172,39 @@ public final class NcclBackend extends Backend {
         return group;
     }
 
-    /** Describes a rank that has died or failed; empty if none is known. */
+    /**
+     * Describes a rank that has died or failed; empty if none is known. While ranks connect, their
+     * exchange reads failures.
+     */
     private Optional<String> deadPeer() {
-        Optional<String> dead = peers.dead();
-        return dead.isPresent() || !haveMet() ? dead : failures.failure();
+        return generation() == 0 ? peers.dead() : lostPeer();
     }
 
-    /** Returns whether all ranks have completed an exchange in this group or in its parent. */
-    private synchronized boolean haveMet() {
-        if (generation == 0) {
-            meetIn(context.generation());
-        }
-        return generation != 0;
+    private Optional<String> lostPeer() {
+        return peers.dead().or(() -> failures().failure());
     }
 
-    private synchronized void meetIn(long exchange) {
-        generation = exchange;
-        if (exchange != 0) {
+    /**
+     * Returns the number of the first exchange that all ranks have completed, in this group or in
+     * its parent; 0 if there is none.
+     */
+    private long generation() {
+        return inherited != 0 ? inherited : context.generation();
+    }
+
+    /** Returns the note that the other ranks read. */
+    private synchronized FailureNote failures() {
+        long exchange = generation();
+        if (exchange != 0 && note == null) {
             String key = "failure-" + Long.toHexString(exchange);
-            failures = new FailureNote(context.store(), key, context.worldSize());
+            note = new FailureNote(context.store(), key, context.worldSize());
         }
+        return note != null ? note : exchangeNote;
     }
 
     /** Announces to the other ranks that this rank has failed. */
     private void publish(CollectiveException reason) {
-        haveMet(); // Selects the note that the other ranks read.
-        failures.publish(context.rank(), reason);
+        failures().publish(context.rank(), reason);
     }
 
     private synchronized void met(int rank, RankProcess process) {
@@ -326,9 +334,7 @@ public final class NcclBackend extends Backend {
             backend.messages = new GroupMessages(backend.group.collectives(), backend.calls);
         }
         backend.peers = peers.subset(members);
-        if (haveMet()) {
-            backend.meetIn(generation);
-        }
+        backend.inherited = generation();
         backend.watchesHosts = false;
         return Optional.of(backend);
     }
@@ -479,8 +485,8 @@ public final class NcclBackend extends Backend {
     /**
      * Breaks the groups whose communicators share NCCL resources with this group. An abort ends the
      * kernels of all these groups, and an aborted kernel looks like a completed kernel. So the
-     * works of all groups must fail before the abort. If the reason is this rank's own, tells the
-     * other ranks.
+     * works of all groups must fail before the abort. If the reason is this rank's own, announces
+     * it to the other ranks.
      */
     private void breakSharing(CollectiveException reason) {
         if (reason.getCause() != null && GroupErrors.isLocal(reason.getCause())) {
@@ -499,6 +505,9 @@ public final class NcclBackend extends Backend {
 
     @Override
     public void abort(CollectiveException reason) {
+        if (group.failure().isEmpty()) {
+            publish(reason);
+        }
         group.abort(reason);
     }
 
@@ -506,8 +515,7 @@ public final class NcclBackend extends Backend {
     public Optional<CollectiveException> failure() {
         if (group.failure().isEmpty()) {
             // The watchdog asks only while operations are under way.
-            Optional<String> lost = haveMet() ? deadPeer() : failures.failure();
-            lost.map(GroupErrors::brokenBy).ifPresent(group::breakWith);
+            lostPeer().map(GroupErrors::brokenBy).ifPresent(group::breakWith);
         }
         return group.failure();
     }
