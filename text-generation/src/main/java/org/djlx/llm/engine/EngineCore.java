@@ -145,20 +145,27 @@ final class EngineCore {
     }
 
     private void checkAdapter(String name, Path of) throws IOException {
-        InputProcessor.check(name != null && !name.isBlank(), "the name of an adapter is empty");
-        InputProcessor.check(
+        checkAdapter(name != null && !name.isBlank(), "the name of an adapter is empty");
+        checkAdapter(
                 name.chars().noneMatch(Character::isISOControl),
                 "the name of an adapter has control characters; take another name");
-        InputProcessor.check(of != null, "the directory of the adapter '%s' is null", name);
+        checkAdapter(of != null, "the directory of the adapter '" + name + "' is null");
         boolean narrow =
                 settings.quantization() != Quantization.NONE
                         || config.kvCacheDtype() == KvCacheDtype.FP8;
-        InputProcessor.check(
+        checkAdapter(
                 !settings.isGpu() || !narrow,
                 "on GPUs, adapters need weights and a KV cache in the model's type; load the model"
-                        + " without quantization, or merge the adapter '%s'",
-                name);
+                        + " without quantization, or merge the adapter '"
+                        + name
+                        + "'");
         LoraConfig.read(of).open(of, config).close();
+    }
+
+    private static void checkAdapter(boolean condition, String problem) {
+        if (!condition) {
+            throw new IllegalArgumentException(problem);
+        }
     }
 
     void loadAdapter(String name, Path of) throws IOException {

@@ -289,10 +289,16 @@ public final class TextEngine implements TextGenerator {
 
         /**
          * Loads a LoRA adapter with the model, as {@link TextGenerator#loadAdapter}; default none.
-         * If ranks are processes, all of them load the adapters of rank 0.
+         * If ranks are processes, all of them load the adapters of rank 0. Throws an {@link
+         * IllegalArgumentException} if an adapter of this name is set already.
          */
         public Builder optAdapter(String name, Path directory) {
-            adapters.put(name, directory);
+            Path before = adapters.putIfAbsent(name, directory);
+            if (before != null) {
+                throw new IllegalArgumentException(
+                        "the adapter '%s' is set already, from %s; give the one from %s another name"
+                                .formatted(name, before, directory));
+            }
             return this;
         }
 

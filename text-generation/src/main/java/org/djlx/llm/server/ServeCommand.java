@@ -8,6 +8,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
@@ -94,7 +95,7 @@ public final class ServeCommand extends CliCommand {
             description =
                     "A directory with a LoRA adapter in PEFT's layout. Requests choose it with NAME"
                             + " as their model. Repeatable.")
-    private Map<String, Path> adapters = Map.of();
+    private List<String> adapters = List.of();
 
     @Option(
             names = "--allow-runtime-lora-updating",
@@ -179,15 +180,12 @@ public final class ServeCommand extends CliCommand {
         new Thread(reading, "chat-template").start();
         model.requireTokenizer(directory);
         ChatTemplate template = result(reading);
-        refuseIf(
-                adapters.containsKey(modelName()),
-                "--lora %s: the adapter has the model's name; give it another one, or --name"
-                        .formatted(modelName()));
+        Map<String, Path> loras = adapters();
         try (TextEngine generator =
                 model.load(
                         directory,
                         builder -> {
-                            adapters.forEach(builder::optAdapter);
+                            loras.forEach(builder::optAdapter);
                             return builder;
                         })) {
             if (generator.isFollower()) {
@@ -207,6 +205,24 @@ public final class ServeCommand extends CliCommand {
             }
         }
         return 0;
+    }
+
+    /** Returns the directories of --lora by the adapters' names. */
+    private Map<String, Path> adapters() {
+        Map<String, Path> directories = new LinkedHashMap<>();
+        for (String each : adapters) {
+            String[] pair = each.split("=", 2);
+            refuseIf(pair.length < 2, "--lora must be NAME=DIR, not '%s'".formatted(each));
+            refuseIf(
+                    pair[0].equals(modelName()),
+                    "--lora %s: the adapter has the model's name; give it another one, or --name"
+                            .formatted(pair[0]));
+            refuseIf(
+                    directories.put(pair[0], Path.of(pair[1])) != null,
+                    "--lora names two adapters '%s'; give one of them another name"
+                            .formatted(pair[0]));
+        }
+        return directories;
     }
 
     private static ServedModel embedder(String id, String name, EmbeddingEngine model) {

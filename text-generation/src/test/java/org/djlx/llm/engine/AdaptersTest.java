@@ -426,6 +426,12 @@ class AdaptersTest {
         TextEngine.Builder builder =
                 TextEngine.builder().setDirectory(directory.resolve("base")).optAdapter("a", other);
         assertThrows(IllegalArgumentException.class, builder::build);
+        String twice =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> builder.optAdapter("a", adapter(0)))
+                        .getMessage();
+        assertTrue(twice.startsWith("the adapter 'a' is set already, from " + other), twice);
     }
 
     private static void assertRefused(
@@ -436,6 +442,7 @@ class AdaptersTest {
                                 () -> generator.loadAdapter(name, adapter))
                         .getMessage();
         assertTrue(message.contains(reason), message);
+        assertFalse(message.contains("generation request"), message);
     }
 
     @Test

@@ -287,6 +287,10 @@ class ServeCommandTest extends CommandTest {
         assertTrue(output(2, "serve", model, "--name", "").contains("--name must not be empty"));
         String adapter = output(2, "serve", model, "--lora", "tiny=" + folder);
         assertTrue(adapter.contains("the adapter has the model's name"), adapter);
+        String twice = output(2, "serve", model, "--lora", "a=x", "--lora", "a=y");
+        assertTrue(twice.contains("--lora names two adapters 'a'"), twice);
+        String nameless = output(2, "serve", model, "--lora", "x");
+        assertTrue(nameless.contains("--lora must be NAME=DIR, not 'x'"), nameless);
         String missing = output(2, "serve", model, "--lora", "a=" + folder);
         assertTrue(missing.contains("has no adapter_config.json"), missing);
         String format = output(2, "serve", model, "--tool-call-parser", "x");
