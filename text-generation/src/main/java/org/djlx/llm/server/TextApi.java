@@ -155,7 +155,8 @@ public final class TextApi {
         String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
-        GenerationRequest.Builder builder = OpenAiOptions.read(json).optAdapter(adapter(name));
+        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        chooseAdapter(name, builder);
         boolean listed = json.flag("logprobs", false);
         int top = topLogProbabilities(json, "top_logprobs");
         if (top > 0 && !listed) {
@@ -452,7 +453,8 @@ public final class TextApi {
         String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         usage(json, streamed);
-        GenerationRequest.Builder builder = OpenAiOptions.read(json).optAdapter(adapter(name));
+        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        chooseAdapter(name, builder);
         boolean listed = json.texts("include").contains("message.output_text.logprobs");
         int top = topLogProbabilities(json, "top_logprobs");
         builder.optTopLogProbabilities(listed ? top : 0);
@@ -574,11 +576,11 @@ public final class TextApi {
                                 DEFAULT_COMPLETION);
         GenerationRequest.Builder builder =
                 OpenAiOptions.read(json)
-                        .optAdapter(adapter(name))
                         .optGrammar(OpenAiOptions.grammar(json))
                         .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
                         .optPromptLogProbabilities(echoes && listed)
                         .optMaxTokens(Math.max(1, most)); // A prompt is scored in decode steps.
+        chooseAdapter(name, builder);
         List<GenerationRequest> requests = new ArrayList<>();
         List<String> echoed = new ArrayList<>();
         for (String prompt : prompts.names()) {
@@ -645,14 +647,16 @@ public final class TextApi {
         return requested;
     }
 
-    /** Returns the adapter that a request names as its model; null for the model itself. */
-    private String adapter(String requested) {
-        return names.contains(requested) ? null : requested;
+    /** Generates with the adapter that a request names as its model, if it does. */
+    private void chooseAdapter(String requested, GenerationRequest.Builder builder) {
+        if (!names.contains(requested)) {
+            builder.optAdapter(requested);
+        }
     }
 
     /** {@return the names of the adapters that requests may give as their model} */
     public List<String> adapters() {
-        return generator.adapters().stream().filter(name -> adapter(name) != null).toList();
+        return generator.adapters().stream().filter(name -> !names.contains(name)).toList();
     }
 
     /**
@@ -748,10 +752,10 @@ public final class TextApi {
     }
 
     private TextCall readInvocation(JsonOptions json) {
-        String adapter = adapter(prepare(json));
+        String name = prepare(json);
         boolean array = json.isArray("inputs");
         JsonOptions inputs = json.prompts("inputs");
-        List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
+        List<String> prompts = inputs.names().stream().map(each -> notEmpty(inputs, each)).toList();
         boolean streamed = json.flag("stream", false);
         if (streamed && array) {
             throw json.wrong(
@@ -765,7 +769,6 @@ public final class TextApi {
                         options.has("temperature") || options.has("top_k") || options.has("top_p"));
         GenerationRequest.Builder builder =
                 OpenAiOptions.sampling(options, 1, samples ? 1 : 0)
-                        .optAdapter(adapter)
                         .optIgnoreEndOfText(options.flag("ignore_eos_token", false))
                         .optMaxTokens(
                                 (int)
@@ -774,6 +777,7 @@ public final class TextApi {
                                                 1,
                                                 Integer.MAX_VALUE,
                                                 DEFAULT_INVOCATION));
+        chooseAdapter(name, builder);
         String stops = options.has("stop") ? "stop" : "stop_sequences";
         builder.optStopStrings(OpenAiOptions.stops(options, stops));
         if (options.flag("decoder_input_details", false)) {
