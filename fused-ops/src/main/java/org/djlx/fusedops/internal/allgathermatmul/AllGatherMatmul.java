@@ -9,6 +9,7 @@ import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.GatheredMatmul;
 import org.djlx.fusedops.cost.Choice;
@@ -168,6 +169,11 @@ public record AllGatherMatmul(
     @Override
     public OpType opType() {
         return type == ScalarType.FLOAT8_E4M3FN ? SCALED : TYPE;
+    }
+
+    @Override
+    public Agreed agreed() {
+        return new Agreed(type, shard.getShape(), null, gatherDim);
     }
 
     @Override

@@ -7,7 +7,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.GatheredMatmul;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.allgathermatmul.AllGatherMatmul.Output;
@@ -88,13 +87,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     }
 
     P2pGatherPath(AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-        super(
-                group,
-                operator.opType(),
-                new Agreed(
-                        operator.type(), operator.shard().getShape(), null, operator.gatherDim()),
-                choice,
-                operator.workload().partBytes());
+        super(group, operator, choice, operator.workload().partBytes());
         this.operator = operator;
         this.inPlace = inPlace;
         gathered = new TensorTemplate(group.device(), operator.gatheredFront(), operator.type());

@@ -8,6 +8,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
@@ -154,6 +155,11 @@ public record MatmulReduceScatter(
     @Override
     public OpType opType() {
         return type == ScalarType.FLOAT8_E4M3FN ? SCALED : TYPE;
+    }
+
+    @Override
+    public Agreed agreed() {
+        return new Agreed(type, product.getShape(), op, scatterDim);
     }
 
     @Override

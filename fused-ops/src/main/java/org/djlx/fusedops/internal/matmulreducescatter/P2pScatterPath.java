@@ -3,7 +3,6 @@ package org.djlx.fusedops.internal.matmulreducescatter;
 
 import ai.djl.ndarray.NDArray;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.path.Axes;
 import org.djlx.fusedops.internal.path.Operands;
@@ -76,16 +75,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
 
     P2pScatterPath(
             MatmulReduceScatter operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-        super(
-                group,
-                operator.opType(),
-                new Agreed(
-                        operator.type(),
-                        operator.product().getShape(),
-                        operator.op(),
-                        operator.scatterDim()),
-                choice,
-                operator.partBytes());
+        super(group, operator, choice, operator.partBytes());
         this.operator = operator;
         this.inPlace = inPlace;
         partFront =

@@ -11,6 +11,7 @@ import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.LowContention;
 import org.djlx.fusedops.cost.Choice;
@@ -30,6 +31,9 @@ public final class MatmulPlan<R> implements FusedPlan {
     public interface Operator<R> {
 
         OpType opType();
+
+        /** Returns what the ranks compare, on all paths over P2P buffers. */
+        Agreed agreed();
 
         ScalarType type();
 
@@ -114,7 +118,7 @@ public final class MatmulPlan<R> implements FusedPlan {
         Workload agreed = key.usual();
         if (!plans.compute().isRecorded() && plans.agreesOnMore()) {
             float[] own = {work.own()};
-            agreed = work.withOwn((long) PathMeasurement.greatest(group, own)[0]);
+            agreed = work.withOwn((long) PathMeasurement.greatest(operator, group, own)[0]);
         }
         plans.agree(key, agreed);
         return agreed;

@@ -27,12 +27,12 @@ public abstract class P2pPath<R, C> implements MatmulPath<R> {
 
     /** Prepares a path whose ranks send each other a given number of bytes. */
     protected P2pPath(
-            ProcessGroup group, OpType type, Agreed agreed, Choice choice, long partBytes) {
+            ProcessGroup group, MatmulPlan.Operator<R> operator, Choice choice, long partBytes) {
         this.plans = GroupPlans.of(group);
         this.partBytes = partBytes;
         this.slots = new Slots(group.requireP2pBuffers(), partBytes);
-        this.type = type;
-        this.agreed = agreed;
+        this.type = operator.opType();
+        this.agreed = operator.agreed();
         this.choice = choice;
         this.algorithm = choice.path().toString();
     }

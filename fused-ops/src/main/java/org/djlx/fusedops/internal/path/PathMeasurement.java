@@ -113,7 +113,7 @@ public final class PathMeasurement {
             Set<Path> own,
             Consumer<R> closeResult) {
         boolean isNew = !kept.measured.contains(operator.workload());
-        if (greatest(group, new float[] {isNew ? 1 : 0})[0] == 0) {
+        if (greatest(operator, group, new float[] {isNew ? 1 : 0})[0] == 0) {
             return false;
         }
         CurrentStreams.await(group.device());
@@ -136,7 +136,7 @@ public final class PathMeasurement {
                     }
                 }
             }
-            kept.add(operator.workload(), greatest(group, times));
+            kept.add(operator.workload(), greatest(operator, group, times));
         }
         return true;
     }
@@ -191,8 +191,13 @@ public final class PathMeasurement {
         }
     }
 
-    /** Returns the greatest of each of the ranks' values. */
-    static float[] greatest(ProcessGroup group, float[] values) {
+    /**
+     * Returns the greatest of each of the ranks' values. Before that the ranks compare their calls,
+     * so that the message of a mismatch names the operators, not this all-reduce.
+     */
+    static float[] greatest(MatmulPlan.Operator<?> operator, ProcessGroup group, float[] values) {
+        GroupPlans.complete(
+                group, group.execute(operator.opType(), operator.agreed(), compared -> {}));
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 NDArray array = manager.create(values)) {
             group.allReduce(array, ReduceOp.MAX).await();
