@@ -32,7 +32,7 @@ import java.util.Optional;
 import java.util.UUID;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -404,12 +404,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             Route of = Route.of(request.uri());
             byte[] json = read(request);
             ServedModel model = server.model(of).orElseThrow();
-            Function<byte[], String> handler = model.handlers().get(of);
+            ServedModel.Handler handler = model.handlers().get(of);
             if (handler != null) {
-                String answer = handler.apply(json);
-                onLoop(
-                        context,
-                        () -> reply(context, Replies.text(200, "application/json", answer)));
+                answerWhole(context, handler, json);
                 return;
             }
             // Only generators have other paths.
@@ -435,6 +432,27 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             failure = new ApiException(500, null, Answer.FAILED);
         }
         onLoop(context, () -> refuse(context, failure));
+    }
+
+    /** Computes an answer and sends it. Its memory is reserved until it is sent. */
+    private void answerWhole(
+            ChannelHandlerContext context, ServedModel.Handler handler, byte[] json) {
+        AtomicInteger reserved = new AtomicInteger();
+        Runnable release = () -> server.bodies().release(reserved.getAndSet(0));
+        boolean isSent = false;
+        try {
+            String answer = handler.answer(json, bytes -> reserved.set(server.reserve(bytes)));
+            isSent =
+                    onLoop(
+                            context,
+                            () ->
+                                    reply(context, Replies.text(200, "application/json", answer))
+                                            .addListener(sent -> release.run()));
+        } finally {
+            if (!isSent) {
+                release.run();
+            }
+        }
     }
 
     private byte[] read(FullHttpRequest request) {
@@ -488,8 +506,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         reply(context, reply);
     }
 
-    private void reply(ChannelHandlerContext context, FullHttpResponse reply) {
-        send(context, reply)
+    private ChannelFuture reply(ChannelHandlerContext context, FullHttpResponse reply) {
+        return send(context, reply)
                 .addListener((ChannelFutureListener) sent -> next(context, sent.isSuccess()));
     }
 

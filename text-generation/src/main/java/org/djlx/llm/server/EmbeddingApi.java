@@ -9,6 +9,7 @@ import java.util.Base64;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.LongConsumer;
 import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.Embeddings;
 import org.djlx.llm.text.ContextLengthException;
@@ -22,6 +23,8 @@ import org.djlx.nativeops.host.Required;
 public final class EmbeddingApi {
 
     private static final int MAX_TEXTS = 2048; // OpenAI's
+    private static final int FLOAT_BYTES = 16; // of a number in JSON, at most: -1.17549435E-38,
+    private static final int ENTRY_BYTES = 128; // of a vector, without its numbers
 
     /** OpenAI's answer, as JSON. */
     private record Answer(String object, List<Vector> data, String model, Usage usage) {}
@@ -60,6 +63,14 @@ public final class EmbeddingApi {
      * @throws java.util.concurrent.RejectedExecutionException if too many texts wait
      */
     public String embeddings(byte[] utf8) {
+        return embeddings(utf8, bytes -> {});
+    }
+
+    /**
+     * As the other method. Before vectors are computed, {@code reserve} gets the most bytes that
+     * the answer may have; it throws if there is no memory for them.
+     */
+    String embeddings(byte[] utf8, LongConsumer reserve) {
         JsonOptions json = JsonOptions.parse(utf8);
         String requested = json.text("model", name);
         if (!names.contains(requested)) {
@@ -91,6 +102,8 @@ public final class EmbeddingApi {
                 texts.add(tokens(inputs, each, prompt));
             }
             json.requireNoOthers();
+            int vectorBytes = format.equals("base64") ? Float.BYTES * 4 / 3 + 1 : FLOAT_BYTES;
+            reserve.accept(texts.size() * (dimensions * vectorBytes + ENTRY_BYTES));
             Embeddings result = model.embedTokens(texts, (int) dimensions);
             boolean isList = json.isArrayOfTexts(input);
             return isInvocation

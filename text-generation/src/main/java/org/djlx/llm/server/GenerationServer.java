@@ -220,9 +220,23 @@ public final class GenerationServer implements AutoCloseable {
         return metrics;
     }
 
-    /** Returns the permits of request bodies, one for each byte in memory. */
+    /** Returns the permits of request bodies and of embeddings, one for each byte in memory. */
     Semaphore bodies() {
         return bodies;
+    }
+
+    /** Takes the permits of an answer, which the caller releases; returns their number. */
+    int reserve(long bytes) {
+        if (bytes > options.maxBufferedBytes()) {
+            throw ApiException.badRequest(
+                    null,
+                    "the answer may have %d bytes, and this server holds %d at most (--max-buffered): ask for fewer texts, for fewer dimensions, or for base64"
+                            .formatted(bytes, options.maxBufferedBytes()));
+        }
+        if (!bodies.tryAcquire((int) bytes)) {
+            throw ConnectionHandler.tooMany();
+        }
+        return (int) bytes;
     }
 
     /** Frees the body of a request, and its permits. */

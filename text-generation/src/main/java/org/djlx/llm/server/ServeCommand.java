@@ -120,7 +120,9 @@ public final class ServeCommand extends CliCommand {
     @Option(
             names = "--max-buffered",
             paramLabel = "BYTES",
-            description = "Most bytes of requests in memory, of all connections.")
+            description =
+                    "Most bytes of requests, and of answers with embeddings, in memory, of all"
+                            + " connections.")
     private int maxBuffered = 67108864;
 
     @Option(names = "--max-connections", paramLabel = "N", description = "Most open connections.")

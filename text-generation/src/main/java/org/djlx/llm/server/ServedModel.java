@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.Function;
+import java.util.function.LongConsumer;
 import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.GeneratorStatistics;
 import org.djlx.llm.TextGenerator;
@@ -12,8 +13,22 @@ import org.djlx.llm.TextGenerator;
 /** A model of a server, and the paths that it answers. */
 sealed interface ServedModel {
 
-    /** Handlers of the routes that only this kind of model has: request body to response body. */
-    Map<Route, Function<byte[], String>> handlers();
+    /** Answers requests of a route as a whole. */
+    interface Handler {
+
+        /**
+         * Returns the body of the response. {@code reserve} gets the most bytes of a large answer
+         * before it is computed; it throws if there is no memory for them.
+         */
+        String answer(byte[] request, LongConsumer reserve);
+
+        static Handler of(Function<byte[], String> api) {
+            return (request, reserve) -> api.apply(request);
+        }
+    }
+
+    /** Handlers of the routes that only this kind of model has. */
+    Map<Route, Handler> handlers();
 
     boolean serves(Route route);
 
@@ -36,16 +51,16 @@ sealed interface ServedModel {
             implements ServedModel {
 
         @Override
-        public Map<Route, Function<byte[], String>> handlers() {
+        public Map<Route, Handler> handlers() {
             return Map.of(
                     Route.TOKENIZE,
-                    api::tokenize,
+                    Handler.of(api::tokenize),
                     Route.DETOKENIZE,
-                    api::detokenize,
+                    Handler.of(api::detokenize),
                     Route.LOAD_ADAPTER,
-                    api::loadAdapter,
+                    Handler.of(api::loadAdapter),
                     Route.UNLOAD_ADAPTER,
-                    api::unloadAdapter);
+                    Handler.of(api::unloadAdapter));
         }
 
         @Override
@@ -85,7 +100,7 @@ sealed interface ServedModel {
     record Embedder(EmbeddingApi api, EmbeddingModel model) implements ServedModel {
 
         @Override
-        public Map<Route, Function<byte[], String>> handlers() {
+        public Map<Route, Handler> handlers() {
             return Map.of(Route.EMBEDDINGS, api::embeddings);
         }
 

@@ -10,7 +10,8 @@ import java.util.List;
  * @param port the port; 0 for any that is free
  * @param token the token that clients must send; null for none
  * @param allowedHosts more host names that requests may name, in any case, without port
- * @param maxBufferedBytes the most bytes of request bodies in memory, of all connections
+ * @param maxBufferedBytes the most bytes of request bodies and of answers with embeddings in
+ *     memory, of all connections
  * @param requestTimeout how long a connection may take to send a request, or be idle
  * @param answerTimeout how long an answer may take, until the client has read it
  * @param shutdownTimeout how long running answers may go on after the server starts to close

@@ -9,6 +9,7 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.lang.reflect.Proxy;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -19,17 +20,21 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Base64;
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
 import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.model.EncoderFiles;
 import org.djlx.llm.text.ChatTemplate;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /** {@code /v1/embeddings} over HTTP, with a small random model. */
+@Timeout(120)
 class EmbeddingServerTest {
 
     @TempDir private static Path directory;
@@ -156,6 +161,63 @@ class EmbeddingServerTest {
         HttpResponse<String> reply = send(server, "/v1/embeddings", json);
         assertEquals(400, reply.statusCode());
         assertTrue(reply.body().contains("context_length_exceeded"), reply.body());
+    }
+
+    /** Returns the model, whose vectors are computed once the latch is down. */
+    private static EmbeddingModel waiting(CountDownLatch asked, CountDownLatch goes) {
+        return (EmbeddingModel)
+                Proxy.newProxyInstance(
+                        EmbeddingModel.class.getClassLoader(),
+                        new Class<?>[] {EmbeddingModel.class},
+                        (proxy, method, arguments) -> {
+                            if (method.getName().equals("embedTokens")) {
+                                asked.countDown();
+                                goes.await();
+                            }
+                            return method.invoke(model, arguments);
+                        });
+    }
+
+    private static String texts(int count) {
+        return "{'input': [" + "'a', ".repeat(count - 1) + "'a']}";
+    }
+
+    /** A vector of 24 numbers takes up to 512 bytes. */
+    @Test
+    void answersAreCountedAsBufferedUntilTheyAreSent() throws Exception {
+        Duration limit = Duration.ofMinutes(1);
+        ServerOptions small =
+                new ServerOptions(
+                        "127.0.0.1", 0, null, List.of(), 900, 4000, 10, limit, limit, limit);
+        CountDownLatch asked = new CountDownLatch(1);
+        CountDownLatch goes = new CountDownLatch(1);
+        EmbeddingModel slow = waiting(asked, goes);
+        try (GenerationServer own =
+                new GenerationServer(new EmbeddingApi("x", slow), slow, small)) {
+            HttpResponse<String> large = send(own, "/v1/embeddings", texts(8));
+            assertEquals(400, large.statusCode(), large.body());
+            assertTrue(large.body().contains("may have 4096 bytes"), large.body());
+            CompletableFuture<HttpResponse<String>> first =
+                    CompletableFuture.supplyAsync(() -> embed(own, texts(5)));
+            asked.await();
+            assertEquals(429, send(own, "/v1/embeddings", texts(5)).statusCode());
+            goes.countDown();
+            assertEquals(200, first.join().statusCode());
+            while (own.bodies().availablePermits() < 4000) { // The class has a timeout.
+                Thread.onSpinWait();
+            }
+            assertEquals(200, send(own, "/v1/embeddings", texts(7)).statusCode());
+        } finally {
+            goes.countDown();
+        }
+    }
+
+    private HttpResponse<String> embed(GenerationServer server, String json) {
+        try {
+            return send(server, "/v1/embeddings", json);
+        } catch (Exception e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     @Test
