@@ -10,21 +10,21 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import java.util.IdentityHashMap;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 
 /** Gives blocks a rank's arrays. DJL's store makes no copy on the device of the array. */
-public final class RankStore extends ParameterStore {
+public class RankStore extends ParameterStore {
 
     private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
     private final ProcessGroup group;
     private final ScalarType computeType;
     private final NDManager manager;
-    private final RankStore rest; // of the arrays that are not in this store; null for none
     private final Map<Block, Recomputation> recomputations = new IdentityHashMap<>();
-    private Units units; // null if each array is whole all the time
+    private Optional<Units> units = Optional.empty(); // empty if each array is whole all the time
     private volatile boolean idle;
 
     /** Computes blocks whose parameters the ranks have divided. */
@@ -32,28 +32,41 @@ public final class RankStore extends ParameterStore {
         NDList forward(Block unit, RankStore store, NDList data, NDList labels, boolean training);
     }
 
-    RankStore(NDManager manager, ProcessGroup group, ScalarType computeType) {
-        this(manager, group, computeType, null);
+    /** A store with copies of some arrays; the others are those of another store. */
+    private static final class Copies extends RankStore {
+
+        private final RankStore others;
+
+        Copies(RankStore others, ProcessGroup group, boolean idle) {
+            super(others.manager, group, others.computeType);
+            this.others = others;
+            setIdle(idle);
+            others.units.ifPresent(this::setUnits);
+        }
+
+        @Override
+        public NDArray array(Parameter parameter) {
+            NDArray own = super.array(parameter);
+            return own == null ? others.array(parameter) : own;
+        }
     }
 
-    private RankStore(
-            NDManager manager, ProcessGroup group, ScalarType computeType, RankStore rest) {
+    RankStore(NDManager manager, ProcessGroup group, ScalarType computeType) {
         super(manager, false);
         this.manager = manager;
         this.group = group;
         this.computeType = computeType;
-        this.rest = rest;
     }
 
     /** A layer that casts its parameters to {@link #computeType} itself. */
     public interface Casting {}
 
-    public void setUnits(Units units) {
-        this.units = units;
+    public final void setUnits(Units units) {
+        this.units = Optional.of(units);
     }
 
-    /** {@return what computes divided blocks; null if the ranks divide no parameters} */
-    public Units units() {
+    /** {@return what computes divided blocks; empty if the ranks divide no parameters} */
+    public Optional<Units> units() {
         return units;
     }
 
@@ -75,9 +88,7 @@ public final class RankStore extends ParameterStore {
      * copies.
      */
     RankStore withOwnStatistics(Block block, NDManager copies, ProcessGroup ranks, boolean idle) {
-        RankStore own = new RankStore(manager, ranks, computeType, this);
-        own.idle = idle;
-        own.units = units;
+        RankStore own = new Copies(this, ranks, idle);
         for (Parameter parameter : block.getParameters().values()) {
             if (LocalParameter.isBuffer(parameter) && array(parameter) != null) {
                 NDArray copy = NoGradient.get(() -> own.array(parameter).duplicate());
@@ -103,14 +114,14 @@ public final class RankStore extends ParameterStore {
         return idle;
     }
 
-    public void setIdle(boolean idle) {
+    public final void setIdle(boolean idle) {
         this.idle = idle;
     }
 
     @Override
     public NDArray getValue(Parameter parameter, Device device, boolean training) {
         NDArray array = parameter == null ? null : array(parameter);
-        if (array == null && parameter != null && units != null) {
+        if (array == null && parameter != null && units.isPresent()) {
             throw new IllegalStateException(
                     ("forward: the parameter '%s' is not gathered: its block is called past the one"
                                     + " that FullyShard.apply has put in its place; keep blocks in"
@@ -122,8 +133,7 @@ public final class RankStore extends ParameterStore {
 
     /** Returns a parameter's array; null while the parameter is divided. */
     public NDArray array(Parameter parameter) {
-        NDArray array = arrays.get(parameter.getId());
-        return array == null && rest != null ? rest.array(parameter) : array;
+        return arrays.get(parameter.getId());
     }
 
     public void put(Parameter parameter, NDArray array) {

@@ -134,8 +134,8 @@ public final class FullyShard extends WrapperBlock {
             boolean training,
             PairList<String, Object> params) {
         return policy.cast(
-                store instanceof RankStore own && own.units() != null
-                        ? own.units().forward(this, own, data, labels, training)
+                store instanceof RankStore own && own.units().isPresent()
+                        ? own.units().get().forward(this, own, data, labels, training)
                         : forward(store, data, labels, training, params));
     }
 }
