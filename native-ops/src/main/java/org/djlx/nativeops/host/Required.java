@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.host;
 
-/** Checks arguments for null. */
+/** Checks of arguments, which throw an {@link IllegalArgumentException}. */
 public final class Required {
 
     private Required() {}
@@ -12,5 +12,12 @@ public final class Required {
             throw new IllegalArgumentException(what + " is null");
         }
         return argument;
+    }
+
+    /** Checks a condition; the message is {@code problem}, formatted with the values. */
+    public static void check(boolean condition, String problem, Object... values) {
+        if (!condition) {
+            throw new IllegalArgumentException(problem.formatted(values));
+        }
     }
 }

@@ -23,7 +23,7 @@
  *   <li>{@link NativeCalls} - counts a thread's native calls
  *   <li>{@link NativeMemory} - reference-counted off-heap memory
  *   <li>{@link ProcessExit} - control over the end of the process
- *   <li>{@link Required} - checks arguments for null
+ *   <li>{@link Required} - checks of arguments
  *   <li>{@link Scratch} - a thread's memory for results of C functions
  *   <li>{@link SharedMemory} - memory shared by processes
  *   <li>{@link ThreadBinding} - binds threads to cores

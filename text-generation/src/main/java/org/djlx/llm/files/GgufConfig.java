@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
+import org.djlx.nativeops.host.Required;
 
 /** Writes the metadata of a GGUF file as the entries of a {@code config.json}. */
 record GgufConfig(GgufFile file) {
@@ -57,7 +58,7 @@ record GgufConfig(GgufFile file) {
     /** Throws an IllegalArgumentException if the architecture is not supported. */
     String architecture() {
         Object name = file.metadata().get("general.architecture");
-        GgufFile.check(
+        Required.check(
                 name instanceof String && SUPPORTED.contains(name),
                 "the architecture '%s' is not supported; supported are %s",
                 name,
@@ -71,7 +72,7 @@ record GgufConfig(GgufFile file) {
             return size.longValue();
         }
         long heads = number("attention.head_count").longValue();
-        GgufFile.check(heads > 0, "attention.head_count is %d", heads);
+        Required.check(heads > 0, "attention.head_count is %d", heads);
         return number("embedding_length").longValue() / heads;
     }
 
@@ -83,13 +84,13 @@ record GgufConfig(GgufFile file) {
     private Number optional(String key) {
         Object value = value(key);
         if (value instanceof List<?> each && !each.isEmpty()) { // of each layer
-            GgufFile.check(
+            Required.check(
                     each.stream().distinct().count() == 1,
                     "%s differs from layer to layer, which is not supported",
                     key);
             value = each.get(0);
         }
-        GgufFile.check(
+        Required.check(
                 value == null || value instanceof Number,
                 "%s must be a number, not %s",
                 key,
@@ -99,7 +100,7 @@ record GgufConfig(GgufFile file) {
 
     private Number number(String key) {
         Number value = optional(key);
-        GgufFile.check(value != null, "it has no %s.%s", architecture(), key);
+        Required.check(value != null, "it has no %s.%s", architecture(), key);
         return value;
     }
 
@@ -124,7 +125,7 @@ record GgufConfig(GgufFile file) {
                     }
                 });
         GgufFile.Tensor embedding = file.tensors().get("token_embd.weight");
-        GgufFile.check(embedding != null, "it has no tensor token_embd.weight");
+        Required.check(embedding != null, "it has no tensor token_embd.weight");
         Number heads = number("attention.head_count");
         Number kvHeads = optional("attention.head_count_kv");
         json.put("vocab_size", embedding.rows());
@@ -207,7 +208,7 @@ record GgufConfig(GgufFile file) {
         }
         List<Float> factors = new ArrayList<>();
         if (tensor != null) {
-            GgufFile.check(
+            Required.check(
                     tensor.type() == GgufType.F32 && tensor.rows() == 1 && tensor.columns() < 1024,
                     "the tensor %s must be up to 1023 numbers of F32",
                     name);

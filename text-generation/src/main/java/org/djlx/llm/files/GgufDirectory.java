@@ -15,6 +15,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.PackedFormat;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Model directories of GGUF files: the configuration and the tokenizer, written in Hugging Face's
@@ -56,7 +57,7 @@ public final class GgufDirectory {
                             .sorted()
                             .toList();
         }
-        GgufFile.check(
+        Required.check(
                 files.size() <= 1,
                 "%s has %d models in GGUF; name a file of one: %s",
                 path,

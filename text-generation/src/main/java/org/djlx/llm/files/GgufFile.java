@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.files;
 
+import static org.djlx.nativeops.host.Required.check;
+
 import java.io.IOException;
 import java.nio.BufferUnderflowException;
 import java.nio.ByteBuffer;
@@ -271,12 +273,6 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
                 values.add(value(type));
             }
             return values;
-        }
-    }
-
-    static void check(boolean condition, String problem, Object... values) {
-        if (!condition) {
-            throw new IllegalArgumentException(problem.formatted(values));
         }
     }
 }

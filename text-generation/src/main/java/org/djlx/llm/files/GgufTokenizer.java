@@ -16,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Writes the tokenizer of a GGUF file as {@code tokenizer.json} and {@code tokenizer_config.json}.
@@ -99,14 +100,14 @@ final class GgufTokenizer {
     GgufTokenizer(GgufFile file) {
         this.file = file;
         Object kind = value("model");
-        GgufFile.check(
+        Required.check(
                 "gpt2".equals(kind) || "llama".equals(kind),
                 "%smodel is %s; supported are gpt2 (byte-level BPE) and llama (SentencePiece)",
                 KEY,
                 kind);
         model = (String) kind;
         words = value("pre") instanceof String name ? name : "default";
-        GgufFile.check(
+        Required.check(
                 !isByteLevel() || WORDS.containsKey(words),
                 "%spre is %s; supported are %s",
                 KEY,
@@ -115,7 +116,7 @@ final class GgufTokenizer {
         tokens = texts("tokens");
         List<?> kinds = value("token_type") instanceof List<?> list ? list : List.of();
         types = kinds;
-        GgufFile.check(
+        Required.check(
                 types.isEmpty() || types.size() == tokens.size(),
                 "%stoken_type has %d entries for %d tokens",
                 KEY,
@@ -132,7 +133,7 @@ final class GgufTokenizer {
     }
 
     private List<String> texts(String key) {
-        GgufFile.check(
+        Required.check(
                 value(key) instanceof List<?> list
                         && list.stream().allMatch(String.class::isInstance),
                 "%s%s must be a list of texts",
@@ -151,7 +152,7 @@ final class GgufTokenizer {
             return -1;
         }
         long id = number.longValue();
-        GgufFile.check(
+        Required.check(
                 id >= 0 && id < tokens.size(),
                 "%s%s_token_id is %d; there are %d tokens",
                 KEY,
@@ -330,7 +331,7 @@ final class GgufTokenizer {
     /** Returns all pairs of tokens whose texts together are a token, by its score. */
     private List<String[]> merges(Map<String, Integer> ids) {
         List<?> scores = value("scores") instanceof List<?> list ? list : List.of();
-        GgufFile.check(
+        Required.check(
                 scores.size() == tokens.size()
                         && scores.stream().allMatch(Number.class::isInstance),
                 "%sscores must have a number for each of the %d tokens",

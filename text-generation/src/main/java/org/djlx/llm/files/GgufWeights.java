@@ -20,6 +20,7 @@ import org.djlx.llm.model.BlockFiles;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.MappedFile;
 import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -99,7 +100,7 @@ final class GgufWeights implements BlockFiles {
         long[] sizes = tensor.sizes();
         boolean isStack = name.contains("%d");
         long parts = isStack ? sizes[sizes.length - 1] : 1;
-        GgufFile.check(
+        Required.check(
                 parts <= MAX_EXPERTS,
                 "%s: %s has %d experts, more than %d",
                 file.path(),
@@ -216,7 +217,7 @@ final class GgufWeights implements BlockFiles {
     /** Returns the shape of a part; throws an IllegalArgumentException if it does not exist. */
     private static Shape part(Entry entry, int dimension, long from, long to) {
         long[] sizes = entry.spec.shape().getShape().clone();
-        GgufFile.check(
+        Required.check(
                 dimension >= 0
                         && dimension < sizes.length
                         && sizes.length <= 2
@@ -236,7 +237,7 @@ final class GgufWeights implements BlockFiles {
     public void read(String name, int dimension, long from, long to, NDArray destination) {
         Entry entry = entry(name);
         Shape shape = part(entry, dimension, from, to);
-        GgufFile.check(
+        Required.check(
                 shape.equals(destination.getShape()),
                 "%s of %s cannot be read into an array of shape %s",
                 shape,

@@ -7,10 +7,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
-import java.nio.file.Path;
-import java.util.Collection;
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.IntFunction;
@@ -18,6 +15,8 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.DerivedFiles;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -32,7 +31,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>or in its type, of shape (experts, columns, rows).
  * </ul>
  */
-final class GptOssWeights implements TensorFiles {
+final class GptOssWeights extends DerivedFiles {
 
     private static final Pattern EXPERTS =
             Pattern.compile("(.+\\.mlp\\.experts\\.)(gate_up|down)_proj(|_bias|_blocks|_scales)");
@@ -50,12 +49,10 @@ final class GptOssWeights implements TensorFiles {
         }
     }
 
-    private final TensorFiles files;
     private final Map<String, Entry> entries = new LinkedHashMap<>();
-    private final Map<String, TensorSpec> specs = new LinkedHashMap<>();
 
     private GptOssWeights(TensorFiles files) {
-        this.files = files;
+        super(files);
         for (TensorSpec spec : files.specs()) {
             Matcher name = EXPERTS.matcher(spec.name());
             if (!name.matches()) {
@@ -84,7 +81,7 @@ final class GptOssWeights implements TensorFiles {
         }
         boolean isPacked = kind.equals("_blocks");
         int dimensions = isPacked ? 4 : kind.isEmpty() ? 3 : 2;
-        GgufFile.check(
+        Required.check(
                 sizes.length == dimensions && (!isPacked || sizes[3] == GROUP / 2),
                 "the experts of %s must have %d dimensions, of blocks the last one 16",
                 stored,
@@ -112,7 +109,7 @@ final class GptOssWeights implements TensorFiles {
     private void requireScales(TensorSpec blocks) {
         String name = scales(blocks.name());
         Shape expected = blocks.shape().slice(0, 3);
-        GgufFile.check(
+        Required.check(
                 files.contains(name)
                         && files.spec(name).shape().equals(expected)
                         && files.spec(name).type() == ScalarType.UINT8
@@ -129,30 +126,15 @@ final class GptOssWeights implements TensorFiles {
     }
 
     @Override
-    public Collection<TensorSpec> specs() {
-        return List.copyOf(specs.values());
-    }
-
-    @Override
-    public boolean contains(String name) {
-        return specs.containsKey(name);
-    }
-
-    @Override
-    public TensorSpec spec(String name) {
-        return entries.containsKey(name) ? entries.get(name).spec : files.spec(name);
-    }
-
-    @Override
-    public Path file(String name) {
-        return files.file(entries.containsKey(name) ? entries.get(name).stored : name);
+    protected String stored(String name) {
+        return entries.containsKey(name) ? entries.get(name).stored : name;
     }
 
     @Override
     public void read(String name, int dimension, long from, long to, NDArray destination) {
         Entry entry = entries.get(name);
         if (entry == null) {
-            files.read(name, dimension, from, to, destination);
+            super.read(name, dimension, from, to, destination);
             return;
         }
         long first = dimension == 0 ? from : 0;
@@ -233,16 +215,6 @@ final class GptOssWeights implements TensorFiles {
             String name, int dimension, long from, long to, NDManager manager) {
         return entries.containsKey(name)
                 ? Optional.empty()
-                : files.view(name, dimension, from, to, manager);
-    }
-
-    @Override
-    public void populate() {
-        files.populate();
-    }
-
-    @Override
-    public void close() {
-        files.close();
+                : super.view(name, dimension, from, to, manager);
     }
 }

@@ -5,18 +5,16 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.nio.file.Path;
-import java.util.Collection;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.Optional;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.DerivedFiles;
 import org.djlx.llm.model.PackedFormat;
 import org.djlx.llm.model.PackedFormat.Layout;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -25,7 +23,7 @@ import org.djlx.nativeops.torch.Torch;
  * .qweight}, {@code .qzeros}, {@code .scales} and {@code .g_idx} appear as one {@code .weight} of
  * shape (outputs, inputs), which is dequantised in float32 when it is read.
  */
-final class PackedWeights implements TensorFiles {
+final class PackedWeights extends DerivedFiles {
 
     private static final int IN_WORD = 8; // numbers of 4 bits in an integer
     private static final String WORDS = ".qweight";
@@ -36,9 +34,7 @@ final class PackedWeights implements TensorFiles {
     /** The place of each of 8 consecutive outputs in an integer of AutoAWQ. */
     private static final int[] INTERLEAVED = {0, 4, 1, 5, 2, 6, 3, 7};
 
-    private final TensorFiles files;
     private final PackedFormat format;
-    private final Map<String, TensorSpec> specs = new LinkedHashMap<>();
 
     /**
      * Takes files, which {@link #close} closes.
@@ -46,7 +42,7 @@ final class PackedWeights implements TensorFiles {
      * @throws IllegalArgumentException if shapes do not fit together; the message names the file
      */
     PackedWeights(TensorFiles files, PackedFormat format) {
-        this.files = files;
+        super(files);
         this.format = format;
         for (TensorSpec each : files.specs()) {
             String name = each.name();
@@ -72,14 +68,14 @@ final class PackedWeights implements TensorFiles {
         if (files.contains(layer + GROUPS)) {
             requireShape(layer + GROUPS, inputs);
         }
-        GgufFile.check(
+        Required.check(
                 outputs % IN_WORD == 0,
                 "%s: %s has %d outputs, not a multiple of 8",
                 files.file(layer + WORDS),
                 layer,
                 outputs);
         for (String each : List.of(WORDS, ZEROS)) {
-            GgufFile.check(
+            Required.check(
                     files.spec(layer + each).type() == ScalarType.INT32,
                     "%s: %s must have the type INT32",
                     files.file(layer + each),
@@ -91,7 +87,7 @@ final class PackedWeights implements TensorFiles {
 
     private long[] sizes(String name, int dimensions) {
         long[] sizes = files.spec(name).shape().getShape();
-        GgufFile.check(
+        Required.check(
                 sizes.length == dimensions,
                 "%s: %s must have %d dimensions",
                 files.file(name),
@@ -102,28 +98,12 @@ final class PackedWeights implements TensorFiles {
 
     private void requireShape(String name, long... sizes) {
         Shape expected = new Shape(sizes);
-        GgufFile.check(
+        Required.check(
                 files.spec(name).shape().equals(expected),
                 "%s: %s must have the shape %s",
                 files.file(name),
                 files.spec(name),
                 expected);
-    }
-
-    @Override
-    public Collection<TensorSpec> specs() {
-        return specs.values();
-    }
-
-    @Override
-    public boolean contains(String name) {
-        return specs.containsKey(name);
-    }
-
-    @Override
-    public TensorSpec spec(String name) {
-        TensorSpec spec = specs.get(name);
-        return spec == null ? files.spec(name) : spec;
     }
 
     /** Returns the name of a tensor from which a weight is computed. */
@@ -136,34 +116,24 @@ final class PackedWeights implements TensorFiles {
     }
 
     @Override
-    public Path file(String name) {
-        return files.file(isPacked(name) ? packed(name, WORDS) : name);
+    protected String stored(String name) {
+        return isPacked(name) ? packed(name, WORDS) : name;
     }
 
     @Override
     public Optional<NDArray> view(
             String name, int dimension, long from, long to, NDManager manager) {
-        return isPacked(name) ? Optional.empty() : files.view(name, dimension, from, to, manager);
-    }
-
-    @Override
-    public void populate() {
-        files.populate();
-    }
-
-    @Override
-    public void close() {
-        files.close();
+        return isPacked(name) ? Optional.empty() : super.view(name, dimension, from, to, manager);
     }
 
     @Override
     public void read(String name, int dimension, long from, long to, NDArray destination) {
         if (!isPacked(name)) {
-            files.read(name, dimension, from, to, destination);
+            super.read(name, dimension, from, to, destination);
             return;
         }
         Shape shape = spec(name).shape();
-        GgufFile.check(
+        Required.check(
                 dimension >= 0
                         && dimension < 2
                         && from >= 0
@@ -234,7 +204,7 @@ final class PackedWeights implements TensorFiles {
             String indices = packed(name, GROUPS);
             if (files.contains(indices)) {
                 int[] groups = integers(indices, 0, inputs, manager);
-                GgufFile.check(
+                Required.check(
                         IntStream.of(groups).allMatch(each -> each >= 0 && each < count),
                         "%s: %s names groups other than 0 to %d",
                         files.file(indices),

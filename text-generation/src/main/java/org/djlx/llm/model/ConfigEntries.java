@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
+import static org.djlx.nativeops.host.Required.check;
+
 import com.google.gson.Gson;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
@@ -12,12 +14,6 @@ import java.util.function.Predicate;
 
 /** The entries of a JSON object of a model's files. An entry of null counts as missing. */
 record ConfigEntries(JsonObject json) {
-
-    static void check(boolean condition, String problem, Object... values) {
-        if (!condition) {
-            throw new IllegalArgumentException(String.format(problem, values));
-        }
-    }
 
     /** Returns these entries, and others in place of those that are missing. */
     ConfigEntries withDefaults(Map<String, ?> defaults) {

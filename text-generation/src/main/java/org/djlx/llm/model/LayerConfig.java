@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
-import static org.djlx.llm.model.ConfigEntries.check;
+import static org.djlx.nativeops.host.Required.check;
 
 /**
  * What one layer computes: attention, then an MLP, each added to the residual stream.

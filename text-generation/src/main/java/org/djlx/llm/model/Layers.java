@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
-import static org.djlx.llm.model.ConfigEntries.check;
+import static org.djlx.nativeops.host.Required.check;
 
 import com.google.gson.JsonElement;
 import java.util.List;

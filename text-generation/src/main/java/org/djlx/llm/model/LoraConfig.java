@@ -21,6 +21,7 @@ import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.WeightMap.Slice;
 import org.djlx.nativeops.host.FileWrites;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The configuration of a LoRA adapter (Hu et al., 2021, <a
@@ -97,7 +98,7 @@ public record LoraConfig(
         }
         try {
             JsonElement json = JsonParser.parseString(Files.readString(file));
-            ConfigEntries.check(json.isJsonObject(), "not the configuration of an adapter");
+            Required.check(json.isJsonObject(), "not the configuration of an adapter");
             return of(new ConfigEntries(json.getAsJsonObject()));
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
@@ -113,22 +114,22 @@ public record LoraConfig(
         require("bias", "none", json.text("bias", "none"));
         for (String name : UNSUPPORTED) {
             JsonElement value = json.get(name);
-            ConfigEntries.check(
+            Required.check(
                     value == null || UNSET.contains(value.toString()),
                     "%s is not supported, but it is %s",
                     name,
                     value);
         }
         String start = String.valueOf(json.get("init_lora_weights"));
-        ConfigEntries.check(
+        Required.check(
                 !start.matches("\"(?i:pissa|corda|olora|loftq).*"),
                 "init_lora_weights is %s, which changes the model's own weights, too; convert the"
                         + " adapter to plain LoRA with PEFT",
                 start);
         int rank = json.integer("r", null);
         double alpha = json.number("lora_alpha", null);
-        ConfigEntries.check(rank >= 1, "r must be 1 or more, not %d", rank);
-        ConfigEntries.check(Double.isFinite(alpha), "lora_alpha must be finite, not %s", alpha);
+        Required.check(rank >= 1, "r must be 1 or more, not %d", rank);
+        Required.check(Double.isFinite(alpha), "lora_alpha must be finite, not %s", alpha);
         JsonElement targets = json.get("target_modules");
         boolean isPattern = targets == null || targets.isJsonPrimitive();
         return new LoraConfig(
@@ -142,7 +143,7 @@ public record LoraConfig(
     }
 
     private static String target(JsonElement name) {
-        ConfigEntries.check(
+        Required.check(
                 name.isJsonPrimitive(), "target_modules must list names of modules, not %s", name);
         return name.getAsString();
     }
@@ -170,7 +171,7 @@ public record LoraConfig(
     }
 
     private static void require(String name, String expected, String value) {
-        ConfigEntries.check(value.equals(expected), "%s must be %s, not %s", name, expected, value);
+        Required.check(value.equals(expected), "%s must be %s, not %s", name, expected, value);
     }
 
     /** {@return the factor of {@code (x Aᵀ) Bᵀ}} */
@@ -216,7 +217,7 @@ public record LoraConfig(
     }
 
     private void check(ModelConfig config, TensorFiles files) {
-        ConfigEntries.check(rank <= MAX_RANK, "r must be 1 to %d, not %d", MAX_RANK, rank);
+        Required.check(rank <= MAX_RANK, "r must be 1 to %d, not %d", MAX_RANK, rank);
         Map<String, Shape> shapes = new LinkedHashMap<>();
         for (int i = 0; i < config.layers(); i++) {
             WeightMap.Layer layer = new WeightMap.Layer(config, i);
@@ -232,24 +233,24 @@ public record LoraConfig(
                 }
             }
         }
-        ConfigEntries.check(!files.specs().isEmpty(), "%s has no tensors", WEIGHTS);
+        Required.check(!files.specs().isEmpty(), "%s has no tensors", WEIGHTS);
         for (TensorSpec spec : files.specs()) {
             String name = spec.name();
             Shape shape = shapes.get(name);
-            ConfigEntries.check(
+            Required.check(
                     shape != null,
                     "the adapter has a tensor '%s', but adapters of this model may have A and B"
                             + " (lora_A, lora_B) of the attention's and the MLP's projections in"
                             + " layers 0 to %d only; take an adapter of this model",
                     name,
                     config.layers() - 1);
-            ConfigEntries.check(
+            Required.check(
                     spec.type().isFloatingPoint(),
                     "the tensor '%s' has elements of type %s; take an adapter with floating-point"
                             + " elements",
                     name,
                     spec.type());
-            ConfigEntries.check(
+            Required.check(
                     spec.shape().equals(shape),
                     "the tensor '%s' has the shape %s, but this model and rank %d require %s; take"
                             + " an adapter of this model",
@@ -261,8 +262,7 @@ public record LoraConfig(
                     name.contains(".lora_A.")
                             ? name.replace(".lora_A.", ".lora_B.")
                             : name.replace(".lora_B.", ".lora_A.");
-            ConfigEntries.check(
-                    files.contains(other), "the adapter has '%s', but no '%s'", name, other);
+            Required.check(files.contains(other), "the adapter has '%s', but no '%s'", name, other);
         }
     }
 }

@@ -6,6 +6,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Optional;
+import org.djlx.nativeops.host.Required;
 
 /**
  * How a model's files pack weights of 4 bits, eight in a 32-bit integer. A weight is {@code scale *
@@ -62,13 +63,13 @@ public record PackedFormat(Layout layout, int groupSize) {
                     case "gptq/gptq_v2" -> Layout.GPTQ_V2;
                     default -> null;
                 };
-        ConfigEntries.check(
+        Required.check(
                 layout != null && json.integer("bits", 0) == 4,
                 "quantization_config must be awq (version gemm) or gptq of 4 bits, not %s; use such"
                         + " a model, or one without quantization",
                 json.json());
         int groupSize = json.integer("group_size", 128);
-        ConfigEntries.check(
+        Required.check(
                 groupSize == -1 || groupSize > 0,
                 "group_size must be positive, or -1 for one group, not %d",
                 groupSize);

@@ -11,6 +11,7 @@ import java.util.Set;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.TensorPart.Division;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -214,7 +215,7 @@ public final class WeightMap {
             // Some files have rotary frequencies, or an output matrix that is tied to the
             // embedding.
             boolean unused = name.endsWith(".rotary_emb.inv_freq") || name.equals(HEAD);
-            ConfigEntries.check(
+            Required.check(
                     shapes.containsKey(name) || unused,
                     "%s has a tensor '%s', which a %s with this config.json does not have; take"
                             + " weights and config.json from the same model",
@@ -225,14 +226,14 @@ public final class WeightMap {
     }
 
     private static void check(TensorFiles files, String name, Shape shape) {
-        ConfigEntries.check(
+        Required.check(
                 files.contains(name),
                 "the weights have no tensor '%s' of shape %s; take weights and config.json from"
                         + " the same model",
                 name,
                 shape);
         TensorSpec spec = files.spec(name);
-        ConfigEntries.check(
+        Required.check(
                 spec.shape().equals(shape),
                 "the tensor '%s' in %s has the shape %s, but config.json requires %s; take weights"
                         + " and config.json from the same model",
@@ -240,7 +241,7 @@ public final class WeightMap {
                 files.file(name),
                 spec.shape(),
                 shape);
-        ConfigEntries.check(
+        Required.check(
                 TYPES.contains(spec.type()),
                 "the tensor '%s' in %s has type %s; supported are %s; convert the file",
                 name,

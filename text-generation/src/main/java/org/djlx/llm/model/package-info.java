@@ -9,6 +9,7 @@
  *
  * <ul>
  *   <li>{@link BlockFiles} - files with matrices in quantized blocks
+ *   <li>{@link DerivedFiles} - files of tensors under other names
  *   <li>{@link EmbeddingConfig} - how an embedding model makes one vector of a text
  *   <li>{@link EncoderConfig} - the configuration of an encoder
  *   <li>{@link KvCacheDtype} - how keys and values are stored

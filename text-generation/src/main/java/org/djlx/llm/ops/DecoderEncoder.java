@@ -7,15 +7,14 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import java.io.IOException;
 import java.nio.file.Path;
-import java.util.Collection;
 import java.util.List;
-import java.util.Optional;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.llm.model.DerivedFiles;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -34,55 +33,21 @@ final class DecoderEncoder extends SequenceEncoder {
     private final int maxLength;
 
     /** Files whose names lack the prefix that language models have. */
-    private record PrefixedFiles(TensorFiles files) implements TensorFiles {
+    private static final class PrefixedFiles extends DerivedFiles {
 
         private static final String PREFIX = "model.";
 
-        private static String name(String name) {
+        PrefixedFiles(TensorFiles files) {
+            super(files);
+            for (TensorSpec each : files.specs()) {
+                String name = PREFIX + each.name();
+                specs.put(name, new TensorSpec(name, each.dtype(), each.shape()));
+            }
+        }
+
+        @Override
+        protected String stored(String name) {
             return name.startsWith(PREFIX) ? name.substring(PREFIX.length()) : name;
-        }
-
-        @Override
-        public Collection<TensorSpec> specs() {
-            return files.specs().stream()
-                    .map(each -> TensorSpec.of(PREFIX + each.name(), each.type(), each.shape()))
-                    .toList();
-        }
-
-        @Override
-        public boolean contains(String name) {
-            return files.contains(name(name));
-        }
-
-        @Override
-        public TensorSpec spec(String name) {
-            return files.spec(name(name));
-        }
-
-        @Override
-        public Path file(String name) {
-            return files.file(name(name));
-        }
-
-        @Override
-        public void read(String name, int dimension, long from, long to, NDArray destination) {
-            files.read(name(name), dimension, from, to, destination);
-        }
-
-        @Override
-        public Optional<NDArray> view(
-                String name, int dimension, long from, long to, NDManager manager) {
-            return files.view(name(name), dimension, from, to, manager);
-        }
-
-        @Override
-        public void populate() {
-            files.populate();
-        }
-
-        @Override
-        public void close() {
-            files.close();
         }
     }
 

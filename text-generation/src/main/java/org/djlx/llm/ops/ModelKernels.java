@@ -31,6 +31,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -211,24 +212,26 @@ public final class ModelKernels implements AutoCloseable {
             return;
         }
         if (!device.isGpu()) {
-            require(!fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
-            require(quantization != Quantization.FP8, "fp8 weights are for GPUs; use int8 or int4");
+            Required.check(
+                    !fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
+            Required.check(
+                    quantization != Quantization.FP8, "fp8 weights are for GPUs; use int8 or int4");
             NativeLibrary.CPU_KERNELS.ensureAvailability();
             return;
         }
         boolean possible = config.type() != ScalarType.FLOAT32 && computes(config);
         requireKernels(config, Quantization.NONE, possible, true);
         boolean fp8 = quantization == Quantization.FP8;
-        require(
+        Required.check(
                 quantization != Quantization.INT8,
                 "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
                 device);
-        require(
+        Required.check(
                 ranks == 1 || quantization == Quantization.NONE,
                 "%s weights on GPUs need 1 rank, not %d; use one GPU, or no quantization",
                 quantization,
                 ranks);
-        require(
+        Required.check(
                 !fp8 || config.type() == ScalarType.BFLOAT16,
                 "fp8 weights need a model in bfloat16, not in %s; set the data type bfloat16",
                 config.type());
@@ -237,7 +240,7 @@ public final class ModelKernels implements AutoCloseable {
         }
         try (CudaDevice gpu = CudaDevice.open(device)) {
             int major = gpu.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
-            require(
+            Required.check(
                     !fp8 || major >= FP8_CAPABILITY,
                     "fp8 weights need a GPU of compute capability %d.0 or later, and %s has"
                             + " %d.%d; use int4, or no quantization",
@@ -259,22 +262,16 @@ public final class ModelKernels implements AutoCloseable {
      */
     private static void requireKernels(
             ModelConfig config, Quantization quantization, boolean forCache, boolean forWeights) {
-        require(
+        Required.check(
                 forCache || config.kvCacheDtype() != KvCacheDtype.FP8,
                 NO_KERNELS,
                 "fp8 keys and values",
                 "the KV cache dtype auto");
-        require(
+        Required.check(
                 forWeights || quantization == Quantization.NONE,
                 NO_KERNELS,
                 quantization + " weights",
                 "no quantization");
-    }
-
-    private static void require(boolean condition, String message, Object... arguments) {
-        if (!condition) {
-            throw new IllegalArgumentException(String.format(message, arguments));
-        }
     }
 
     private static boolean isPossibleOnAll(
