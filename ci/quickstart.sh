@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to the first job: installs what is missing, builds, and runs a tensor-parallel MLP beside the undivided
-# one and beside gather-then-matmul.
-#   ci/quickstart.sh [arguments of `samples/run.sh mlp`]
+# From a fresh clone to the first job: installs what is missing, builds, and runs the tensor-parallel MLP of samples/Mlp.java.
+#   ci/quickstart.sh
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -9,7 +8,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 source "$root/ci/setup.sh"
 
 setup
-"$root/samples/run.sh" mlp "$@"
+(run_main samples "$root/samples/Mlp.java")
 cat <<'EOF'
 
 next:

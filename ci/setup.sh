@@ -227,8 +227,9 @@ use_installed_torch() {
   eval "$exports"
 }
 
-# run_main MODULE CLASS ARG...: runs the main class of a module, and builds the module first if a source is newer than the last
-# build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
+# run_main MODULE CLASS ARG...: runs a main class, or a source file, with the class path of a module, and builds the module first
+# if a source is newer than the last build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended,
+# for the programs to be launched.
 # DJLX_CLASS_PATH names the class path of a build made elsewhere, which the first java on PATH runs; Maven is then not needed.
 # DJLX_PYTHON names a Python on whose PyTorch to run.
 run_main() {

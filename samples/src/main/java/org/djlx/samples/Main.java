@@ -9,7 +9,6 @@ import org.djlx.llm.server.ServeModelCommand;
 import org.djlx.samples.finetune.FinetuneCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.generate.GenerateCommand;
-import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
@@ -26,7 +25,6 @@ import picocli.CommandLine.Command;
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
         subcommands = {
-            MlpCommand.class,
             TrainCommand.class,
             FinetuneCommand.class,
             GenerateCommand.class,

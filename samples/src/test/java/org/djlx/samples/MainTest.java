@@ -71,7 +71,13 @@ class MainTest {
                 "launch --nproc 1 --env A org.djlx.samples.Main",
                 "launch --nproc 1 --env RANK=7 org.djlx.samples.Main",
                 "launch --nproc 1 --master-port 65536 org.djlx.samples.Main",
-                "launch --nproc 1 org.djlx.Missing"
+                "launch --nproc 1 org.djlx.Missing",
+                "generate model --ranks 0",
+                "generate model --ranks -1",
+                "generate model --ranks 1025",
+                "generate model --ranks many",
+                "generate model --device tpu",
+                "serve-model model --dtype float8"
             })
     void badArgumentsGiveOneErrorAndAHint(String args) {
         assertEquals(2, run(args.isEmpty() ? new String[0] : args.split(" ")));
@@ -86,13 +92,13 @@ class MainTest {
         List<String> lines = err.toString().lines().toList();
         assertEquals("error: " + text, lines.get(0));
         assertEquals(
-                "Try: samples/run.sh launch --nproc 2 mlp, or samples/run.sh launch --help",
+                "Try: samples/run.sh launch --nproc 2 train, or samples/run.sh launch --help",
                 lines.get(1));
     }
 
     @Test
     void theMissingValueOfAnOptionIsNamed() {
-        run("mlp", "--ranks");
+        run("plan", "--ranks");
         assertTrue(err.toString().contains("parameter for option '--ranks'"), err::toString);
     }
 

@@ -41,7 +41,7 @@ import picocli.CommandLine.Spec;
                     + " --rdzv-endpoint.",
             "The variable PET_NAME sets the option --name, as with torchrun. In a task of srun or a"
                     + " Kubernetes indexed job, --nnodes, --node-rank and --master-addr are known.",
-            "Example: samples/run.sh launch --nproc 2 mlp"
+            "Example: samples/run.sh launch --nproc 2 train"
         })
 public final class LaunchCommand implements Callable<Integer> {
 

@@ -163,6 +163,16 @@ class TrainCommandTest extends CommandTest {
                 this.folder.resolve(folder).resolve("checkpoint-" + step + ".safetensors"));
     }
 
+    @Test
+    void refusesProcessesInARank() {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        try (PrintStream sink = new PrintStream(bytes, true)) {
+            List<String> args = words("--nproc", 1, Main.class.getName(), "train", "--processes");
+            assertEquals(2, Launch.run(sink, sink, args), bytes::toString);
+        }
+        assertTrue(bytes.toString().contains("error: --processes starts"), bytes::toString);
+    }
+
     /** A job stopped as threads and resumed as processes has the same bits as one never stopped. */
     @Test
     void resumesFromACheckpoint() throws Exception {
