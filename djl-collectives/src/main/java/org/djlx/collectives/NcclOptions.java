@@ -104,7 +104,7 @@ public final class NcclOptions extends BackendOptions {
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
-        private boolean pairCommunicators = true;
+        private boolean pairCommunicators;
         private NcclConfig config = NcclConfig.DEFAULT;
         private List<Device> devices = List.of();
 
@@ -162,9 +162,9 @@ public final class NcclOptions extends BackendOptions {
          * then wait neither for collectives nor for messages of other pairs or of the other
          * direction.
          *
-         * <p>With false, and if {@linkplain #optDevices all ranks name their GPUs}, messages run on
+         * <p>Unless set, and if {@linkplain #optDevices all ranks name their GPUs}, messages run on
          * the group's communicator, with a stream for each pair, as in c10d with eager
-         * initialization. This mode has not run on several GPUs yet:
+         * initialization:
          *
          * <ul>
          *   <li>Operations of a rank run in the order of its calls, messages included. Two ranks
@@ -176,8 +176,8 @@ public final class NcclOptions extends BackendOptions {
          *   <li>A message that times out breaks the whole group.
          * </ul>
          *
-         * @param pairs false for the group's communicator; true unless set. Groups without named
-         *     GPUs always have pair communicators
+         * @param pairs true for pair communicators; false unless set. Groups without named GPUs
+         *     always have pair communicators
          */
         public Builder optPairCommunicators(boolean pairs) {
             this.pairCommunicators = pairs;
@@ -241,8 +241,8 @@ public final class NcclOptions extends BackendOptions {
 
         /**
          * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator of
-         * several ranks is then created with the group, and may carry the messages, too: see {@link
-         * #optPairCommunicators}.
+         * several ranks is then created with the group, and carries the messages, too, unless
+         * {@link #optPairCommunicators} is set.
          *
          * <p>Unless set, the communicator is created with the first operation, on GPU {@code
          * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU whose index is the

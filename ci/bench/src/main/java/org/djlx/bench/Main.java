@@ -16,6 +16,7 @@ import picocli.CommandLine.Command;
             BenchCommand.class,
             BenchCompareCommand.class,
             GpuBenchCommand.class,
+            MessageBenchCommand.class,
             PagesCommand.class,
             CheckCommand.class,
             BlockBenchCommand.class,

@@ -3,6 +3,7 @@
  * BenchCommand - bench: all-reduce on the CPU, in nccl-tests' table
  * BenchCompareCommand - bench-compare: all-reduce on the CPU beside other programs
  * GpuBenchCommand - bench-gpu: all-reduce and fused operators on GPUs
+ * MessageBenchCommand - bench-messages: messages of nccl by where they run
  * BlockBenchCommand - bench-block: a tensor-parallel transformer block
  * TrainBenchCommand - bench-train: data-parallel training steps
  * DecodeBenchCommand - bench-decode: text generation

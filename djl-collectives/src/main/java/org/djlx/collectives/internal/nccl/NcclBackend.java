@@ -46,10 +46,10 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
  *       current stream. Issuing a collective does not wait for other ranks.
- *   <li>Each pair of ranks has its own communicators for messages: {@link PairMessages}. Without
- *       {@link NcclOptions#isPairCommunicators()}, messages run on the group's communicator if all
- *       ranks name their GPUs: {@link GroupMessages}. Messages to a peer match the peer's receives
- *       in the order of the calls.
+ *   <li>If all ranks name their GPUs, messages run on the group's communicator: {@link
+ *       GroupMessages}. Otherwise, or with {@link NcclOptions#isPairCommunicators()}, each pair of
+ *       ranks has its own communicators for messages: {@link PairMessages}. Messages to a peer
+ *       match the peer's receives in the order of the calls.
  *   <li>NCCL has no tags and does not detect mismatched calls: see {@link
  *       org.djlx.collectives.ProcessGroup#send} and {@link DebugLevel#DETAIL}. A receive from any
  *       source is not supported.

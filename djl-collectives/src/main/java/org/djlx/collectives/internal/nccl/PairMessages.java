@@ -81,7 +81,8 @@ final class PairMessages implements Messages {
                             + " communicator, which takes some tenths of a second, and longer if"
                             + " NCCL has not started. Name the GPUs with"
                             + " NcclOptions.Builder.optDevices: NCCL then starts when the group is"
-                            + " created. This warning appears once per process",
+                            + " created, and messages use the group's communicator. This warning"
+                            + " appears once per process",
                     context.name());
         }
     }

@@ -329,10 +329,10 @@ class NcclBackendTest {
     }
 
     /** A split waits for the messages on the communicator, and its part carries messages, too. */
-    @Test
-    void splitFollowsIssuedMessages() {
-        List<ProcessGroup> groups =
-                groups(options().optDevices(devices()).optPairCommunicators(false));
+    @ParameterizedTest
+    @ValueSource(strings = {"nccl", "cuda_p2p"})
+    void splitFollowsIssuedMessages(String backend) {
+        List<ProcessGroup> groups = groups(backend, options().optDevices(devices()));
         try {
             ProcessGroups.run(
                     groups,

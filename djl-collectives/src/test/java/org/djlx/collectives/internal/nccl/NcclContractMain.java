@@ -23,7 +23,6 @@ public final class NcclContractMain {
         NcclOptions.Builder options = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
         boolean eager = args[1].equals("eager");
         if (eager) {
-            options.optPairCommunicators(false);
             options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
         }
         try (ProcessGroup group = ProcessGroups.init(args[0], options.build())) {

@@ -41,7 +41,7 @@ class NcclOptionsTest {
         assertEquals(BackendOptions.DEFAULT_TIMEOUT, options.timeout());
         assertFalse(options.isHighPriorityStream());
         assertTrue(options.isBlockingWait());
-        assertTrue(options.isPairCommunicators());
+        assertFalse(options.isPairCommunicators());
         assertEquals(DebugLevel.OFF, options.debug());
         assertEquals(Optional.empty(), DeviceChoice.given(context(0, null), options));
     }
@@ -53,7 +53,7 @@ class NcclOptionsTest {
                         .optTimeout(Duration.ofSeconds(3))
                         .optHighPriorityStream(true)
                         .optBlockingWait(false)
-                        .optPairCommunicators(false)
+                        .optPairCommunicators(true)
                         .optDebug(DebugLevel.DETAIL)
                         .optSplitShare(true)
                         .optMinCtas(1)
@@ -73,7 +73,7 @@ class NcclOptionsTest {
         assertEquals(Duration.ofSeconds(3), options.timeout());
         assertTrue(options.isHighPriorityStream());
         assertFalse(options.isBlockingWait());
-        assertFalse(options.isPairCommunicators());
+        assertTrue(options.isPairCommunicators());
         assertEquals(DebugLevel.DETAIL, options.debug());
     }
 

@@ -84,7 +84,6 @@ class NcclThreadsTest {
 
     private static NcclOptions.Builder eager() {
         return options()
-                .optPairCommunicators(false)
                 .optDevices(
                         IntStream.range(0, CudaDevice.count())
                                 .mapToObj(Device::gpu)

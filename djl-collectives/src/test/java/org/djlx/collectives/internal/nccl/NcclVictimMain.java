@@ -26,11 +26,7 @@ public final class NcclVictimMain {
         NcclOptions options = NcclOptions.builder().optTimeout(Duration.ofSeconds(60)).build();
         Device own = Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK")));
         NcclOptions eager =
-                NcclOptions.builder()
-                        .optTimeout(options.timeout())
-                        .optDevices(own)
-                        .optPairCommunicators(false)
-                        .build();
+                NcclOptions.builder().optTimeout(options.timeout()).optDevices(own).build();
         boolean isEager = args[0].startsWith("eager");
         ProcessGroup group = ProcessGroups.init("nccl", isEager ? eager : options);
         try (NDManager manager = NDManager.newBaseManager(group.device())) {
