@@ -70,6 +70,10 @@ MODELS = {
         head_dim=None), [40]),
     "qwen3": ("qwen3", dict(num_key_value_heads=4, tie_word_embeddings=True,
                             rope_parameters=DEFAULT), [40]),
+    "ernie4-5": ("ernie4_5", dict(use_bias=True, rope_parameters=DEFAULT), [40]),
+    "exaone4": ("exaone4", dict(
+        num_hidden_layers=4, sliding_window=16, sliding_window_pattern=2,
+        layer_types=["sliding_attention", "full_attention"] * 2, rope_parameters=DEFAULT), [40]),
     "gemma": ("gemma", dict(
         hidden_act="gelu_pytorch_tanh", head_dim=24, tie_word_embeddings=True,
         rope_parameters=DEFAULT), [40]),
@@ -98,6 +102,18 @@ MODELS = {
         attention_bias=True, mlp_bias=True, embedding_multiplier=6.0, logits_scaling=3.0,
         residual_multiplier=0.3, attention_multiplier=0.4, tie_word_embeddings=True,
         rope_parameters=DEFAULT, head_dim=None), [40]),
+    "granite4": ("granitemoehybrid", dict(
+        num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=48,
+        layer_types=["attention"] * 2, position_embedding_type="rope", attention_bias=True,
+        embedding_multiplier=6.0, logits_scaling=3.0, residual_multiplier=0.3,
+        attention_multiplier=0.4, tie_word_embeddings=True, rope_parameters=DEFAULT,
+        head_dim=None), [40]),
+    "olmo3": ("olmo3", dict(
+        num_hidden_layers=4, sliding_window=16, attention_bias=True, rope_parameters=DEFAULT,
+        head_dim=None), [40]),
+    "seed-oss": ("seed_oss", dict(
+        attention_bias=True, attention_out_bias=True, mlp_bias=True, rope_parameters=DEFAULT),
+        [40]),
     "olmo2": ("olmo2", dict(attention_bias=True, rope_parameters=DEFAULT, head_dim=None), [40]),
     "phi3": ("phi3", dict(num_key_value_heads=4, rope_parameters=DEFAULT, head_dim=None), [40]),
     # One prompt beyond the original length, and one that stays within it.

@@ -26,6 +26,16 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
         LayerConfig layer(ConfigEntries json, int index);
     }
 
+    private static final Map<String, ?> ERNIE =
+            Map.of(
+                    "head_dim",
+                    128,
+                    "rms_norm_eps",
+                    1e-5,
+                    "rope_theta",
+                    500_000,
+                    "tie_word_embeddings",
+                    true);
     private static final Map<String, ?> GEMMA =
             Map.of("head_dim", 256, "tie_word_embeddings", true);
     private static final Map<TensorPart, String> GEMMA_NAMES =
@@ -39,12 +49,18 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                     TensorPart.MLP_POST_NORM, "post_mlp_layernorm");
     private static final Map<String, ?> GPT_OSS = // Files in MXFP4 name no type.
             Map.of("head_dim", 64, "attention_bias", true, "dtype", "bfloat16");
+    private static final Map<TensorPart, String> GRANITE4_NAMES =
+            Map.of(
+                    TensorPart.GATE, "shared_mlp.input_linear",
+                    TensorPart.UP, "shared_mlp.input_linear",
+                    TensorPart.DOWN, "shared_mlp.output_linear");
     private static final Map<TensorPart, String> MIXTRAL_NAMES =
             Map.of(
                     TensorPart.ROUTER, "block_sparse_moe.gate",
                     TensorPart.EXPERT_GATE, "block_sparse_moe.experts.%d.w1",
                     TensorPart.EXPERT_UP, "block_sparse_moe.experts.%d.w3",
                     TensorPart.EXPERT_DOWN, "block_sparse_moe.experts.%d.w2");
+    private static final Map<String, ?> OLMO3 = Map.of("rms_norm_eps", 1e-5, "rope_theta", 500_000);
     private static final Map<TensorPart, String> PHI3_NAMES =
             Map.of(
                     TensorPart.QUERIES, "self_attn.qkv_proj",
@@ -53,6 +69,7 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                     TensorPart.GATE, "mlp.gate_up_proj",
                     TensorPart.UP, "mlp.gate_up_proj");
     private static final Map<String, ?> QWEN3 = Map.of("head_dim", 128);
+    private static final Map<String, ?> SEED_OSS = Map.of("head_dim", 128, "attention_bias", true);
 
     private static final Map<String, ?> TIED = Map.of("tie_word_embeddings", true);
 
@@ -60,6 +77,12 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
     private static final Map<String, Architecture> ALL =
             new TreeMap<>(
                     Map.ofEntries(
+                            entry("ernie4_5", Layers::ernie, ERNIE, Map.of()),
+                            entry(
+                                    "exaone4",
+                                    Layers::exaone4,
+                                    Map.of("rms_norm_eps", 1e-5),
+                                    Map.of()),
                             entry("gemma", Layers::gemma, GEMMA, Map.of()),
                             entry("gemma2", Layers::gemma2, GEMMA, GEMMA_NAMES),
                             entry("gemma3_text", Layers::gemma3, GEMMA, GEMMA_NAMES),
@@ -75,14 +98,17 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                                     GPT_OSS,
                                     Map.of(TensorPart.ROUTER, "mlp.router")),
                             entry("granite", Layers::granite, Map.of(), Map.of()),
+                            entry("granitemoehybrid", Layers::granite4, Map.of(), GRANITE4_NAMES),
                             entry("llama", Layers::llama, Map.of(), Map.of()),
                             entry("mistral", Layers::mistral, Map.of(), Map.of()),
                             entry("mixtral", Layers::mixtral, Map.of(), MIXTRAL_NAMES),
                             entry("olmo2", Layers::olmo2, Map.of(), Map.of()),
+                            entry("olmo3", Layers::olmo3, OLMO3, Map.of()),
                             entry("phi3", Layers::mistral, Map.of(), PHI3_NAMES),
                             entry("qwen2", Layers::qwen2, Map.of(), Map.of()),
                             entry("qwen3", Layers::qwen3, QWEN3, Map.of()),
                             entry("qwen3_moe", Layers::qwen3Moe, QWEN3, Map.of()),
+                            entry("seed_oss", Layers::seedOss, SEED_OSS, Map.of()),
                             entry("smollm3", Layers::smolLm3, TIED, Map.of())));
 
     private static Map.Entry<String, Architecture> entry(
@@ -139,7 +165,7 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
         double embeddingScale = isGemma ? gemmaScale(hidden, dtype) : 1;
         double epsilon = json.number("rms_norm_eps", 1e-6);
         double logitScale = 1;
-        if (type.equals("granite")) {
+        if (type.startsWith("granite")) {
             // Attention and MLP are multiplied by residual_multiplier before they are added to the
             // residual stream. Only norms read the stream, so it is divided by it instead:
             // embeddings are, and epsilon by its square.

@@ -93,8 +93,12 @@ public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
 
         /** {@return this attention without rotary embedding} */
         Attention withoutRotation() {
-            Rope none = Rope.linear(rope.theta(), rope.pairs(), Double.POSITIVE_INFINITY);
-            return new Attention(none, window, scale, cap, inputBias, outputBias, headNorms, sinks);
+            return withRope(Rope.linear(rope.theta(), rope.pairs(), Double.POSITIVE_INFINITY));
+        }
+
+        Attention withRope(Rope other) {
+            return new Attention(
+                    other, window, scale, cap, inputBias, outputBias, headNorms, sinks);
         }
 
         Attention withScale(double factor) {

@@ -51,6 +51,56 @@ final class Layers {
                 llama.attention().withHeadNorms(HeadNorms.ALL_HEADS), llama.mlp(), Norms.RESULTS);
     }
 
+    /** OLMo 3: OLMo 2 with a sliding window in three of four layers, whose rope is not scaled. */
+    static LayerConfig olmo3(ConfigEntries json, int index) {
+        boolean slides = slides(json, index, (index + 1) % 4 != 0);
+        ConfigEntries parameters = json.entries("rope_parameters");
+        ConfigEntries own = parameters.entries(slides ? "sliding_attention" : "full_attention");
+        double theta = json.number("rope_theta", 10000.0);
+        Rope common = rope(json);
+        Rope unscaled = Rope.of(common.theta(), headSize(json));
+        Rope rope =
+                parameters.has("full_attention")
+                        ? Rope.read(json, own, theta, headSize(json))
+                        : slides ? unscaled : common;
+        LayerConfig olmo2 = olmo2(json, index);
+        int window = slides ? json.integer("sliding_window", 0) : 0;
+        return new LayerConfig(
+                olmo2.attention().withRope(rope).withWindow(window), olmo2.mlp(), Norms.RESULTS);
+    }
+
+    /**
+     * EXAONE 4: norms of results as in OLMo 2, and of each head. If layers have a sliding window,
+     * the layers without one have no rotary embedding.
+     */
+    static LayerConfig exaone4(ConfigEntries json, int index) {
+        boolean isHybrid = json.has("sliding_window");
+        boolean slides = isHybrid && slidesByPattern(json, index, 4);
+        Attention attention =
+                attention(json, false)
+                        .withHeadNorms(HeadNorms.EACH_HEAD)
+                        .withWindow(slides ? json.integer("sliding_window", 0) : 0);
+        return new LayerConfig(
+                isHybrid && !slides ? attention.withoutRotation() : attention,
+                mlp(json, false),
+                Norms.RESULTS);
+    }
+
+    /** ERNIE 4.5 without experts: one switch for all biases; adjacent elements are rotated. */
+    static LayerConfig ernie(ConfigEntries json, int index) {
+        boolean bias = json.flag("use_bias", false);
+        Rope rope = rope(json).ofInterleavedPairs();
+        return new LayerConfig(Attention.of(rope, headSize(json), bias), mlp(json, bias));
+    }
+
+    /** Seed-OSS: Llama with a switch of its own for the bias of the output projection. */
+    static LayerConfig seedOss(ConfigEntries json, int index) {
+        LayerConfig llama = llama(json, index);
+        boolean outputBias = json.flag("attention_out_bias", false);
+        return new LayerConfig(
+                llama.attention().withBiases(hasBias(json), outputBias), llama.mlp());
+    }
+
     /**
      * SmolLM 3: Llama with some layers, by default every fourth, without rotary embedding (NoPE).
      */
@@ -70,11 +120,36 @@ final class Layers {
         return new LayerConfig(rotates ? attention : attention.withoutRotation(), llama.mlp());
     }
 
-    /** Granite without experts: Llama with four multipliers. */
+    /** Granite 2 and 3 without experts: Llama with four multipliers. */
     static LayerConfig granite(ConfigEntries json, int index) {
         LayerConfig llama = llama(json, index);
         double scale = positive(json, "attention_multiplier");
         return new LayerConfig(llama.attention().withScale(scale), llama.mlp());
+    }
+
+    /** Granite 4 without Mamba layers and experts: Granite 3, with or without rotary embedding. */
+    static LayerConfig granite4(ConfigEntries json, int index) {
+        List<JsonElement> types = json.array("layer_types");
+        String type = index < types.size() ? types.get(index).getAsString() : "mamba";
+        check(
+                type.equals("attention") || type.equals("full_attention"),
+                "layer_types must be attention in every layer, not %s in layer %d: the KV cache has"
+                        + " no state for Mamba layers; use a Granite 4 model without -h- in its"
+                        + " name",
+                type,
+                index);
+        int experts = json.integer("num_local_experts", 8);
+        check(experts == 0, "num_local_experts must be 0, not %d", experts);
+        String position = json.text("position_embedding_type", "nope");
+        check(
+                position.equals("rope") || position.equals("nope"),
+                "position_embedding_type must be rope or nope, not '%s'",
+                position);
+        Attention attention = granite(json, index).attention();
+        int inner = json.integer("shared_intermediate_size", null);
+        return new LayerConfig(
+                position.equals("rope") ? attention : attention.withoutRotation(),
+                new Mlp(inner, activation(json), false, null));
     }
 
     /** Qwen 2 and 2.5: biases of queries, keys and values; the last layers may have a window. */
@@ -161,9 +236,7 @@ final class Layers {
      */
     static LayerConfig gemma3(ConfigEntries json, int index) {
         refuseEncoder(json);
-        int pattern = json.integer("sliding_window_pattern", 6);
-        check(pattern >= 1, "sliding_window_pattern must be 1 or more, not %d", pattern);
-        int window = window(json, index, (index + 1) % pattern != 0);
+        int window = slidesByPattern(json, index, 6) ? json.integer("sliding_window", 0) : 0;
         ConfigEntries parameters = json.entries("rope_parameters");
         ConfigEntries full =
                 json.has("rope_parameters")
@@ -281,6 +354,16 @@ final class Layers {
      */
     static int window(ConfigEntries json, int index, boolean sliding) {
         return slides(json, index, sliding) ? json.integer("sliding_window", 0) : 0;
+    }
+
+    /** As {@link #slides}; otherwise all layers slide but the last of each pattern. */
+    private static boolean slidesByPattern(ConfigEntries json, int index, int usual) {
+        if (json.has("layer_types")) {
+            return slides(json, index, true);
+        }
+        int pattern = json.integer("sliding_window_pattern", usual);
+        check(pattern >= 1, "sliding_window_pattern must be 1 or more, not %d", pattern);
+        return (index + 1) % pattern != 0;
     }
 
     /** Returns whether {@code layer_types} gives a layer a window; {@code usual} if missing. */

@@ -51,7 +51,7 @@ class ArchitectureTest {
             rope = rope.getAsJsonObject("full_attention");
             JsonArray types = json.getAsJsonArray("layer_types");
             assertEquals("full_attention", types.get(1).getAsString());
-        } else if (!name.equals("gemma3")) {
+        } else if (!name.matches("gemma3|granite4")) { // Others have the usual layers.
             json.remove("layer_types");
         }
         json.add("rope_theta", rope.remove("rope_theta"));
@@ -232,10 +232,14 @@ class ArchitectureTest {
         "gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 0, 0, 9241705984",
         "gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true, 0, 0, 999885952",
         "glm4, 4096, 13696, 40, 32, 2, 128, 151552, false, 0, 0, 9400279040",
+        "ernie4_5, 1024, 3072, 18, 16, 2, 128, 103424, true, 0, 0, 360748032",
+        "exaone4, 5120, 27392, 64, 40, 8, 128, 102400, false, 0, 0, 32003216384",
         "gpt_oss, 2880, 2880, 24, 64, 8, 64, 201088, false, 32, 0, 20914757184",
         "granite, 2048, 8192, 40, 32, 8, 64, 49155, true, 0, 0, 2533531648",
         "olmo2, 4096, 11008, 32, 32, 32, 128, 100352, false, 0, 0, 7298617344",
+        "olmo3, 4096, 11008, 32, 32, 32, 128, 100278, false, 0, 0, 7298011136",
         "phi3, 3072, 8192, 32, 32, 32, 96, 32064, false, 0, 0, 3821079552",
+        "seed_oss, 5120, 27648, 64, 80, 8, 128, 155136, false, 0, 0, 36151104512",
         "smollm3, 2048, 11008, 36, 16, 4, 128, 128256, true, 0, 0, 3075098624"
     })
     void countsTheParametersOfPublishedModels(
@@ -284,22 +288,60 @@ class ArchitectureTest {
                 .sum();
     }
 
-    /** The page docs/design/models.md shows the method of {@link SeedOss}. */
+    /** The page docs/design/models.md shows {@link Layers#seedOss}. */
     @Test
     void theExampleOfTheDocsWorks() throws IOException {
-        String code = Files.readString(Path.of("src/test/java/org/djlx/llm/model/SeedOss.java"));
-        String example =
-                code.substring(code.indexOf("/** Seed-OSS"), code.lastIndexOf("}")).strip();
+        String code = Files.readString(Path.of("src/main/java/org/djlx/llm/model/Layers.java"));
+        int begin = code.indexOf("/** Seed-OSS");
+        String example = code.substring(begin, code.indexOf("\n\n", begin));
         assertTrue(Files.readString(Path.of("../docs/design/models.md")).contains(example));
         JsonObject json = ModelFixture.config("llama-bias");
         json.remove("attention_bias");
         json.remove("head_dim");
-        ModelConfig config =
-                SeedOss.ARCHITECTURE.config("seed_oss", new ConfigEntries(json), KvCacheDtype.AUTO);
+        json.addProperty("model_type", "seed_oss");
+        ModelConfig config = read(json);
         assertEquals(128, config.headSize());
         LayerConfig layer = config.layer(0);
         assertTrue(layer.attention().inputBias() && layer.mlp().bias());
         assertFalse(layer.attention().outputBias());
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "layer_types, '[\"attention\", \"mamba\", \"attention\"]', not mamba in layer 1",
+        "layer_types, '[\"attention\"]', not mamba in layer 1",
+        "num_local_experts, 62, 'num_local_experts must be 0, not 62'",
+        "position_embedding_type, '\"alibi\"', must be rope or nope"
+    })
+    void refusesGranite4WithMambaLayersOrExperts(String entry, String value, String problem)
+            throws IOException {
+        JsonObject json = ReferenceModels.config("granitemoehybrid");
+        json.add(entry, JsonParser.parseString(value));
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> read(json)).getMessage();
+        assertTrue(message.contains(problem), message);
+    }
+
+    /** Newer files have a rope for each type of layer, older ones one, which full layers scale. */
+    @Test
+    void slidingLayersOfOlmo3HaveAnUnscaledRope() throws IOException {
+        JsonObject json = ReferenceModels.config("olmo3");
+        ModelConfig config = read(json);
+        JsonObject scaled = json.remove("rope_parameters").getAsJsonObject();
+        JsonObject plain = new JsonObject();
+        plain.addProperty("rope_type", "default");
+        plain.addProperty("rope_theta", 10_000);
+        JsonObject both = new JsonObject();
+        both.add("sliding_attention", plain);
+        both.add("full_attention", scaled);
+        json.add("rope_parameters", both);
+        assertEquals(config, read(json));
+        json.remove("rope_parameters");
+        json.add("rope_theta", scaled.remove("rope_theta"));
+        json.add("rope_scaling", scaled);
+        assertEquals(config, read(json));
+        assertEquals(Rope.of(10_000, 16), config.layer(0).attention().rope());
+        assertEquals(Rope.linear(10_000, 8, 3), config.layer(3).attention().rope());
     }
 
     @Test

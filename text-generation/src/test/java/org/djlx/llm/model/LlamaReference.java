@@ -184,6 +184,16 @@ public class LlamaReference {
         return projection(name + "mlp.down_proj", gate);
     }
 
+    /** As {@link #mlp}, with the rows of the gate before those of the values in one matrix. */
+    final double[] fusedMlp(double[] x, String gateUpName, String downName) {
+        double[] gateUp = projection(gateUpName, x);
+        double[] inner = new double[gateUp.length / 2];
+        for (int i = 0; i < inner.length; i++) {
+            inner[i] = activation(gateUp[i]) * gateUp[inner.length + i];
+        }
+        return projection(downName, inner);
+    }
+
     double activation(double x) {
         return x / (1 + Math.exp(-x));
     }

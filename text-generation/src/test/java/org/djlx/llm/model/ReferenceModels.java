@@ -42,10 +42,22 @@ public final class ReferenceModels {
             "'intermediate_size': 64, 'num_hidden_layers': 4, 'num_local_experts': 5,"
                     + " 'num_experts_per_tok': 2, 'sliding_window': 9, 'attention_bias': true";
 
+    private static final String GRANITE4 =
+            "'shared_intermediate_size': 56, 'num_local_experts': 0, 'layer_types': ['attention',"
+                    + " 'attention', 'attention'], 'position_embedding_type': '%s',"
+                    + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
+                    + " 'residual_multiplier': 0.3, 'attention_multiplier': 0.4";
+
     /** By name: model_type, and entries that differ from those of {@link #BASE}. */
     private static final Map<String, String> MODELS =
             new TreeMap<>(
                     Map.ofEntries(
+                            Map.entry("ernie4_5", "'use_bias': true, 'tie_word_embeddings': true"),
+                            Map.entry(
+                                    "exaone4",
+                                    "'num_hidden_layers': 4, 'sliding_window': 9,"
+                                            + " 'sliding_window_pattern': 3"),
+                            Map.entry("exaone4-full", "'tie_word_embeddings': true"),
                             Map.entry(
                                     "gemma",
                                     "'hidden_act': 'gelu_pytorch_tanh', 'head_dim': 24,"
@@ -56,6 +68,8 @@ public final class ReferenceModels {
                                             + " 'embedding_multiplier': 6.0, 'logits_scaling': 3.0,"
                                             + " 'residual_multiplier': 0.3, 'attention_multiplier':"
                                             + " 0.4"),
+                            Map.entry("granitemoehybrid", GRANITE4.formatted("rope")),
+                            Map.entry("granitemoehybrid-nope", GRANITE4.formatted("nope")),
                             Map.entry(
                                     "glm",
                                     "'attention_bias': false, 'rope_parameters': {'rope_type':"
@@ -72,6 +86,18 @@ public final class ReferenceModels {
                                     GPT_OSS + ", 'quantization_config': {'quant_method': 'mxfp4'}"),
                             Map.entry("olmo2", "'num_key_value_heads': 4"),
                             Map.entry("olmo2-grouped", "'attention_bias': true"),
+                            Map.entry(
+                                    "olmo3",
+                                    "'num_hidden_layers': 5, 'sliding_window': 9,"
+                                            + " 'rope_parameters': {'rope_type': 'linear',"
+                                            + " 'rope_theta': 10000, 'factor': 3.0}"),
+                            Map.entry(
+                                    "seed_oss",
+                                    "'attention_bias': true, 'attention_out_bias': false,"
+                                            + " 'mlp_bias': true"),
+                            Map.entry(
+                                    "seed_oss-out",
+                                    "'attention_bias': false, 'attention_out_bias': true"),
                             Map.entry(
                                     "smollm3",
                                     "'num_hidden_layers': 4, 'no_rope_layers': [1, 0, 1, 1]"),
@@ -117,11 +143,16 @@ public final class ReferenceModels {
         String type =
                 JsonParser.parseString(json).getAsJsonObject().get("model_type").getAsString();
         return switch (type) {
+            case "ernie4_5" -> new AdjacentPairs(directory);
+            case "exaone4" -> new Exaone4(directory);
             case "gemma" -> new Gemma1(directory);
             case "glm", "glm4" -> new Glm(directory);
             case "gpt_oss" -> new GptOss(directory);
             case "granite" -> new Granite(directory);
+            case "granitemoehybrid" -> new Granite4(directory);
             case "olmo2" -> new Olmo2(directory);
+            case "olmo3" -> new Olmo3(directory);
+            case "seed_oss" -> new LlamaReference(directory);
             case "smollm3" -> new SmolLm3(directory);
             default -> throw new IllegalArgumentException(type);
         };
@@ -189,14 +220,19 @@ public final class ReferenceModels {
             layer.put("mlp.gate_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.up_proj.weight", new Shape(inner, hidden));
             layer.put("mlp.down_proj.weight", new Shape(hidden, inner));
-            boolean biased = json.has("attention_bias");
-            if (biased && json.get("attention_bias").getAsBoolean()) {
+            if (isSet(json, "attention_bias") || isSet(json, "use_bias")) {
                 layer.put("self_attn.q_proj.bias", new Shape(queries));
                 layer.put("self_attn.k_proj.bias", new Shape(keys));
                 layer.put("self_attn.v_proj.bias", new Shape(keys));
                 layer.put("self_attn.o_proj.bias", new Shape(hidden));
             }
-            if (json.has("mlp_bias")) {
+            if (json.has("attention_out_bias")) {
+                layer.remove("self_attn.o_proj.bias");
+            }
+            if (isSet(json, "attention_out_bias")) {
+                layer.put("self_attn.o_proj.bias", new Shape(hidden));
+            }
+            if (isSet(json, "mlp_bias") || isSet(json, "use_bias")) {
                 layer.put("mlp.gate_proj.bias", new Shape(inner));
                 layer.put("mlp.up_proj.bias", new Shape(inner));
                 layer.put("mlp.down_proj.bias", new Shape(hidden));
@@ -234,11 +270,19 @@ public final class ReferenceModels {
                     layer.put(down, new Shape(experts, inner, hidden));
                 }
             }
-            if (type.equals("olmo2")) {
+            if (type.equals("granitemoehybrid")) {
+                List.of("gate", "up", "down")
+                        .forEach(p -> layer.remove("mlp." + p + "_proj.weight"));
+                long shared = json.get("shared_intermediate_size").getAsLong();
+                layer.put("shared_mlp.input_linear.weight", new Shape(2 * shared, hidden));
+                layer.put("shared_mlp.output_linear.weight", new Shape(hidden, shared));
+            }
+            if (type.matches("olmo.|exaone4")) {
+                boolean ofHeads = type.equals("exaone4");
                 layer.remove("input_layernorm.weight");
                 layer.put("post_feedforward_layernorm.weight", new Shape(hidden));
-                layer.put("self_attn.q_norm.weight", new Shape(queries));
-                layer.put("self_attn.k_norm.weight", new Shape(keys));
+                layer.put("self_attn.q_norm.weight", new Shape(ofHeads ? size : queries));
+                layer.put("self_attn.k_norm.weight", new Shape(ofHeads ? size : keys));
             }
             for (Map.Entry<String, Shape> entry : layer.entrySet()) {
                 shapes.put("model.layers." + i + "." + entry.getKey(), entry.getValue());
@@ -249,6 +293,10 @@ public final class ReferenceModels {
             shapes.put("lm_head.weight", new Shape(VOCABULARY, hidden));
         }
         return shapes;
+    }
+
+    private static boolean isSet(JsonObject json, String name) {
+        return json.has(name) && json.get(name).getAsBoolean();
     }
 
     /** {@code models/gemma/modular_gemma.py}. */
@@ -276,7 +324,7 @@ public final class ReferenceModels {
     }
 
     /** {@code models/granite/modular_granite.py}. */
-    private static final class Granite extends LlamaReference {
+    private static class Granite extends LlamaReference {
 
         Granite(Path directory) throws IOException {
             super(directory);
@@ -310,6 +358,25 @@ public final class ReferenceModels {
         }
     }
 
+    /** {@code models/granitemoehybrid/modular_granitemoehybrid.py}, without experts. */
+    private static final class Granite4 extends Granite {
+
+        Granite4(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double[] turned(double[] heads, int position, int layer) {
+            boolean isRope = json.get("position_embedding_type").getAsString().equals("rope");
+            return isRope ? super.turned(heads, position, layer) : heads;
+        }
+
+        @Override
+        double[] mlp(double[] x, String name) {
+            return fusedMlp(x, name + "shared_mlp.input_linear", name + "shared_mlp.output_linear");
+        }
+    }
+
     /** {@code models/smollm3/modular_smollm3.py}. */
     private static final class SmolLm3 extends LlamaReference {
 
@@ -338,7 +405,7 @@ public final class ReferenceModels {
     }
 
     /** {@code models/olmo2/modular_olmo2.py}. */
-    private static final class Olmo2 extends LlamaReference {
+    private static class Olmo2 extends LlamaReference {
 
         Olmo2(Path directory) throws IOException {
             super(directory);
@@ -357,10 +424,63 @@ public final class ReferenceModels {
         }
     }
 
-    /** {@code models/glm/modular_glm.py} and {@code models/glm4/modular_glm4.py}. */
-    private static final class Glm extends LlamaReference {
+    /** {@code models/olmo3/modular_olmo3.py}. */
+    private static final class Olmo3 extends Olmo2 {
 
-        Glm(Path directory) throws IOException {
+        Olmo3(Path directory) throws IOException {
+            super(directory);
+        }
+
+        @Override
+        double[] turned(double[] heads, int position, int layer) {
+            boolean slides = layer % 4 != 3;
+            return super.turned(heads, slides ? 3 * position : position, layer); // of factor 3
+        }
+
+        @Override
+        int firstAttended(int token, int layer) {
+            return layer % 4 == 3 ? 0 : Math.max(0, token - integer("sliding_window") + 1);
+        }
+    }
+
+    /** {@code models/exaone4/modular_exaone4.py}. */
+    private static final class Exaone4 extends Olmo2 {
+
+        Exaone4(Path directory) throws IOException {
+            super(directory);
+        }
+
+        private boolean slides(int layer) {
+            return json.has("sliding_window")
+                    && (layer + 1) % integer("sliding_window_pattern") != 0;
+        }
+
+        @Override
+        double[] heads(String name, double[] x) {
+            double[] all = projection(name + "_proj", x);
+            for (int head = 0; head < all.length; head += headSize) {
+                double[] one = Arrays.copyOfRange(all, head, head + headSize);
+                System.arraycopy(normalized(one, name + "_norm.weight"), 0, all, head, headSize);
+            }
+            return all;
+        }
+
+        @Override
+        double[] turned(double[] heads, int position, int layer) {
+            boolean turns = slides(layer) || !json.has("sliding_window");
+            return turns ? super.turned(heads, position, layer) : heads;
+        }
+
+        @Override
+        int firstAttended(int token, int layer) {
+            return slides(layer) ? Math.max(0, token - integer("sliding_window") + 1) : 0;
+        }
+    }
+
+    /** {@code models/ernie4_5/modular_ernie4_5.py}. */
+    private static class AdjacentPairs extends LlamaReference {
+
+        AdjacentPairs(Path directory) throws IOException {
             super(directory);
         }
 
@@ -375,15 +495,18 @@ public final class ReferenceModels {
             }
             return turned;
         }
+    }
+
+    /** {@code models/glm/modular_glm.py} and {@code models/glm4/modular_glm4.py}. */
+    private static final class Glm extends AdjacentPairs {
+
+        Glm(Path directory) throws IOException {
+            super(directory);
+        }
 
         @Override
         double[] mlp(double[] x, String name) {
-            double[] gateUp = projection(name + "mlp.gate_up_proj", x);
-            double[] inner = new double[gateUp.length / 2];
-            for (int i = 0; i < inner.length; i++) {
-                inner[i] = activation(gateUp[i]) * gateUp[inner.length + i];
-            }
-            return projection(name + "mlp.down_proj", inner);
+            return fusedMlp(x, name + "mlp.gate_up_proj", name + "mlp.down_proj");
         }
 
         @Override
