@@ -5,6 +5,7 @@
  *
  * <ul>
  *   <li>{@link SpringChatModel} - a chat model
+ *   <li>{@link SpringEmbeddingModel} - an embedding model
  * </ul>
  */
 package org.djlx.llm.springai;
