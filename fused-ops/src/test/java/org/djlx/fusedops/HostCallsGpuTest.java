@@ -64,9 +64,18 @@ class HostCallsGpuTest {
             List<NDArray> bs = List.of(array(manager, 32, 16));
             NDArray rows = array(manager, 8, 64);
             NDArray weight = array(manager, 64);
+            NDArray whole = array(manager, 16, 64);
             loadProducts(group, array(manager, 32, 16), array(manager, 32, 32), bs.get(0));
             counts.put(
                     "all-reduce", count(group, () -> group.allReduce(rows, ReduceOp.SUM, false)));
+            counts.put(
+                    "all-gather",
+                    count(group, () -> group.allGatherIntoTensor(whole, rows, false)));
+            counts.put(
+                    "reduce-scatter",
+                    count(
+                            group,
+                            () -> group.reduceScatterTensor(rows, whole, ReduceOp.SUM, false)));
             counts.put("norm", count(group, () -> norm(rows, weight, group)));
             for (Path path : List.of(Path.FUSED, Path.GATHERED, Path.PIPELINED)) {
                 counts.put(path.toString(), countGathers(path, a, bs, group));
@@ -75,7 +84,11 @@ class HostCallsGpuTest {
         assertEquals(
                 Map.of(
                         "all-reduce",
-                        new NativeCalls(4, 5),
+                        new NativeCalls(4, 4),
+                        "all-gather",
+                        new NativeCalls(4, 7),
+                        "reduce-scatter",
+                        new NativeCalls(4, 7),
                         "norm",
                         new NativeCalls(4, 7),
                         Path.FUSED.toString(),

@@ -72,6 +72,7 @@ public final class Operation {
 
     // Set when the operation is issued, before another thread sees it.
     private TensorInfo tensor;
+    private TensorInfo whole;
     private OperationTrace trace;
     private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
     private String hint = ""; // to append to the warning
@@ -210,6 +211,19 @@ public final class Operation {
     /** Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}. */
     public void setTensor(TensorInfo info) {
         tensor = info;
+    }
+
+    /**
+     * {@return the type, shape and address of the one tensor that has a part for each rank: the
+     * output of an all-gather or the input of a reduce-scatter; null if each part is a tensor}
+     */
+    public TensorInfo whole() {
+        return whole;
+    }
+
+    /** Sets the result of {@link #whole}. For {@link org.djlx.collectives.ProcessGroup}. */
+    public void setWhole(TensorInfo info) {
+        whole = info;
     }
 
     /**

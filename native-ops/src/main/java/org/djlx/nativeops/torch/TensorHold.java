@@ -28,13 +28,23 @@ public final class TensorHold implements AutoCloseable {
      *     an array of strings
      */
     public TensorHold(NDArray array) {
-        long tensor = TorchChecks.tensor(array, "the array");
+        this(TorchChecks.array(array, "the array"));
+    }
+
+    private TensorHold(PtNDArray original) {
+        long tensor = TorchChecks.handle(original, "the array");
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "TensorHold");
         handle = scratch.getLong(0);
-        PtNDArray original = (PtNDArray) array;
         memory = original instanceof MemoryView view ? view.retainMemory() : null;
         buffer = BufferOfArray.get(original);
+    }
+
+    /**
+     * Takes a reference to an array that {@link Torch#info} accepts, which is not checked again.
+     */
+    public static TensorHold ofChecked(NDArray array) {
+        return new TensorHold((PtNDArray) array);
     }
 
     /** Takes references to several arrays, or none if it throws; the caller closes them. */

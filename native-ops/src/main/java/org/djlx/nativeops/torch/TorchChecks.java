@@ -52,7 +52,7 @@ public final class TorchChecks {
         return handle(array(array, name), name);
     }
 
-    private static long handle(PtNDArray array, String name) {
+    static long handle(PtNDArray array, String name) {
         try {
             return array.getHandle();
         } catch (IllegalStateException e) {

@@ -42,6 +42,7 @@ class TensorHoldTest {
                     });
             array.close();
             assertThrows(IllegalArgumentException.class, () -> new TensorHold(array));
+            assertThrows(IllegalArgumentException.class, () -> TensorHold.ofChecked(array));
         }
     }
 }

@@ -12,7 +12,6 @@ import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import java.util.function.Function;
-import java.util.function.LongFunction;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.ReduceOp;
@@ -34,6 +33,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
@@ -411,22 +411,23 @@ final class P2p {
             boolean inPlace =
                     info.isContiguous()
                             && (!direct || AllReduceKernels.isReachable(device, info.address()));
-            LongFunction<GpuCall.Body> reduction =
-                    address -> new Reduction(operation, algorithm, divisor, address);
             // Only works of the group's stream hold tensors that late peers may write to, make
             // copies before the call is published, and wait for the helper.
             boolean onCurrent =
                     operation.isInOrder() && !direct && inPlace && group.collectives().isLaunched();
             if (!onCurrent && !current.isCapturing()) {
-                return group.run(operation, tensor, inPlace, current, reduction);
+                return group.run(
+                        operation,
+                        tensor,
+                        inPlace,
+                        current,
+                        address -> new Reduction(operation, algorithm, divisor, address));
             }
             Work work =
                     queue.run(
                             operation,
                             current,
-                            (stream, captured) ->
-                                    reduceOnCurrent(
-                                            stream, tensor, info, inPlace, algorithm, reduction),
+                            new OnCurrent(operation, tensor, inPlace, algorithm, divisor),
                             List.of(tensor));
             if (operation.isInOrder() && work instanceof StreamWork streamWork) {
                 streamWork.setOrdered();
@@ -469,32 +470,59 @@ final class P2p {
         }
     }
 
-    /**
-     * Reduces a tensor on the caller's current stream, without a copy if it is in place. The
-     * reduction creates the kernel launch, given the address of contiguous elements.
-     */
-    private void reduceOnCurrent(
-            CudaStream current,
-            NDArray tensor,
-            TensorInfo info,
-            boolean inPlace,
-            Algorithm algorithm,
-            LongFunction<GpuCall.Body> reduction) {
-        if (inPlace) {
-            keepInGraph(tensor, algorithm);
-            reduction.apply(info.address()).enqueue(current);
-            return;
+    /** An all-reduce on the caller's current stream, without a copy if it is in place. */
+    private final class OnCurrent implements P2pQueue.Body {
+
+        private final Operation operation;
+        private final NDArray tensor;
+        private final boolean inPlace;
+        private final Algorithm algorithm;
+        private final float divisor;
+        private final TensorHold hold;
+
+        OnCurrent(
+                Operation operation,
+                NDArray tensor,
+                boolean inPlace,
+                Algorithm algorithm,
+                float divisor) {
+            this.operation = operation;
+            this.tensor = tensor;
+            this.inPlace = inPlace;
+            this.algorithm = algorithm;
+            this.divisor = divisor;
+            hold = TensorHold.ofChecked(tensor);
         }
-        try (NDArray copy =
-                Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
-            current.keepAlive(copy);
-            keepInGraph(copy, algorithm);
-            NoGradient.run(
-                    () -> {
-                        Torch.copy(copy, tensor);
-                        reduction.apply(Torch.dataPointer(copy)).enqueue(current);
-                        Torch.copy(tensor, copy);
-                    });
+
+        @Override
+        public void enqueue(CudaStream current, boolean captured) {
+            TensorInfo info = operation.tensor();
+            if (inPlace) {
+                keepInGraph(tensor, algorithm);
+                enqueue(current, info.address());
+                return;
+            }
+            try (NDArray copy =
+                    Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
+                current.keepAlive(copy);
+                keepInGraph(copy, algorithm);
+                NoGradient.run(
+                        () -> {
+                            Torch.copy(copy, tensor);
+                            long address = Torch.dataPointer(copy);
+                            enqueue(current, address);
+                            Torch.copy(tensor, copy);
+                        });
+            }
+        }
+
+        private void enqueue(CudaStream current, long address) {
+            new Reduction(operation, algorithm, divisor, address).enqueue(current);
+        }
+
+        @Override
+        public void release() {
+            hold.close();
         }
     }
 

@@ -15,6 +15,8 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * All-gather, reduce-scatter, all-to-all and broadcast by {@link ExchangeKernels} or {@link
@@ -97,86 +99,113 @@ final class P2pCollectives {
         void enqueue(Run run);
     }
 
-    /**
-     * Runs a collective on the caller's current stream or on the group's stream; the arrays are
-     * those of {@code in}, then of {@code out}.
-     */
+    /** Tensors that a collective reads or writes, and their arrays. */
+    private record Tensors(List<NDArray> arrays, List<DeviceTensor> tensors) {
+
+        private static final Tensors NONE = new Tensors(List.of(), List.of());
+
+        DeviceTensor only() {
+            return tensors.get(0);
+        }
+
+        void keepIn(CudaStream captured) {
+            for (int i = 0; i < tensors.size(); i++) {
+                tensors.get(i).keepIn(captured, arrays.get(i));
+            }
+        }
+
+        void close() {
+            tensors.forEach(DeviceTensor::close);
+        }
+    }
+
+    /** A collective on the caller's current stream. */
+    private record OnCurrent(
+            GpuGroup group, Operation operation, Tensors in, Tensors out, Launch launch)
+            implements P2pQueue.Body {
+
+        @Override
+        public void enqueue(CudaStream stream, boolean captured) {
+            group.resources().load(in.tensors, stream);
+            launch.enqueue(new Run(stream, operation.timeout(), false));
+            group.resources().flush(out.tensors, stream);
+            if (captured) {
+                in.keepIn(stream);
+                out.keepIn(stream);
+            }
+        }
+
+        @Override
+        public void release() {
+            in.close();
+            out.close();
+        }
+    }
+
+    /** Runs a collective on the caller's current stream or on the group's stream. */
     private Work run(
-            Operation operation,
-            List<DeviceTensor> in,
-            List<DeviceTensor> out,
-            List<NDArray> arrays,
-            List<NDArray> result,
-            Launch launch) {
+            Operation operation, Tensors in, Tensors out, List<NDArray> result, Launch launch) {
         try (CurrentStreams.Scope scope = currentStreams.hold()) {
             CudaStream current = scope.stream();
-            boolean captured = current.isCapturing();
             boolean onCurrent =
-                    captured || operation.isInOrder() && group.collectives().isLaunched();
-            GpuCall.Body body =
-                    stream -> launch.enqueue(new Run(stream, operation.timeout(), !onCurrent));
+                    current.isCapturing()
+                            || operation.isInOrder() && group.collectives().isLaunched();
             if (!onCurrent) {
-                return group.issue(
-                        operation, new GpuCall(body, in, out, new long[0], false), result);
+                GpuCall.Body body =
+                        stream -> launch.enqueue(new Run(stream, operation.timeout(), true));
+                GpuCall call = new GpuCall(body, in.tensors, out.tensors, new long[0], false);
+                return group.issue(operation, call, result);
             }
-            List<DeviceTensor> tensors = new ArrayList<>(in);
-            tensors.addAll(out);
-            Work work;
-            try {
-                work =
-                        queue.run(
-                                operation,
-                                current,
-                                (stream, recorded) -> {
-                                    group.resources().load(in, stream);
-                                    body.enqueue(stream);
-                                    group.resources().flush(out, stream);
-                                    for (int i = 0; recorded && i < tensors.size(); i++) {
-                                        tensors.get(i).keepIn(stream, arrays.get(i));
-                                    }
-                                },
-                                result);
-            } catch (RuntimeException | Error e) {
-                tensors.forEach(DeviceTensor::close);
-                throw e;
-            }
+            Work work =
+                    queue.run(
+                            operation,
+                            current,
+                            new OnCurrent(group, operation, in, out, launch),
+                            result);
             if (work instanceof StreamWork streamWork) {
                 streamWork.setOrdered();
             }
-            // Keeps the memory until the end, as it may belong to another stream. Graphs keep
-            // theirs.
-            work.getFuture().whenComplete((done, failure) -> tensors.forEach(DeviceTensor::close));
             return work;
         }
     }
 
-    private DeviceTensor input(NDArray tensor) {
-        return DeviceTensor.input(group.resources().manager(), tensor);
+    /** Wraps tensors that are read, or read and written; {@code info} is null if not known. */
+    private Tensors inputs(List<NDArray> arrays, TensorInfo info) {
+        return tensors(arrays, info, true);
     }
 
-    private DeviceTensor output(NDArray tensor) {
-        return DeviceTensor.output(group.resources().manager(), tensor);
+    /** Wraps tensors of which all elements are written; {@code info} is null if not known. */
+    private Tensors outputs(List<NDArray> arrays, TensorInfo info) {
+        return tensors(arrays, info, false);
     }
 
-    private static List<NDArray> join(List<NDArray> first, List<NDArray> second) {
-        List<NDArray> all = new ArrayList<>(first);
-        all.addAll(second);
-        return all;
+    private Tensors tensors(List<NDArray> arrays, TensorInfo info, boolean read) {
+        // A loop: until C2 has compiled it, a stream costs more than the native calls.
+        List<DeviceTensor> tensors = new ArrayList<>(arrays.size());
+        for (NDArray array : arrays) {
+            tensors.add(
+                    DeviceTensor.of(
+                            group.resources().manager(),
+                            array,
+                            info != null ? info : Torch.info(array),
+                            read));
+        }
+        return new Tensors(arrays, tensors);
     }
 
     /** Gathers into one array, or into one array per rank. */
     Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        DeviceTensor in = input(input);
-        List<DeviceTensor> out = outputs.stream().map(this::output).toList();
-        long[] parts = parts(out, in.byteSize());
+        Tensors in = inputs(List.of(input), operation.tensor());
+        Tensors out = outputs(outputs, operation.whole());
+        DeviceTensor own = in.only();
+        long[] parts = parts(out.tensors, own.byteSize());
         Exchange by = choose(operation, kernels.isPossible());
         return run(
                 operation,
-                List.of(in),
+                in,
                 out,
-                join(List.of(input), outputs),
                 outputs,
-                run -> by.gather(run, in.address(), parts, in.byteSize(), operation.place()));
+                run -> by.gather(run, own.address(), parts, own.byteSize(), operation.place()));
     }
 
     /**
@@ -196,66 +225,66 @@ final class P2pCollectives {
 
     Work broadcast(Operation operation, NDArray tensor, int root) {
         boolean sends = rank == root;
-        DeviceTensor io = sends ? input(tensor) : output(tensor);
-        List<DeviceTensor> own = List.of(io);
+        List<NDArray> tensors = List.of(tensor);
+        Tensors own = tensors(tensors, operation.tensor(), sends);
+        DeviceTensor io = own.only();
         Exchange by = choose(operation, kernels.isPossible());
         return run(
                 operation,
-                sends ? own : List.of(),
-                sends ? List.of() : own,
-                List.of(tensor),
-                List.of(tensor),
+                sends ? own : Tensors.NONE,
+                sends ? Tensors.NONE : own,
+                tensors,
                 run -> by.broadcast(run, io.address(), io.byteSize(), root));
     }
 
     /** Reduce-scatters the parts of one array, or one array per rank. */
     Work reduceScatter(Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        DeviceTensor out = output(output);
-        List<DeviceTensor> in = inputs.stream().map(this::input).toList();
-        long[] parts = parts(in, out.byteSize());
-        Exchange by = choose(operation, kernels.canReduceScatter(out.realType(), op));
+        List<NDArray> outputs = List.of(output);
+        Tensors out = outputs(outputs, operation.tensor());
+        Tensors in = inputs(inputs, operation.whole());
+        DeviceTensor own = out.only();
+        long[] parts = parts(in.tensors, own.byteSize());
+        Exchange by = choose(operation, kernels.canReduceScatter(own.realType(), op));
         return run(
                 operation,
                 in,
-                List.of(out),
-                join(inputs, List.of(output)),
-                List.of(output),
+                out,
+                outputs,
                 run ->
                         by.reduceScatter(
-                                run, parts, out.address(), out.realCount(), out.realType(), op));
+                                run, parts, own.address(), own.realCount(), own.realType(), op));
     }
 
     /** All-reduces a tensor by copies. */
     Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        DeviceTensor io = input(tensor);
+        List<NDArray> tensors = List.of(tensor);
+        Tensors own = inputs(tensors, operation.tensor());
+        DeviceTensor io = own.only();
         operation.setAlgorithm("copies");
         return run(
                 operation,
-                List.of(),
-                List.of(io),
-                List.of(tensor),
-                List.of(tensor),
+                Tensors.NONE,
+                own,
+                tensors,
                 run -> copies.allReduce(run, io.address(), io.realCount(), io.realType(), op));
     }
 
     Work barrier(Operation operation) {
         operation.setAlgorithm("copies");
-        return run(operation, List.of(), List.of(), List.of(), List.of(), copies::barrier);
+        return run(operation, Tensors.NONE, Tensors.NONE, List.of(), copies::barrier);
     }
 
     Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        List<DeviceTensor> in = inputs.stream().map(this::input).toList();
-        List<DeviceTensor> out = outputs.stream().map(this::output).toList();
+        Tensors in = inputs(inputs, null);
+        Tensors out = outputs(outputs, null);
         return exchange(
                 operation,
                 in,
                 out,
-                join(inputs, outputs),
-                outputs,
-                addresses(in),
-                sizes(in),
-                addresses(out),
-                sizes(out));
+                addresses(in.tensors),
+                sizes(in.tensors),
+                addresses(out.tensors),
+                sizes(out.tensors));
     }
 
     private static long[] addresses(List<DeviceTensor> tensors) {
@@ -272,20 +301,18 @@ final class P2pCollectives {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        DeviceTensor in = input(input);
-        DeviceTensor out = output(output);
-        long itemSize = in.type().itemSize();
+        Tensors in = inputs(List.of(input), null);
+        Tensors out = outputs(List.of(output), null);
+        long itemSize = in.only().type().itemSize();
         long[] inputSizes = Arrays.stream(inputCounts).map(count -> count * itemSize).toArray();
         long[] outputSizes = Arrays.stream(outputCounts).map(count -> count * itemSize).toArray();
         return exchange(
                 operation,
-                List.of(in),
-                List.of(out),
-                List.of(input, output),
-                List.of(output),
-                starts(in.address(), inputSizes),
+                in,
+                out,
+                starts(in.only().address(), inputSizes),
                 inputSizes,
-                starts(out.address(), outputSizes),
+                starts(out.only().address(), outputSizes),
                 outputSizes);
     }
 
@@ -301,10 +328,8 @@ final class P2pCollectives {
 
     private Work exchange(
             Operation operation,
-            List<DeviceTensor> in,
-            List<DeviceTensor> out,
-            List<NDArray> arrays,
-            List<NDArray> result,
+            Tensors in,
+            Tensors out,
             long[] inputs,
             long[] inputSizes,
             long[] outputs,
@@ -314,8 +339,7 @@ final class P2pCollectives {
                 operation,
                 in,
                 out,
-                arrays,
-                result,
+                out.arrays,
                 run -> kernels.exchange(run, inputs, inputSizes, outputs, outputSizes));
     }
 }

@@ -122,6 +122,12 @@ final class P2pQueue implements GroupExtension {
 
         /** The operation is enqueued, and not captured; an event marks its end. */
         default void enqueued(StreamWork work) {}
+
+        /**
+         * Releases the memory that the operation uses: the GPU no longer does, or the graph that
+         * captured the operation keeps it.
+         */
+        default void release() {}
     }
 
     @Override
@@ -163,16 +169,22 @@ final class P2pQueue implements GroupExtension {
 
     /**
      * Runs an operation, which the body enqueues, on the caller's current stream, or captures it if
-     * the stream is being captured. The GPU's context must be current.
+     * the stream is being captured. The GPU's context must be current. Releases the body, also if
+     * this throws.
      */
     Work run(Operation operation, CudaStream current, Body body, List<NDArray> result) {
         if (current.isCapturing()) {
             return capture(operation, current, body, result);
         }
-        StreamWork work = new StreamWork(this, current, operation, result);
-        CollectiveException refused = announce(operation, false);
+        StreamWork work = new StreamWork(this, current, operation, body, result);
+        CollectiveException refused;
+        try {
+            refused = announce(operation, false);
+        } catch (RuntimeException | Error e) {
+            body.release();
+            throw e;
+        }
         if (refused == null) {
-            work.hold();
             enqueue(work, current, body);
         } else {
             work.fail(refused);
@@ -353,16 +365,20 @@ final class P2pQueue implements GroupExtension {
     }
 
     private Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
-        CollectiveException refused = announce(operation, true);
-        if (refused != null) {
-            throw refused;
+        try {
+            CollectiveException refused = announce(operation, true);
+            if (refused != null) {
+                throw refused;
+            }
+            CudaGraph.hook(this, () -> replays);
+            operation.started();
+            operation.keepGroup();
+            body.enqueue(current, true);
+            current.keepAlive(result.toArray(new NDArray[0]));
+            operation.ended(null);
+        } finally {
+            body.release();
         }
-        CudaGraph.hook(this, () -> replays);
-        operation.started();
-        operation.keepGroup();
-        body.enqueue(current, true);
-        current.keepAlive(result.toArray(new NDArray[0]));
-        operation.ended(null);
         if (!replayed) {
             replayed = true;
             group.watchdog().watchAlways(this);

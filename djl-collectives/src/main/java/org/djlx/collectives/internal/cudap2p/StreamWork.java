@@ -7,19 +7,24 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.torch.TensorHold;
 
 /** An operation on the stream that was current when it was called. */
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
     private final long stream; // its handle
-    private List<TensorHold> holds = List.of();
+    private P2pQueue.Body body; // null once released: it may refer to the group
 
-    StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
+    StreamWork(
+            P2pQueue queue,
+            CudaStream stream,
+            Operation operation,
+            P2pQueue.Body body,
+            List<NDArray> result) {
         super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;
         this.stream = stream.handle();
+        this.body = body;
     }
 
     @Override
@@ -32,18 +37,11 @@ final class StreamWork extends GpuWork {
         return other.handle() == stream;
     }
 
-    /**
-     * Holds the memory of the outputs. The operation's code holds all other memory that it uses.
-     */
-    void hold() {
-        if (!result().isEmpty()) {
-            holds = TensorHold.all(result().toArray(new NDArray[0]));
-        }
-    }
-
     @Override
     protected void release() {
-        holds.forEach(TensorHold::close);
+        P2pQueue.Body ended = body;
+        body = null;
+        ended.release();
     }
 
     @Override

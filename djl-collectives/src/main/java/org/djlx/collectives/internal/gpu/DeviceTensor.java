@@ -53,7 +53,7 @@ public final class DeviceTensor implements AutoCloseable {
     private DeviceTensor(NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
         this.input = input;
-        hold = new TensorHold(tensor);
+        hold = TensorHold.ofChecked(tensor);
         original = null;
         contiguous = null;
         address = info.address();
@@ -71,16 +71,17 @@ public final class DeviceTensor implements AutoCloseable {
 
     /** Wraps a tensor that is read, or read and written. The manager owns a copy. */
     public static DeviceTensor input(NDManager manager, NDArray tensor) {
-        return of(manager, tensor, true);
+        return of(manager, tensor, Torch.info(tensor), true);
     }
 
     /** Wraps a tensor; the operation writes all its elements. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
-        return of(manager, tensor, false);
+        return of(manager, tensor, Torch.info(tensor), false);
     }
 
-    private static DeviceTensor of(NDManager manager, NDArray tensor, boolean input) {
-        TensorInfo info = Torch.info(tensor);
+    /** As {@link #input} or {@link #output}, with the tensor's properties. */
+    public static DeviceTensor of(
+            NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
         return info.isContiguous()
                 ? new DeviceTensor(tensor, info, input)
                 : new DeviceTensor(manager, tensor, input);

@@ -301,8 +301,15 @@ public final class RankGroup implements ProcessGroup {
         return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input, asyncOp);
     }
 
+    /** A tensor with a part for each rank, and this rank's part, which lies elsewhere or in it. */
+    private record Parts(TensorInfo whole, TensorInfo part) {}
+
     @Override
     public TensorInfo checkAllGather(NDArray output, NDArray input) {
+        return checkedGather(output, input).part;
+    }
+
+    private Parts checkedGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
         state.checkUsable();
         TensorInfo in = checks.moved(type, "input", input);
@@ -311,7 +318,7 @@ public final class RankGroup implements ProcessGroup {
         checks.written(type, "output", out);
         checks.overlap(type, out, in, rank() * in.count());
         sent(type, input, in);
-        return in;
+        return new Parts(out, in);
     }
 
     /** Throws if the group has been destroyed, or this rank is not a member. */
@@ -338,16 +345,17 @@ public final class RankGroup implements ProcessGroup {
 
     private Work allGatherIntoTensor(
             OpType type, int index, NDArray output, NDArray input, boolean asyncOp) {
-        TensorInfo info = checkAllGather(output, input);
+        Parts parts = checkedGather(output, input);
         long place = heapPlace(output);
         int agreed = place < 0 ? index : (int) (place / HEAP_UNIT) + 1;
         return issue(
                 asyncOp,
                 type,
-                OperationChecks.agreed(info, null, agreed),
-                info,
+                OperationChecks.agreed(parts.part, null, agreed),
+                parts.part,
                 operation -> {
                     operation.setPlace(place);
+                    operation.setWhole(parts.whole);
                     return backend.allGather(operation, List.of(output), input);
                 });
     }
@@ -416,17 +424,24 @@ public final class RankGroup implements ProcessGroup {
 
     @Override
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op, boolean asyncOp) {
-        TensorInfo info = checkReduceScatter(output, input, op);
+        Parts parts = checkedScatter(output, input, op);
         return issue(
                 asyncOp,
                 OpType.REDUCE_SCATTER_TENSOR,
-                OperationChecks.agreed(info, op, 0),
-                info,
-                operation -> backend.reduceScatter(operation, output, List.of(input), op));
+                OperationChecks.agreed(parts.part, op, 0),
+                parts.part,
+                operation -> {
+                    operation.setWhole(parts.whole);
+                    return backend.reduceScatter(operation, output, List.of(input), op);
+                });
     }
 
     @Override
     public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
+        return checkedScatter(output, input, op).part;
+    }
+
+    private Parts checkedScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
         state.checkUsable();
         TensorInfo out = checks.reduced(type, "output", output, op);
@@ -435,7 +450,7 @@ public final class RankGroup implements ProcessGroup {
         checks.written(type, "output", out);
         checks.overlap(type, in, out, rank() * out.count());
         sent(type, input, in);
-        return out;
+        return new Parts(in, out);
     }
 
     @Override

@@ -53,7 +53,7 @@ public final class HostTensor {
             address = Torch.dataPointer(copy);
             strided = Torch.alias(manager, tensor);
         }
-        original = new TensorHold(tensor);
+        original = TensorHold.ofChecked(tensor);
         OPEN.increment();
     }
 
