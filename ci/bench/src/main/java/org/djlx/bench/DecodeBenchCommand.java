@@ -25,6 +25,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.RandomLlama;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.KvCache;
@@ -118,6 +119,17 @@ final class DecodeBenchCommand extends ReportCommand {
     private int requests = 8;
 
     @Option(
+            names = "--adapters",
+            paramLabel = "N",
+            description =
+                    "Also measures decode steps with N random LoRA adapters, which the sequences of"
+                            + " a batch use in turn; default none.")
+    private int adapters;
+
+    @Option(names = "--lora-rank", paramLabel = "R", description = "Rank of the LoRA adapters.")
+    private int loraRank = 16;
+
+    @Option(
             names = "--torch",
             paramLabel = "PYTHON",
             description =
@@ -134,8 +146,9 @@ final class DecodeBenchCommand extends ReportCommand {
     record Loading(long bytes, double seconds, double readSeconds) {}
 
     /**
-     * Decode steps of a batch, greedy and sampled ({@code drawn}). On GPUs also the time to read
-     * the weights, keys and values, and PyTorch's steps.
+     * Decode steps of a batch, greedy and sampled ({@code drawn}); with {@code --adapters} also
+     * greedy ones with adapters. On GPUs also the time to read the weights, keys and values, and
+     * PyTorch's steps.
      */
     record StepRow(
             int batch,
@@ -146,6 +159,7 @@ final class DecodeBenchCommand extends ReportCommand {
             double p90Micros,
             double tokensPerSecond,
             double drawnMedianMicros,
+            Double adaptedMedianMicros,
             Double limitMicros,
             Map<String, Double> torchMicros) {}
 
@@ -162,6 +176,10 @@ final class DecodeBenchCommand extends ReportCommand {
                         || IntStream.of(clients).anyMatch(n -> n < 1),
                 "--tokens, --answer-tokens, --requests, --prompt-tokens, --long-prompt, --batches"
                         + " and --clients must be 1 or more");
+        refuseIf(
+                adapters < 0 || loraRank < 1 || loraRank > LoraConfig.MAX_RANK,
+                "--adapters must be 0 or more, and --lora-rank 1 to %d, not %d and %d"
+                        .formatted(LoraConfig.MAX_RANK, adapters, loraRank));
         refuseIf(
                 given != null && (size != null || parent != null),
                 "--model and --directory are for random models; leave them out with %s"
@@ -205,7 +223,7 @@ final class DecodeBenchCommand extends ReportCommand {
             report(
                     generator.config(),
                     new Loading(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
-            steps = steps(generator, ranks);
+            steps = steps(generator, ranks, loadAdapters(generator, directory));
             first = firstToken(generator);
             served = serve(directory, generator);
         }
@@ -313,7 +331,22 @@ final class DecodeBenchCommand extends ReportCommand {
         store();
     }
 
-    private List<StepRow> steps(TextEngine generator, int ranks)
+    /** Loads adapters from the same files, and returns their names. */
+    private List<String> loadAdapters(TextEngine generator, Path directory) throws IOException {
+        if (adapters == 0) {
+            return List.of();
+        }
+        put("adapters", adapters);
+        put("loraRank", loraRank);
+        try (RandomAdapter adapter = RandomAdapter.write(directory, loraRank)) {
+            for (int i = 0; i < adapters; i++) {
+                generator.loadAdapter("adapter-" + i, adapter.directory());
+            }
+        }
+        return generator.adapters();
+    }
+
+    private List<StepRow> steps(TextEngine generator, int ranks, List<String> adapterNames)
             throws InterruptedException, TimeoutException {
         int longest = Math.max(longPrompt + 1, promptTokens + tokens);
         refuseIf(
@@ -321,13 +354,19 @@ final class DecodeBenchCommand extends ReportCommand {
                 ("--long-prompt or --prompt-tokens and --tokens need %d tokens, but the longest"
                                 + " sequence of this model is set to %d")
                         .formatted(longest, generator.maxLength()));
-        StepBench bench = new StepBench(generator, generator.config().vocabularySize());
+        int vocabulary = generator.config().vocabularySize();
+        StepBench bench = new StepBench(generator, vocabulary, List.of());
+        StepBench adapted = new StepBench(generator, vocabulary, adapterNames);
         List<StepRow> rows = new ArrayList<>();
         put("steps", rows);
         for (int batch : batches) {
             Double limit = limit(generator.config(), ranks, batch);
             StepBench.Steps greedy = bench.steps(batch, promptTokens, tokens, false);
             StepBench.Steps sampled = bench.steps(batch, promptTokens, tokens, true);
+            Double adaptedMicros =
+                    adapterNames.isEmpty()
+                            ? null
+                            : adapted.steps(batch, promptTokens, tokens, false).medianMicros();
             rows.add(
                     new StepRow(
                             batch,
@@ -338,6 +377,7 @@ final class DecodeBenchCommand extends ReportCommand {
                             greedy.p90Micros(),
                             greedy.tokensPerSecond(),
                             sampled.medianMicros(),
+                            adaptedMicros,
                             limit,
                             new LinkedHashMap<>()));
             store();
@@ -348,7 +388,7 @@ final class DecodeBenchCommand extends ReportCommand {
 
     private FirstToken firstToken(TextEngine generator)
             throws InterruptedException, TimeoutException {
-        StepBench bench = new StepBench(generator, generator.config().vocabularySize());
+        StepBench bench = new StepBench(generator, generator.config().vocabularySize(), List.of());
         double micros = bench.firstTokenMicros(longPrompt, FIRST_TOKEN_RUNS);
         FirstToken first = new FirstToken(longPrompt, micros, null);
         put("firstToken", first);

@@ -155,7 +155,7 @@ final class LlamaCppCommand extends ReportCommand {
                 model.load(directory, builder -> builder.optPrefixCaching(false))) {
             double seconds = (System.nanoTime() - start) / 1e9;
             int threads = model.ranks().worldSize() * JniUtils.getNumThreads();
-            StepBench bench = new StepBench(generator, config.vocabularySize());
+            StepBench bench = new StepBench(generator, config.vocabularySize(), List.of());
             Loaded ours = new Loaded("ours", seconds, bench, ProcessHandle.current().pid(), before);
             List<String> arguments =
                     List.of(directory.toString(), weights, "" + threads, "" + BATCHES[1]);

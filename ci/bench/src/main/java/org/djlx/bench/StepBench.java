@@ -97,9 +97,11 @@ record StepBench(Program program, int vocabulary) {
         }
     }
 
-    StepBench(TextGenerator generator, int vocabulary) {
+    /** Requests use the adapters in turn; none if there are no adapters. */
+    StepBench(TextGenerator generator, int vocabulary, List<String> adapters) {
         this(
-                (prompts, newTokens, sampled) -> answer(generator, prompts, newTokens, sampled),
+                (prompts, newTokens, sampled) ->
+                        answer(generator, prompts, newTokens, sampled, adapters),
                 vocabulary);
     }
 
@@ -165,7 +167,11 @@ record StepBench(Program program, int vocabulary) {
     }
 
     private static Answers answer(
-            TextGenerator generator, List<int[]> prompts, int newTokens, boolean sampled)
+            TextGenerator generator,
+            List<int[]> prompts,
+            int newTokens,
+            boolean sampled,
+            List<String> adapters)
             throws InterruptedException, TimeoutException {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int[] prompt : prompts) {
@@ -174,6 +180,9 @@ record StepBench(Program program, int vocabulary) {
                             .setPromptTokens(prompt)
                             .optMaxTokens(newTokens)
                             .optIgnoreEndOfText(true);
+            if (!adapters.isEmpty()) {
+                request.optAdapter(adapters.get(requests.size() % adapters.size()));
+            }
             if (sampled) {
                 request.optTemperature(TEMPERATURE)
                         .optTopK(TOP_K)

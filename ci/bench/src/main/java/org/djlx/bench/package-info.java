@@ -39,6 +39,7 @@
  * TrainBench - one contender of bench-train
  * DecodeBench - clients of the HTTP server
  * StepBench - callers of a generator
+ * RandomAdapter - a LoRA adapter with random values
  * DecodePeer - decoding written with PyTorch's operators
  */
 /**

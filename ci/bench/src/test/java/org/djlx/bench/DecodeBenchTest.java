@@ -68,6 +68,8 @@ class DecodeBenchTest {
                         "--long-prompt=70",
                         "--clients=1,4",
                         "--tokens=16",
+                        "--adapters=2",
+                        "--lora-rank=3",
                         "--requests=2");
         assertTrue(table.contains("2 cpu ranks, threads"), table);
         try (Stream<Path> left = Files.list(folder)) {
@@ -95,6 +97,7 @@ class DecodeBenchTest {
             assertTrue(median > 0 && median <= row.get("p90Micros").getAsDouble(), row::toString);
             assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, row::toString);
             assertTrue(row.get("drawnMedianMicros").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("adaptedMedianMicros").getAsDouble() > 0, row::toString);
         }
         JsonObject firstToken = report.getAsJsonObject("firstToken");
         assertEquals(70, firstToken.get("promptTokens").getAsInt());
