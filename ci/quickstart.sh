@@ -12,7 +12,7 @@ setup
 cat <<'EOF'
 
 next:
-  samples/run.sh train --data-parallel 2 --chart loss.png    # trains a language model on two ranks, and draws its losses
+  samples/run.sh train --data-parallel 2                     # trains a language model on two ranks
   samples/run.sh serve-model tiny && samples/run.sh generate tiny --ranks 2 --prompt DJL    # text from a tiny random Llama
   samples/run.sh --help                                      # all samples
 EOF

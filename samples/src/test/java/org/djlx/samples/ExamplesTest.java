@@ -573,7 +573,7 @@ class ExamplesTest {
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\":"
                         + " \"assistant\", \"content\": \"Hello!\"}]}";
         Path file = Files.writeString(folder.resolve("chats.jsonl"), chat);
-        String[] command = {"serve-model", "--text", "../README.md", directory.toString()};
+        String[] command = {"serve-model", directory.toString()};
         assertEquals(0, Main.commandLine().execute(command));
         Path out = folder.resolve("tuned");
         fineTuning(directory, file, out);
@@ -719,10 +719,7 @@ class ExamplesTest {
     @Test
     void text(@TempDir Path dir) throws Exception {
         Path directory = dir.resolve("tiny");
-        assertEquals(
-                0,
-                Main.commandLine()
-                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        assertEquals(0, Main.commandLine().execute("serve-model", directory.toString()));
         try (TextGenerator generator =
                 TextEngine.builder().setDirectory(directory).optRanks(2).build()) {
             Generation generation =
@@ -835,7 +832,7 @@ class ExamplesTest {
         Files.createDirectories(cached.resolve("refs"));
         Files.writeString(cached.resolve("refs/main"), commit);
         Path snapshot = cached.resolve("snapshots").resolve(commit);
-        String[] command = {"serve-model", "--text", "../README.md", snapshot.toString()};
+        String[] command = {"serve-model", snapshot.toString()};
         assertEquals(0, Main.commandLine().execute(command));
         Files.writeString(
                 snapshot.resolve("chat_template.jinja"),
@@ -848,10 +845,7 @@ class ExamplesTest {
     @Test
     void languageModelsAreLoadedByCriteria(@TempDir Path dir) throws Exception {
         Path directory = dir.resolve("tiny");
-        assertEquals(
-                0,
-                Main.commandLine()
-                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        assertEquals(0, Main.commandLine().execute("serve-model", directory.toString()));
         PrintStream stdout = System.out;
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         System.setOut(new PrintStream(printed, true));

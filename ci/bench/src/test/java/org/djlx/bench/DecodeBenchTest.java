@@ -19,7 +19,7 @@ import java.nio.file.Path;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
-import org.djlx.llm.files.BytePairEncoding;
+import org.djlx.llm.files.ByteLevelTokenizer;
 import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.LayerConfig;
@@ -147,17 +147,22 @@ class DecodeBenchTest {
     @Test
     void saysWhatCannotBeMeasured() throws Exception {
         String model = folder.resolve("tiny").toString();
-        BytePairEncoding tokenizer =
-                BytePairEncoding.train(
-                        Files.readString(Path.of("pom.xml")), BytePairEncoding.smallest());
         ModelConfig config =
                 LlamaDirectory.config(
-                        tokenizer.size(), 8, 8, 1, 1, 1, 64, 10_000, false, ScalarType.FLOAT32);
+                        ByteLevelTokenizer.SMALLEST,
+                        8,
+                        8,
+                        1,
+                        1,
+                        1,
+                        64,
+                        10_000,
+                        false,
+                        ScalarType.FLOAT32);
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             LlamaDirectory.write(
                     Path.of(model),
                     config,
-                    tokenizer,
                     1,
                     1 << 20,
                     weight -> LlamaDirectory.random(manager, weight));

@@ -4,7 +4,6 @@
  *
  * <ul>
  *   <li>{@link org.djlx.samples.generate.GenerateCommand} - {@code generate}: continues a prompt
- *   <li>{@link org.djlx.samples.generate.TrainedLlama} - writes a model trained on bytes
  * </ul>
  */
 package org.djlx.samples.generate;

@@ -3,7 +3,6 @@ package org.djlx.samples.train;
 
 import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
-import ai.djl.training.util.ProgressBar;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.Writer;
@@ -11,20 +10,15 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
-import java.util.Map;
 import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.launch.cli.CliCommand;
 import org.djlx.collectives.launch.cli.DeviceKind;
 import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
-import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.nativeops.host.FileWrites;
 import picocli.CommandLine.Command;
@@ -42,7 +36,7 @@ import picocli.CommandLine.Option;
                     + " copies of the model divide each batch. The losses are the same either way.",
             "With --resume, a job that was stopped goes on. In a process started by 'launch' or"
                     + " torchrun, train runs that process's rank.",
-            "Example: samples/run.sh train --compare --chart losses.png"
+            "Example: samples/run.sh train --data-parallel 2"
         })
 public final class TrainCommand extends CliCommand {
 
@@ -63,13 +57,6 @@ public final class TrainCommand extends CliCommand {
             paramLabel = "N",
             description = "Ranks that divide a copy of the model.")
     private int tensorParallel = 1;
-
-    @Option(
-            names = "--compare",
-            description =
-                    "Trains three times: on one rank, on two data-parallel ranks and on two"
-                            + " tensor-parallel ranks; --chart then shows all losses.")
-    private boolean compare;
 
     @Mixin
     private final RankOptions options =
@@ -134,12 +121,6 @@ public final class TrainCommand extends CliCommand {
             description = "Bytes that the trained model writes at the end.")
     private int sample = 400;
 
-    @Option(
-            names = "--chart",
-            paramLabel = "FILE",
-            description = "Draws the losses into a file FILE.png.")
-    private Path chart;
-
     private String type;
     private DeviceKind device;
     private String name; // of the text
@@ -177,17 +158,7 @@ public final class TrainCommand extends CliCommand {
         refuseIf(
                 checkpointEvery < 1,
                 "--checkpoint-every must be 1 or more, not %d".formatted(checkpointEvery));
-        if (chart != null) {
-            checkChart();
-        }
-        if (compare) {
-            checkCompare();
-        }
         byte[] bytes = readText();
-        if (compare) {
-            Ranks.requireGpus(device.backend(), DEFAULT_RANKS);
-            return compare(bytes);
-        }
         Ranks all = processes ? null : Ranks.of(dataParallel == null ? null : wanted(), wanted());
         checkDivision(processes ? wanted() : all.worldSize());
         if (checkpoints != null) {
@@ -205,79 +176,8 @@ public final class TrainCommand extends CliCommand {
         if (processes) {
             return Ranks.launch(spec(), wanted());
         }
-        Map<String, LossCurve> curves = new LinkedHashMap<>();
         boolean threads = !all.areProcesses();
-        all.run(
-                device.backend(),
-                group -> {
-                    TrainJob.Result result = run(bytes, group, threads);
-                    if (group.rank() == 0) {
-                        curves.put("", result.curve());
-                    }
-                    return group.rank();
-                });
-        if (chart != null && !curves.isEmpty()) {
-            LossCurve.draw(chart, curves);
-        }
-        return 0;
-    }
-
-    private void checkCompare() {
-        refuseIf(
-                dataParallel != null
-                        || tensorParallel != 1
-                        || options.inProcesses()
-                        || LaunchEnvironment.current().get("RANK") != null
-                        || checkpoints != null
-                        || llama != null,
-                "--compare chooses the ranks itself, as threads: leave out --data-parallel,"
-                        + " --tensor-parallel, --processes, --resume and --save-llama");
-    }
-
-    /** Trains on one rank, on two data-parallel and on two tensor-parallel ranks. */
-    private int compare(byte[] bytes) throws Exception {
-        Map<String, LossCurve> curves = new LinkedHashMap<>();
-        TextTable table = new TextTable("ranks", "training loss", "held out", "time", "tokens/s");
-        for (int[] ranks : new int[][] {{1, 1}, {2, 1}, {1, 2}}) {
-            int worldSize = ranks[0] * ranks[1];
-            String name =
-                    worldSize == 1
-                            ? "one rank"
-                            : "two " + (ranks[0] == 2 ? "data" : "tensor") + "-parallel ranks";
-            tensorParallel = ranks[1];
-            out().printf("%n== %s%n", name);
-            long start = System.nanoTime();
-            LossCurve curve =
-                    Ranks.of(worldSize, worldSize)
-                            .run(device.backend(), group -> run(bytes, group, true))
-                            .get(0)
-                            .curve();
-            Duration time = Duration.ofNanos(System.nanoTime() - start);
-            curves.put(name, curve);
-            table.add(
-                    name,
-                    String.format("%.3f", curve.last()),
-                    String.format("%.3f", curve.lastHeldOut()),
-                    text(time.toNanos()),
-                    String.format("%.0f", 1e9 * steps * batch * context / time.toNanos()));
-        }
-        print("%n%s", table);
-        if (chart != null) {
-            LossCurve.draw(chart, curves);
-        }
-        return 0;
-    }
-
-    /** Checks before the training that the chart can be written. */
-    private void checkChart() {
-        refuseIf(Files.isDirectory(chart), "--chart %s is a folder, not a file".formatted(chart));
-        refuseIf(
-                !chart.toString().toLowerCase(Locale.ROOT).endsWith(".png"),
-                "--chart %s must end in .png, the one format that is drawn".formatted(chart));
-        Path parent = chart.toAbsolutePath().getParent();
-        refuseIf(
-                !Files.isDirectory(parent),
-                "--chart %s: there is no such folder as %s; create it".formatted(chart, parent));
+        return all.run(device.backend(), group -> run(bytes, group, threads)).get(0);
     }
 
     private void checkDivision(int worldSize) {
@@ -356,8 +256,8 @@ public final class TrainCommand extends CliCommand {
                 part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may write the same file.
     }
 
-    private TrainJob.Result run(byte[] bytes, ProcessGroup group, boolean threads)
-            throws IOException {
+    /** Runs one rank; returns the exit code. */
+    private int run(byte[] bytes, ProcessGroup group, boolean threads) throws IOException {
         TrainJob.Settings settings =
                 new TrainJob.Settings(
                         group,
@@ -384,21 +284,21 @@ public final class TrainCommand extends CliCommand {
                 type,
                 device);
         out.flush();
-        Progress progress = new Progress(out, settings.isFirst());
+        Progress progress = new Progress(out);
         Thread stopped = new Thread(progress::stopped, "train-stopped");
         if (settings.isFirst()) {
             Runtime.getRuntime().addShutdownHook(stopped);
         }
-        TrainJob.Result result = new TrainJob(bytes, settings, progress).run();
+        String written = new TrainJob(bytes, settings, progress).run();
         if (settings.isFirst()) {
             Runtime.getRuntime().removeShutdownHook(stopped);
         }
         if (llama != null) {
             out.printf("%nWrote a Llama of %d tokens of context to %s%n", context, llama);
         }
-        out.printf("%nWhat it writes:%n%s%n", result.text());
+        out.printf("%nWhat it writes:%n%s%n", written);
         out.flush();
-        return result;
+        return 0;
     }
 
     /** Formats a duration, rounded to seconds from one second on. */
@@ -408,14 +308,10 @@ public final class TrainCommand extends CliCommand {
                 Duration.ofMillis(millis < 1000 ? millis : (millis + 500) / 1000 * 1000));
     }
 
-    /**
-     * Prints the progress: a bar on a terminal; otherwise ten lines, and one after ten seconds
-     * without output.
-     */
+    /** Prints the progress: ten lines, and one after ten seconds without output. */
     private final class Progress implements TrainJob.Listener {
 
         private final PrintWriter out;
-        private final ProgressBar bar; // null if stdout is not a terminal
         private final long start = System.nanoTime();
         private long printed = start;
         private String losses = ""; // the latest losses
@@ -424,18 +320,8 @@ public final class TrainCommand extends CliCommand {
         private volatile long saved;
         private volatile long done;
 
-        Progress(PrintWriter out, boolean reports) {
+        Progress(PrintWriter out) {
             this.out = out;
-            bar = reports && isTerminal() ? new ProgressBar("Training", steps) : null;
-        }
-
-        private static boolean isTerminal() {
-            try {
-                String output = Path.of("/proc/self/fd/1").toRealPath().toString();
-                return output.startsWith("/dev/pts/") || output.startsWith("/dev/tty");
-            } catch (IOException e) {
-                return false; // A pipe has no path.
-            }
         }
 
         private void print(String line) {
@@ -512,10 +398,6 @@ public final class TrainCommand extends CliCommand {
         public void stepped(int step, double tokensPerSecond) {
             done = step;
             String times = times(step);
-            if (bar != null) {
-                bar.update(step - 1L, losses + "   " + times + "   ");
-                return;
-            }
             boolean reported = step == 1 || step == steps || step % TrainJob.tenth(steps) == 0;
             if (reported || System.nanoTime() - printed > SILENCE.toNanos()) {
                 print(

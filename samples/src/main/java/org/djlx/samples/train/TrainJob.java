@@ -25,6 +25,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.files.ByteLevelTokenizer;
+import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.sampling.Constraint;
 import org.djlx.llm.sampling.Grammar;
@@ -35,7 +37,6 @@ import org.djlx.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
-import org.djlx.samples.generate.TrainedLlama;
 import org.djlx.training.DataParallelConfig;
 import org.djlx.training.GradientReduction;
 import org.djlx.training.checkpoint.CheckpointManager;
@@ -56,20 +57,22 @@ final class TrainJob {
     private static final int HEADS = 8;
     private static final int KEY_VALUE_HEADS = 4;
     private static final int HIDDEN = 256;
-    private static final int POINTS = 200; // of the curve
+    private static final int LOSSES = 200; // that a training computes
     private static final int PROMPT = 16; // bytes
     private static final int SHORT_SAMPLE = 144; // bytes, at most
     private static final int FEWEST_STEPS_SAMPLED = 8;
     private static final int REPORTS = 10;
     private static final int HELD_OUT_PART = 10; // a tenth
     private static final double TEMPERATURE = 0.7;
+    private static final int BEGIN =
+            new ByteLevelTokenizer(ByteLevelTokenizer.SMALLEST).id(ByteLevelTokenizer.BEGIN);
     private static final Grammar TEXT = Grammar.regex("[^\\x00]*"); // valid UTF-8
     private static final Vocabulary BYTES =
             new Vocabulary(
-                    IntStream.range(0, TrainedLlama.BYTES)
+                    IntStream.range(0, ByteLevelTokenizer.BYTES)
                             .mapToObj(value -> new byte[] {(byte) value})
                             .toList(),
-                    TrainedLlama.BYTES);
+                    ByteLevelTokenizer.BYTES);
 
     /**
      * Settings of a training. Activations are of bfloat16 or float32, as parameters.
@@ -99,12 +102,6 @@ final class TrainJob {
         }
     }
 
-    /**
-     * The losses, and the text that the model generated; empty on ranks of other copies of the
-     * model.
-     */
-    record Result(LossCurve curve, String text) {}
-
     interface Listener {
 
         /** The job resumes from a checkpoint, whose step may be larger than the number of steps. */
@@ -133,7 +130,6 @@ final class TrainJob {
     private final int trainLength; // bytes before the held-out part
     private final Settings settings;
     private final Listener listener;
-    private final LossCurve curve = new LossCurve();
 
     TrainJob(byte[] text, Settings settings, Listener listener) {
         this.text = text;
@@ -159,7 +155,17 @@ final class TrainJob {
 
     private TrainableModel model(ProcessGroup tensor) throws IOException {
         ModelConfig config =
-                TrainedLlama.config(SIZE, HIDDEN, LAYERS, HEADS, KEY_VALUE_HEADS, settings.context);
+                LlamaDirectory.config(
+                        ByteLevelTokenizer.SMALLEST,
+                        SIZE,
+                        HIDDEN,
+                        LAYERS,
+                        HEADS,
+                        KEY_VALUE_HEADS,
+                        settings.context,
+                        10_000,
+                        true,
+                        ScalarType.FLOAT32);
         return TrainableModel.builder()
                 .setGroup(tensor)
                 .setConfig(config)
@@ -180,7 +186,8 @@ final class TrainJob {
         };
     }
 
-    Result run() throws IOException {
+    /** Returns the text that the model generated; empty on ranks of other copies of the model. */
+    String run() throws IOException {
         ProcessGroup all = settings.group;
         int rank = all.rank();
         try (ProcessGroup tensor = all.split(rank / settings.tensorParallel, rank);
@@ -200,10 +207,12 @@ final class TrainJob {
                 trainer.initialize(new Shape(settings.context));
                 train(trainer, data, tensor);
                 if (settings.llama != null && data.rank() == 0) {
-                    TrainedLlama.write(settings.llama, llama, tensor.rank() == 0);
+                    if (tensor.rank() == 0) {
+                        LlamaDirectory.writeAllButWeights(settings.llama, llama.config(), 1);
+                    }
+                    llama.save(settings.llama);
                 }
-                String written = data.rank() == 0 ? write(trainer, tensor, settings.sample) : "";
-                return new Result(curve, written);
+                return data.rank() == 0 ? write(trainer, tensor, settings.sample) : "";
             }
         }
     }
@@ -220,13 +229,12 @@ final class TrainJob {
             done = checkpoints.restore(trainer).step();
             if (done > 0) {
                 listener.restored(done);
-                curve.load(curveFile(), done);
             }
         }
         if (done == 0) {
             sample(trainer, data, tensor, 0);
         }
-        int every = Math.max(1, settings.steps / POINTS);
+        int every = Math.max(1, settings.steps / LOSSES);
         int tenth = tenth(settings.steps);
         long begin = System.nanoTime();
         for (int step = (int) done + 1; step <= settings.steps; step++) {
@@ -237,14 +245,10 @@ final class TrainJob {
             double speed = (double) (step - done) * settings.batch * settings.context / seconds;
             if (reported) {
                 float heldOut = heldOutLoss(trainer, data);
-                curve.add(step, loss, heldOut);
                 listener.trained(step, loss, heldOut);
             }
             listener.stepped(step, speed);
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
-                if (settings.isFirst()) {
-                    curve.save(curveFile());
-                }
                 checkpoints.save(trainer, new TrainingProgress(step, 0, step));
                 listener.saved(step);
             }
@@ -255,10 +259,6 @@ final class TrainJob {
                 }
             }
         }
-    }
-
-    private Path curveFile() {
-        return settings.checkpoints.toAbsolutePath().resolve("losses.csv");
     }
 
     private void sample(Trainer trainer, ProcessGroup data, ProcessGroup tensor, int percent) {
@@ -325,7 +325,7 @@ final class TrainJob {
         for (int row = 0; row < own; row++) {
             int begin = begins[own * data.rank() + row];
             for (int i = 0; i < context; i++) {
-                tokens[row * context + i] = i == 0 ? TrainedLlama.BEGIN : token(begin + i - 1);
+                tokens[row * context + i] = i == 0 ? BEGIN : token(begin + i - 1);
                 next[row * context + i] = token(begin + i);
             }
         }
@@ -348,7 +348,7 @@ final class TrainJob {
         for (int i = prompt.length; i < written.length; i++) {
             // The padding after the last token does not affect the last token's prediction.
             long[] context = new long[settings.context];
-            context[0] = TrainedLlama.BEGIN;
+            context[0] = BEGIN;
             int begin = Math.max(0, i - settings.context + 1);
             for (int k = begin; k < i; k++) {
                 context[1 + k - begin] = Byte.toUnsignedInt(written[k]);
@@ -357,7 +357,8 @@ final class TrainJob {
                 NDList input = new NDList(manager.create(context));
                 NDArray part = trainer.evaluate(input).singletonOrThrow();
                 NDArray all = DifferentiableCollectives.allGather(part, -1, tensor);
-                NDArray last = all.get((i - begin) + ", :" + TrainedLlama.BYTES).expandDims(0);
+                NDArray last =
+                        all.get((i - begin) + ", :" + ByteLevelTokenizer.BYTES).expandDims(0);
                 Logits logits = Logits.of(Torch.cast(last, ScalarType.FLOAT32));
                 Sampler.SampledToken next = Sampler.sample(logits, List.of(sampler.next())).get(0);
                 if (next == null) { // A logit is NaN: the training has diverged.
@@ -373,7 +374,7 @@ final class TrainJob {
     private Sampler sampler() {
         GenerationRequest request =
                 GenerationRequest.builder()
-                        .setPromptTokens(TrainedLlama.BEGIN)
+                        .setPromptTokens(BEGIN)
                         .optTemperature(TEMPERATURE)
                         .optSeed(settings.seed)
                         .build();

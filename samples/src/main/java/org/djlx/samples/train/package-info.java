@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * TrainJob - one rank of a training
- * LossCurve - losses over steps, saved and drawn
  * LicenceTexts - the default text
  */
 /**

@@ -44,8 +44,7 @@ class FinetuneCommandTest extends CommandTest {
                     .append(".\"}]}\n");
         }
         Files.writeString(data, lines);
-        Path text = Files.writeString(folder.resolve("text"), lines);
-        output(0, "serve-model", model, "--text", text, "--vocabulary", 300);
+        output(0, "serve-model", model, "--vocabulary", 300);
     }
 
     private static String answer(String output, String when) {

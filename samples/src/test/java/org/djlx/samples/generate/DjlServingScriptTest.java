@@ -90,10 +90,7 @@ class DjlServingScriptTest {
     @Test
     void addsTheJarsAndAModelThatDjlLoads() throws Exception {
         Path tiny = folder.resolve("tiny");
-        assertEquals(
-                0,
-                Main.commandLine()
-                        .execute("serve-model", tiny.toString(), "--text", "../README.md"));
+        assertEquals(0, Main.commandLine().execute("serve-model", tiny.toString()));
         String output = run(0, home, tiny);
         assertTrue(output.contains(" djl-serving -s " + home + "/models\n"), output);
         assertTrue(output.contains("curl http://127.0.0.1:8080/predictions/tiny "), output);

@@ -13,7 +13,6 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Collectors;
-import java.util.stream.LongStream;
 import java.util.stream.Stream;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -35,14 +34,7 @@ class GenerateCommandTest extends CommandTest {
     @BeforeAll
     static void writeModel() throws Exception {
         model = folder.resolve("tiny");
-        // Not the README: GPU tests run in any folder.
-        Path text = folder.resolve("text");
-        Files.writeString(
-                text,
-                LongStream.range(0, 2000)
-                        .mapToObj(i -> Long.toString(i * i * i, 36))
-                        .collect(Collectors.joining(" ")));
-        output(0, "serve-model", model, "--text", text, "--vocabulary", 400);
+        output(0, "serve-model", model, "--vocabulary", 400);
     }
 
     /** Returns the generated text, without the progress of loading and the line about speed. */

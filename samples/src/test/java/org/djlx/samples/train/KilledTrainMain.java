@@ -44,7 +44,7 @@ public final class KilledTrainMain {
                             }
                         }
                     };
-            System.out.println("text " + new TrainJob(text, settings, listener).run().text());
+            System.out.println("text " + new TrainJob(text, settings, listener).run());
         }
     }
 

@@ -6,7 +6,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.awt.image.BufferedImage;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
@@ -16,7 +15,6 @@ import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Stream;
-import javax.imageio.ImageIO;
 import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
@@ -140,24 +138,6 @@ class TrainCommandTest extends CommandTest {
         }
     }
 
-    @Test
-    void comparesRanksInOneChart() throws IOException {
-        Path chart = folder.resolve("compared.png");
-        String output = output(0, with(train(9), "--compare", "--chart", chart));
-        for (String row :
-                List.of("one rank ", "two data-parallel ranks ", "two tensor-parallel ranks ")) {
-            assertTrue(output.lines().anyMatch(line -> line.startsWith(row)), output);
-        }
-        assertTrue(output.contains("After 25 % of the steps it writes:\nThe quick brown "), output);
-        assertTrue(output.contains("After 50 % of the steps it writes:\nThe quick brown "), output);
-        assertEquals(27, output.lines().filter(line -> line.contains("   held out ")).count());
-        assertTrue(ImageIO.read(chart.toFile()).getWidth() > 100);
-        for (String option : List.of("--processes", "--data-parallel=2", "--resume=x")) {
-            assertTrue(
-                    output(2, with(train(9), "--compare", option)).contains("leave out"), option);
-        }
-    }
-
     private byte[] checkpoint(String folder, int step) throws IOException {
         return Files.readAllBytes(
                 this.folder.resolve(folder).resolve("checkpoint-" + step + ".safetensors"));
@@ -188,11 +168,9 @@ class TrainCommandTest extends CommandTest {
                         "checkpoint-25.safetensors",
                         "checkpoint-50.safetensors",
                         "checkpoint-60.safetensors",
-                        "job.txt",
-                        "losses.csv"),
+                        "job.txt"),
                 names(whole));
-        String actual =
-                output(0, with(args, 60, "--resume", parts, "--chart", folder.resolve("c.png")));
+        String actual = output(0, with(args, 60, "--resume", parts));
         assertTrue(actual.contains("Going on from step 35"), actual);
         assertTrue(expected.contains("Untrained it writes:\nThe quick brown "), expected);
         assertFalse(actual.contains("Untrained"), actual);
@@ -200,10 +178,6 @@ class TrainCommandTest extends CommandTest {
         assertEquals(losses.subList(6, 11), losses(actual));
         assertArrayEquals(checkpoint("whole", 60), checkpoint("parts", 60));
         assertEquals(written(expected), written(actual));
-        // The curve has the losses of both jobs.
-        assertEquals(read(whole.resolve("losses.csv")), read(parts.resolve("losses.csv")));
-        BufferedImage chart = ImageIO.read(folder.resolve("c.png").toFile());
-        assertTrue(chart.getWidth() > 100 && chart.getHeight() > 100);
         // A finished job writes its text again.
         String again = output(0, with(args, 60, "--resume", parts));
         assertEquals(List.of(), losses(again));
@@ -321,7 +295,7 @@ class TrainCommandTest extends CommandTest {
         Path fresh = folder.resolve("fresh");
         Object[] wrong = {"train", "--text", text, "--batch", 7, "--steps", 1, "--resume", fresh};
         Object[] llama = {"--save-llama", folder.resolve("llama")};
-        for (Object[] more : new Object[][] {{}, {"--processes"}, {"--chart", folder}}) {
+        for (Object[] more : new Object[][] {{}, {"--processes"}}) {
             output(2, with(with(wrong, llama), more));
             assertEquals(List.of("text.txt"), names(folder));
         }
@@ -354,14 +328,6 @@ class TrainCommandTest extends CommandTest {
                         .contains("9 cannot be divided among --tensor-parallel 2"));
         assertTrue(
                 output(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
-        assertTrue(output(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
-        assertTrue(
-                output(2, "train", "--chart", folder.resolve("x.jpg"))
-                        .contains("must end in .png"));
-        String chart = folder.resolve("none/c.png").toString();
-        assertTrue(output(2, "train", "--text", text, "--chart", chart).contains("no such folder"));
-        assertFalse(Files.exists(folder.resolve("none")));
-        assertTrue(output(2, "train", "--text", text, "--chart", "/").contains("is a folder"));
         // The command fails before it starts ranks: one rank would fail, the other would wait.
         assertTrue(
                 output(1, "train", "--text", text, "--resume", text.resolve("x")).contains("x: "));

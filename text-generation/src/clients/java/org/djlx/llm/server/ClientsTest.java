@@ -51,7 +51,7 @@ class ClientsTest extends CommandTest {
         }
         run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline");
         Path model = folder.resolve("tiny");
-        output(0, "serve-model", model.toString(), "--text", "../README.md");
+        output(0, "serve-model", model.toString());
         Duration patience = Duration.ofMinutes(1);
         ServerOptions options =
                 new ServerOptions(

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.files;
 
-import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
-
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -29,7 +27,7 @@ import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.host.FileWrites;
 import org.djlx.nativeops.torch.ScalarType;
 
-/** Writes the model directory of a Llama in Hugging Face's layout. */
+/** Writes the model directory of a Llama with bytes as tokens in Hugging Face's layout. */
 public final class LlamaDirectory {
 
     private static final Gson GSON =
@@ -95,37 +93,31 @@ public final class LlamaDirectory {
      * Writes a model. Creates the directory if it is missing, and replaces its files.
      *
      * @param config the sizes; RoPE scaling is not written
-     * @param tokenizer the tokenizer, with at most as many tokens as the model
      * @param ranks the number of ranks on which DJL Serving loads the model
      * @param weights supplies each of the {@linkplain #tensors tensors}
      */
     public static void write(
             Path directory,
             ModelConfig config,
-            BytePairEncoding tokenizer,
             int ranks,
             long maxFileBytes,
             Function<TensorSpec, NDArray> weights)
             throws IOException {
-        writeAllButWeights(directory, config, tokenizer, ranks);
+        writeAllButWeights(directory, config, ranks);
         SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
     }
 
     /** Writes all files of a model except its weights, as {@link #write} does. */
-    public static void writeAllButWeights(
-            Path directory, ModelConfig config, BytePairEncoding tokenizer, int ranks)
+    public static void writeAllButWeights(Path directory, ModelConfig config, int ranks)
             throws IOException {
-        refuseIf(
-                tokenizer.size() > config.vocabularySize(),
-                "the tokenizer has %d tokens, the model only %d"
-                        .formatted(tokenizer.size(), config.vocabularySize()));
+        ByteLevelTokenizer tokenizer = new ByteLevelTokenizer(config.vocabularySize());
         Files.createDirectories(directory);
         write(directory, "config.json", config(config, tokenizer));
         write(directory, "generation_config.json", textTokens(tokenizer));
         write(directory, "tokenizer.json", tokenizer.toJson());
         Map<String, Object> tokens = new LinkedHashMap<>();
-        tokens.put("bos_token", BytePairEncoding.BEGIN);
-        tokens.put("eos_token", BytePairEncoding.END_OF_TURN);
+        tokens.put("bos_token", ByteLevelTokenizer.BEGIN);
+        tokens.put("eos_token", ByteLevelTokenizer.END_OF_TURN);
         tokens.put("chat_template", CHAT_TEMPLATE);
         tokens.put("model_max_length", config.maxLength());
         tokens.put("tokenizer_class", "PreTrainedTokenizerFast");
@@ -162,16 +154,16 @@ public final class LlamaDirectory {
         FileWrites.naming(file, () -> Files.writeString(file, text));
     }
 
-    private static Map<String, Object> textTokens(BytePairEncoding tokenizer) {
-        int end = tokenizer.id(BytePairEncoding.END);
-        int endOfTurn = tokenizer.id(BytePairEncoding.END_OF_TURN);
+    private static Map<String, Object> textTokens(ByteLevelTokenizer tokenizer) {
+        int end = tokenizer.id(ByteLevelTokenizer.END);
+        int endOfTurn = tokenizer.id(ByteLevelTokenizer.END_OF_TURN);
         Map<String, Object> json = new LinkedHashMap<>();
-        json.put("bos_token_id", tokenizer.id(BytePairEncoding.BEGIN));
+        json.put("bos_token_id", tokenizer.id(ByteLevelTokenizer.BEGIN));
         json.put("eos_token_id", List.of(end, endOfTurn));
         return json;
     }
 
-    private static Map<String, Object> config(ModelConfig config, BytePairEncoding tokenizer) {
+    private static Map<String, Object> config(ModelConfig config, ByteLevelTokenizer tokenizer) {
         Map<String, Object> json = textTokens(tokenizer);
         json.put("architectures", List.of("LlamaForCausalLM"));
         json.put("model_type", "llama");

@@ -4,7 +4,6 @@ package org.djlx.llm.files;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import com.google.gson.Gson;
 import com.sun.management.OperatingSystemMXBean;
 import java.io.IOException;
 import java.io.UncheckedIOException;
@@ -14,13 +13,10 @@ import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Function;
-import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
@@ -75,6 +71,7 @@ public final class RandomLlama implements AutoCloseable {
 
     private static final Path SHARED_MEMORY = Path.of("/dev/shm");
     private static final long OTHER_FILES = 64L << 20;
+    private static final long FILE_BYTES = 5_000_000_000L;
     private static final int SEED = 1;
 
     private final Path directory;
@@ -106,11 +103,18 @@ public final class RandomLlama implements AutoCloseable {
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
         Runtime.getRuntime().addShutdownHook(new Thread(model::close, "random-llama-end"));
         try {
-            BytePairEncoding tokenizer =
-                    BytePairEncoding.train("", BytePairEncoding.smallest())
-                            .fillUp(config.vocabularySize());
-            LlamaDirectory.writeAllButWeights(model.directory, config, tokenizer, 1);
-            model.writeWeights(tensors);
+            try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+                manager.getEngine().setRandomSeed(SEED);
+                Map<String, NDArray> drawn = new HashMap<>();
+                LlamaDirectory.write(
+                        model.directory,
+                        config,
+                        1,
+                        FILE_BYTES,
+                        tensor -> // a view, because the writer closes its arrays
+                        drawn.computeIfAbsent(kind(tensor), kind -> draw(manager, tensor))
+                                        .reshape(tensor.shape()));
+            }
             return model;
         } catch (Throwable e) {
             model.close();
@@ -131,56 +135,12 @@ public final class RandomLlama implements AutoCloseable {
                 && Files.getFileStore(place).getUsableSpace() - OTHER_FILES > bytes;
     }
 
-    /** Writes a file for each layer, several in parallel, and the index. */
-    private void writeWeights(List<TensorSpec> tensors) throws IOException {
-        Map<String, List<TensorSpec>> files = new LinkedHashMap<>();
-        Map<String, String> map = new LinkedHashMap<>();
-        for (TensorSpec tensor : tensors) {
-            String file = file(tensor);
-            files.computeIfAbsent(file, name -> new ArrayList<>()).add(tensor);
-            map.put(tensor.name(), file);
+    private static NDArray draw(NDManager manager, TensorSpec tensor) {
+        try (NDArray random = LlamaDirectory.random(manager, tensor)) {
+            NDArray array = Torch.empty(manager, tensor.shape(), tensor.type());
+            Torch.copy(array, random);
+            return array;
         }
-        String index = new Gson().toJson(Map.of("metadata", Map.of(), "weight_map", map));
-        LlamaDirectory.write(directory.resolve("model.safetensors.index.json"), index);
-        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
-            Function<TensorSpec, NDArray> weights = draw(manager, tensors);
-            files.entrySet().parallelStream()
-                    .forEach(file -> write(file.getKey(), file.getValue(), weights));
-        } catch (UncheckedIOException e) {
-            throw e.getCause();
-        }
-    }
-
-    /** Returns the file of a tensor: one for each layer, and one for each other tensor. */
-    private static String file(TensorSpec tensor) {
-        String[] words = tensor.name().replace("model.", "").split("\\.");
-        return (words[0].equals("layers") ? "layer-" + words[1] : words[0]) + ".safetensors";
-    }
-
-    private void write(
-            String file, List<TensorSpec> tensors, Function<TensorSpec, NDArray> weights) {
-        try {
-            SafetensorsWriter.write(directory.resolve(file), tensors, weights);
-        } catch (IOException e) {
-            throw new UncheckedIOException(e);
-        }
-    }
-
-    private static Function<TensorSpec, NDArray> draw(NDManager manager, List<TensorSpec> tensors) {
-        manager.getEngine().setRandomSeed(SEED);
-        Map<String, NDArray> drawn = new HashMap<>();
-        for (TensorSpec tensor : tensors) {
-            String kind = kind(tensor);
-            if (!drawn.containsKey(kind)) {
-                try (NDArray random = LlamaDirectory.random(manager, tensor)) {
-                    NDArray array = Torch.empty(manager, tensor.shape(), tensor.type());
-                    Torch.copy(array, random);
-                    drawn.put(kind, array);
-                }
-            }
-        }
-        // Returns a view, because the writer closes its arrays.
-        return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
     }
 
     private static String kind(TensorSpec tensor) {

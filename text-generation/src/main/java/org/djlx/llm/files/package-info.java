@@ -22,7 +22,7 @@
  *   <li>{@link GgufDirectory} - the model directory of a GGUF file
  *   <li>{@link RandomLlama} - a Llama of random weights
  *   <li>{@link LlamaDirectory} - writes the directory of a Llama
- *   <li>{@link BytePairEncoding} - trains a tokenizer on a text
+ *   <li>{@link ByteLevelTokenizer} - a tokenizer whose tokens are bytes
  * </ul>
  */
 package org.djlx.llm.files;

@@ -7,13 +7,12 @@ import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.launch.cli.CliCommand;
 import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.llm.files.BytePairEncoding;
+import org.djlx.llm.files.ByteLevelTokenizer;
 import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.ModelConfig;
 import picocli.CommandLine.Command;
@@ -26,23 +25,15 @@ import picocli.CommandLine.Parameters;
         name = "serve-model",
         description = {
             "Writes a Llama with random weights in Hugging Face's layout: config.json, safetensors,"
-                + " a tokenizer trained on a text, serving.properties. Its texts mean nothing and"
-                + " are the same in every run.",
+                + " a tokenizer of bytes, serving.properties. Its texts mean nothing and are the"
+                + " same in every run.",
             "The sizes of Llama 3's 8B: --hidden 4096 --intermediate 14336 --layers 32 --heads 32"
                     + " --kv-heads 8 --vocabulary 128256 --dtype bfloat16"
         })
 public final class ServeModelCommand extends CliCommand {
 
-    private static final int MOST_LEARNED = 4096;
-
     @Parameters(paramLabel = "OUT", description = "The directory; files in it are replaced.")
     private Path directory;
-
-    @Option(
-            names = "--text",
-            paramLabel = "FILE",
-            description = "The text that the tokenizer is trained on; the README if not given.")
-    private Path text;
 
     @Option(names = "--hidden")
     private int hidden = 128;
@@ -86,26 +77,20 @@ public final class ServeModelCommand extends CliCommand {
 
     @Override
     public Integer call() throws IOException {
-        text = text == null ? readme() : text;
         options.check();
-        String words = new String(readFile(text), StandardCharsets.UTF_8);
         refuseIf(
                 maxFileBytes < 1,
                 "--max-file-size must be 1 or more, not %s".formatted(maxFileBytes));
         refuseIf(
-                vocabulary < BytePairEncoding.smallest(),
+                vocabulary < ByteLevelTokenizer.SMALLEST,
                 "--vocabulary must be %s or more, not %s"
-                        .formatted(BytePairEncoding.smallest(), vocabulary));
+                        .formatted(ByteLevelTokenizer.SMALLEST, vocabulary));
         ModelConfig config = config();
-        // A larger vocabulary would take long to train, and the README has no more words.
-        BytePairEncoding tokenizer =
-                BytePairEncoding.train(words, Math.min(vocabulary, MOST_LEARNED));
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             manager.getEngine().setRandomSeed(seed);
             LlamaDirectory.write(
                     directory,
                     config,
-                    tokenizer,
                     options.count(),
                     maxFileBytes,
                     weight -> LlamaDirectory.random(manager, weight));
@@ -117,7 +102,7 @@ public final class ServeModelCommand extends CliCommand {
                 tensors.stream().mapToLong(tensor -> tensor.shape().size()).sum(),
                 tensors.stream().mapToLong(TensorSpec::byteSize).sum(),
                 options.type(),
-                tokenizer.size(),
+                vocabulary,
                 directory);
         return 0;
     }

@@ -409,16 +409,7 @@ class ChatPageTest {
     @Test
     void chatsWithAModelOfAShortContext() throws Exception {
         Path tiny = profile.resolve("model");
-        String[] command = {
-            "serve-model",
-            tiny.toString(),
-            "--text",
-            "../README.md",
-            "--max-length",
-            "256",
-            "--layers",
-            "1"
-        };
+        String[] command = {"serve-model", tiny.toString(), "--max-length", "256", "--layers", "1"};
         assertEquals(0, Commands.commandLine().execute(command));
         open(TextEngine.builder().setDirectory(tiny).build(), null);
         setValue("seed", "1");

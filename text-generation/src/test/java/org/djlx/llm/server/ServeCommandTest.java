@@ -54,7 +54,7 @@ class ServeCommandTest extends CommandTest {
     @BeforeEach
     void writeModel() {
         model = folder.resolve("tiny").toString();
-        output(0, "serve-model", model, "--text", "../README.md");
+        output(0, "serve-model", model);
     }
 
     /** As {@link #start(String...)}, with a model of a hub. */

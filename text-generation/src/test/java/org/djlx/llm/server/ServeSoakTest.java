@@ -89,14 +89,7 @@ class ServeSoakTest extends CommandTest {
     void clientsGetRightAnswers() throws Exception {
         Path model = folder.resolve("tiny");
         String length = String.valueOf(MAX_LENGTH);
-        output(
-                0,
-                "serve-model",
-                model.toString(),
-                "--text",
-                "../README.md",
-                "--max-length",
-                length);
+        output(0, "serve-model", model.toString(), "--max-length", length);
         Soak.run("64 clients of a server", soak -> attack(soak, model));
     }
 

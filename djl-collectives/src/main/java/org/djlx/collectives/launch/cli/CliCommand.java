@@ -48,9 +48,4 @@ public abstract class CliCommand implements Callable<Integer> {
                 "cannot read the text file %s".formatted(file.toAbsolutePath()));
         return Files.readAllBytes(file);
     }
-
-    /** Returns the README of the checkout that the command was started from. */
-    protected static Path readme() {
-        return Path.of(System.getProperty("djlx.home", "."), "README.md");
-    }
 }
