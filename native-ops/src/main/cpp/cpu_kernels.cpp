@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
 // KV cache, argmax. Updates of optimizers.
-// Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8, int4 or blocks of GGUF. Called by
+// Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8, int4 or packed blocks. Called by
 // org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Links to libc only.
 #include <immintrin.h>
 #include <math.h>
@@ -14,7 +14,7 @@ typedef _Float16 Half;
 struct Bf16 {
   uint16_t bits;
 };
-enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16 };  // c10::ScalarType
+enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16, INT4_ZEROS = 17 };  // c10::ScalarType, but for the last two
 enum { Q4_0 = 34, Q4_1 = 35, Q5_0 = 38, Q5_1 = 39, Q8_0 = 40, Q2_K = 42, Q3_K = 43, Q4_K = 44, Q5_K = 45, Q6_K = 46 };  // 32 + ggml_type
 const int GROUP = 128, PANEL = 16;
 // How many bytes ahead of a weight another is prefetched, because the hardware's prefetchers stop at the end of a page. The fastest:
@@ -46,11 +46,12 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
 // INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-// GGUF's blocks are packed without rounding. A group has a header, then its numbers q, unsigned, in the layout of INT8 or INT4. The header
+// Blocks of GGUF, and INT4_ZEROS, are packed without rounding. A group has a header, then its numbers q, unsigned, in the layout of INT8 or INT4. The header
 // has, for each output of the panel:
 // - K types: the superblock's scale d and scale of minimums m (0 if the type has no minimums), in float16; then a scale (int8) for each set
 //   of 16 or 32 inputs; then, if the type has minimums, a minimum (uint8) for each set. A weight is d * scale * (q - zero) - m * minimum.
 // - Other types: a scale for each set; then, if has_minimums, an addend for each set, in float16. A weight is scale * (q - zero) + addend.
+// - INT4_ZEROS: as Q4_1, but a set has its zero in place of the addend. A weight is scale * (q - zero).
 struct Blocks {
   int bits, set, zero;
   bool is_k, has_minimums;
@@ -59,7 +60,7 @@ struct Blocks {
 constexpr Blocks blocks(int type) {
   switch (type) {
     case Q4_0: return {4, 32, 8, false, false};
-    case Q4_1: return {4, 32, 0, false, true};
+    case Q4_1: case INT4_ZEROS: return {4, 32, 0, false, true};
     case Q5_0: return {8, 32, 16, false, false};
     case Q5_1: return {8, 32, 0, false, true};
     case Q8_0: return {8, 32, 128, false, false};
@@ -82,7 +83,7 @@ const int SCALES = 4, SUMS = 8;  // of a group of x
 // Rows of x, quantized to 8 bits in groups of 128 numbers:
 // - for INT8 and INT4 weights, a group has one scale, the first of SCALES, and the total of its numbers, to correct for the weights' offset
 //   (128 or 8);
-// - for blocks of GGUF, each 32 numbers have a scale, and each 16 numbers their sum times the scale.
+// - for blocks, each 32 numbers have a scale, and each 16 numbers their sum times the scale.
 struct Quantized {
   int8_t* numbers;
   float* scales;
@@ -123,7 +124,7 @@ struct Conversion {
   void* quantized;
 };
 
-// Rows of GGUF's blocks to be packed: rows has the address of each output's first block, null for an output of zeros.
+// Rows of blocks to be packed: rows has the address of each output's first block, null for an output of zeros.
 struct Packing {
   int type;
   int64_t outputs, inputs;
@@ -169,12 +170,12 @@ static void read_nibbles(const uint8_t* low, const uint8_t* fifth, uint8_t* out)
 }
 
 static void read_block(int type, const uint8_t* b, int set, Group* g) {
-  int begin = type == Q4_1 || type == Q5_1 ? 4 : 2;
+  int begin = type == Q4_1 || type == Q5_1 || type == INT4_ZEROS ? 4 : 2;
   uint8_t* out = g->numbers + 32 * set;
   __builtin_memcpy(g->scales + set, b, 2);
   __builtin_memcpy(g->minimums + set, b + begin - 2, 2);
   if (type == Q8_0) for (int i = 0; i < 32; i++) out[i] = b[2 + i] ^ 128;
-  else if (type == Q4_0 || type == Q4_1) read_nibbles(b + begin, 0, out);
+  else if (type == Q4_0 || type == Q4_1 || type == INT4_ZEROS) read_nibbles(b + begin, 0, out);
   else read_nibbles(b + begin + 4, b + begin, out);
 }
 
@@ -212,7 +213,7 @@ static void read_half(int type, const uint8_t* b, int half, Group* g) {
 // Packs one group of an output of a panel. A null row, and inputs after a row's end, get scales of 0.
 template <int TYPE> static void pack_group(const uint8_t* row, int64_t inputs, int64_t index, int output, char* out) {
   const Blocks b = blocks(TYPE);
-  const int sets = GROUP / b.set, bytes = TYPE == Q4_0 ? 18 : TYPE == Q4_1 ? 20 : TYPE == Q5_0 ? 22 : TYPE == Q5_1 ? 24 : TYPE == Q8_0 ? 34
+  const int sets = GROUP / b.set, bytes = TYPE == Q4_0 ? 18 : TYPE == Q4_1 || TYPE == INT4_ZEROS ? 20 : TYPE == Q5_0 ? 22 : TYPE == Q5_1 ? 24 : TYPE == Q8_0 ? 34
       : TYPE == Q2_K ? 84 : TYPE == Q3_K ? 110 : TYPE == Q4_K ? 144 : TYPE == Q5_K ? 176 : 210;
   Group g = {};
   if (row && b.is_k) read_half(TYPE, row + index / 2 * bytes, index % 2, &g);
@@ -316,7 +317,7 @@ int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
   return use_avx512 ? 16 : 8;
 }
 
-// See Product. All parts are INT8, all are INT4, all are blocks of GGUF, or all are floats. A quantized part before the last has a multiple of
+// See Product. All parts are INT8, all are INT4, all are blocks, or all are floats. A quantized part before the last has a multiple of
 // PANEL outputs.
 void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count, const Part* parts, int64_t width, const float* x,
                        float factor, float* out) {
@@ -354,11 +355,12 @@ void djlx_cpu_quantize(int threads, int type, int from, int64_t outputs, int64_t
   run(threads, 1, (outputs + PANEL - 1) / PANEL, use_avx512 ? avx512::quantize : avx2::quantize, &c);
 }
 
-// Packs GGUF's blocks; see Packing.
+// Packs blocks; see Packing.
 void djlx_cpu_pack(int threads, int type, int64_t outputs, int64_t inputs, const uint8_t* const* rows, char* packed) {
   Packing p = {type, outputs, inputs, rows, packed};
   void (*pack)(const void*, int64_t, int64_t) = pack_panels<Q6_K>;
   switch (type) {
+    case INT4_ZEROS: pack = pack_panels<INT4_ZEROS>; break;
     case Q4_0: pack = pack_panels<Q4_0>; break;
     case Q4_1: pack = pack_panels<Q4_1>; break;
     case Q5_0: pack = pack_panels<Q5_0>; break;

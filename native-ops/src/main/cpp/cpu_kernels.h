@@ -315,6 +315,7 @@ template <int TYPE, int N> INLINE void tile_blocks(const Product& p, int64_t row
             const Half* scales = (const Half*)w + PANEL * set + v * LANES;
             scale = load(scales);
             if (of.has_minimums) minimum = load(scales + PANEL * sets);
+            if (TYPE == INT4_ZEROS) minimum *= -scale;
           }
           for (int r = 0; r < N; r++) {
             int64_t at = (row + r) * count + g;
@@ -377,6 +378,7 @@ void multiply_part(const Product& p, int64_t from, int64_t to) {
     case INT4: return multiply_quantized<INT4>(p, from, to);
     case FLOAT32: return multiply_float<FLOAT32>(p, from, to);
     case FLOAT16: return multiply_float<FLOAT16>(p, from, to);
+    case INT4_ZEROS: return multiply_quantized<INT4_ZEROS>(p, from, to);
     case Q4_0: return multiply_quantized<Q4_0>(p, from, to);
     case Q4_1: return multiply_quantized<Q4_1>(p, from, to);
     case Q5_0: return multiply_quantized<Q5_0>(p, from, to);

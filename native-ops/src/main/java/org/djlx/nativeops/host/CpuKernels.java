@@ -10,8 +10,9 @@ import org.djlx.nativeops.LoadedLibraries;
  * Kernels of decode steps and optimizers on a CPU, compiled from {@code src/main/cpp}. The comments
  * of {@code cpu_kernels.cpp} have the layout of all arguments. The {@code type} of weights and of
  * the KV cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also
- * be {@link #INT8}, {@link #INT4} or packed blocks of GGUF. Positions and slots are ints, parts and
- * indices longs, other arrays float32. Neither addresses nor sizes are checked.
+ * be {@link #INT8}, {@link #INT4} or packed blocks: {@link #INT4_ZEROS}, or those of GGUF.
+ * Positions and slots are ints, parts and indices longs, other arrays float32. Neither addresses
+ * nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads
@@ -25,6 +26,13 @@ public final class CpuKernels {
 
     /** The type of weights of 4 bits: a scale for each group of 128 inputs of an output. */
     public static final int INT4 = 16;
+
+    /**
+     * The type of packed blocks of 4 bits: 32 weights {@code scale * (q - zero)}. A block that is
+     * to be packed has 20 bytes, as Q4_1 of GGUF: the scale and the zero in float16, then 16 bytes,
+     * with the first 16 numbers {@code q} in their lower halves.
+     */
+    public static final int INT4_ZEROS = 17;
 
     /** Packed blocks of GGUF have the type GGML plus their code in {@code ggml_type}. */
     public static final int GGML = 32;
@@ -74,9 +82,10 @@ public final class CpuKernels {
     public static native long djlx_cpu_quantized_bytes(int type, long outputs, long inputs);
 
     /**
-     * Packs blocks of GGUF for products, without rounding.
+     * Packs blocks for products, without rounding.
      *
-     * @param type {@link #GGML} plus the code of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K
+     * @param type {@link #INT4_ZEROS}, or {@link #GGML} plus the code of Q4_0, Q4_1, Q5_0, Q5_1,
+     *     Q8_0 or Q2_K to Q6_K
      * @param inputs the length of a row, a multiple of the type's block
      * @param rows address of longs: the address of each output's first block, 0 for a row of zeros
      * @param packed address of {@link #djlx_cpu_quantized_bytes} bytes, aligned to 64 bytes

@@ -62,9 +62,11 @@ record ModelRanks(
                             ranks == 1 ? "1 rank" : ranks + " ranks",
                             settings.quantization() != Quantization.NONE
                                     ? ", before they become " + settings.quantization()
-                                    : files instanceof BlockFiles && !settings.device().isGpu()
-                                            ? ", less where they stay in blocks"
-                                            : "");
+                                    : !(files instanceof BlockFiles)
+                                            ? ""
+                                            : settings.device().isGpu()
+                                                    ? ", dequantised from blocks"
+                                                    : ", less where they stay in blocks");
             if (!settings.isFollower()) {
                 LOG.info("{}: {}", directory, memory);
             }

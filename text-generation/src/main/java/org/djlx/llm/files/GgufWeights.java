@@ -188,7 +188,8 @@ final class GgufWeights implements BlockFiles {
     }
 
     @Override
-    public Optional<Blocks> blocks(String name, long[] rows, long from, long to) {
+    public Optional<Blocks> blocks(
+            String name, long[] rows, long from, long to, NDManager manager) {
         Entry entry = entry(name);
         GgufFile.Tensor stored = entry.stored;
         GgufType type = stored.type();
@@ -205,7 +206,7 @@ final class GgufWeights implements BlockFiles {
                         + from / type.blockSize * type.blockBytes;
         long[] addresses =
                 Arrays.stream(rows)
-                        .map(row -> first + entry.row(row) * stored.rowBytes())
+                        .map(row -> row < 0 ? 0 : first + entry.row(row) * stored.rowBytes())
                         .toArray();
         return Optional.of(new Blocks(CpuKernels.GGML + type.code, addresses));
     }

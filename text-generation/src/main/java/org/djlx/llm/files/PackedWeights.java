@@ -5,15 +5,22 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.util.List;
+import java.nio.ByteOrder;
+import java.nio.ShortBuffer;
+import java.util.EnumSet;
+import java.util.LongSummaryStatistics;
 import java.util.Optional;
+import java.util.Set;
 import java.util.stream.IntStream;
+import java.util.stream.LongStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.BlockFiles;
 import org.djlx.llm.model.DerivedFiles;
 import org.djlx.llm.model.PackedFormat;
 import org.djlx.llm.model.PackedFormat.Layout;
+import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -21,11 +28,19 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Files whose linear layers have packed 4-bit weights: {@link PackedFormat}. A layer's {@code
  * .qweight}, {@code .qzeros}, {@code .scales} and {@code .g_idx} appear as one {@code .weight} of
- * shape (outputs, inputs), which is dequantised in float32 when it is read.
+ * shape (outputs, inputs), which is dequantised in float32 when it is read. CPUs take its numbers,
+ * scales and zeros as blocks of {@link CpuKernels#INT4_ZEROS}, if scales are in float16 and 32
+ * adjacent inputs are of one group.
  */
-final class PackedWeights extends DerivedFiles {
+final class PackedWeights extends DerivedFiles implements BlockFiles {
 
     private static final int IN_WORD = 8; // numbers of 4 bits in an integer
+    private static final int IN_BLOCK = 32; // numbers
+    private static final int BLOCK_INTS = 5;
+    private static final int ROWS = 16; // that a thread converts to blocks at a time
+    private static final Set<ScalarType> INTEGERS = EnumSet.of(ScalarType.INT32);
+    private static final Set<ScalarType> FLOATS =
+            EnumSet.of(ScalarType.FLOAT16, ScalarType.BFLOAT16, ScalarType.FLOAT32);
     private static final String WORDS = ".qweight";
     private static final String ZEROS = ".qzeros";
     private static final String SCALES = ".scales";
@@ -55,55 +70,51 @@ final class PackedWeights extends DerivedFiles {
         }
     }
 
-    /** Checks the shapes of a layer's tensors; returns its unpacked weight. */
+    /** Checks a layer's tensors; returns its unpacked weight. */
     private TensorSpec unpacked(String layer) {
-        long[] words = sizes(layer + WORDS, 2);
+        TensorSpec words = files.spec(layer + WORDS);
+        Required.check(
+                words.shape().dimension() == 2,
+                "%s: %s must have 2 dimensions",
+                files.file(words.name()),
+                words);
         boolean packsOutputs = format.layout() == Layout.AWQ;
-        long inputs = words[0] * (packsOutputs ? 1 : IN_WORD);
-        long outputs = words[1] * (packsOutputs ? IN_WORD : 1);
+        long rows = words.shape().get(0);
+        long columns = words.shape().get(1);
+        long inputs = rows * (packsOutputs ? 1 : IN_WORD);
+        long outputs = columns * (packsOutputs ? IN_WORD : 1);
         long size = format.groupSize() == 0 ? inputs : format.groupSize();
         long groups = (inputs + size - 1) / size;
-        requireShape(layer + SCALES, groups, outputs);
-        requireShape(layer + ZEROS, groups, outputs / IN_WORD);
+        require(words.name(), words.name(), INTEGERS, rows, columns);
+        require(words.name(), layer + SCALES, FLOATS, groups, outputs);
+        require(words.name(), layer + ZEROS, INTEGERS, groups, outputs / IN_WORD);
         if (files.contains(layer + GROUPS)) {
-            requireShape(layer + GROUPS, inputs);
+            require(words.name(), layer + GROUPS, INTEGERS, inputs);
         }
         Required.check(
                 outputs % IN_WORD == 0,
                 "%s: %s has %d outputs, not a multiple of 8",
-                files.file(layer + WORDS),
+                files.file(words.name()),
                 layer,
                 outputs);
-        for (String each : List.of(WORDS, ZEROS)) {
-            Required.check(
-                    files.spec(layer + each).type() == ScalarType.INT32,
-                    "%s: %s must have the type INT32",
-                    files.file(layer + each),
-                    files.spec(layer + each));
-        }
-        ScalarType type = files.spec(layer + SCALES).type();
-        return TensorSpec.of(layer + ".weight", type, new Shape(outputs, inputs));
+        return TensorSpec.of(layer + ".weight", ScalarType.FLOAT32, new Shape(outputs, inputs));
     }
 
-    private long[] sizes(String name, int dimensions) {
-        long[] sizes = files.spec(name).shape().getShape();
+    private void require(String words, String name, Set<ScalarType> types, long... sizes) {
         Required.check(
-                sizes.length == dimensions,
-                "%s: %s must have %d dimensions",
-                files.file(name),
-                files.spec(name),
-                dimensions);
-        return sizes;
-    }
-
-    private void requireShape(String name, long... sizes) {
+                files.contains(name),
+                "%s: %s is missing; download the model again",
+                files.file(words),
+                name);
+        TensorSpec spec = files.spec(name);
         Shape expected = new Shape(sizes);
         Required.check(
-                files.spec(name).shape().equals(expected),
-                "%s: %s must have the shape %s",
+                types.contains(spec.type()) && spec.shape().equals(expected),
+                "%s: %s must have the shape %s, which config.json requires, and a type of %s",
                 files.file(name),
-                files.spec(name),
-                expected);
+                spec,
+                expected,
+                types);
     }
 
     /** Returns the name of a tensor from which a weight is computed. */
@@ -156,6 +167,27 @@ final class PackedWeights extends DerivedFiles {
         }
     }
 
+    @Override
+    public Optional<Blocks> blocks(
+            String name, long[] rows, long from, long to, NDManager manager) {
+        if (!isPacked(name)
+                || from % IN_BLOCK != 0
+                || to % IN_BLOCK != 0
+                || files.spec(packed(name, SCALES)).type() != ScalarType.FLOAT16) {
+            return Optional.empty();
+        }
+        LongSummaryStatistics some =
+                LongStream.of(rows).filter(row -> row >= 0).summaryStatistics();
+        Range outputs =
+                some.getCount() == 0
+                        ? new Range(0, 1) // Any.
+                        : new Range(some.getMin(), some.getMax() + 1);
+        Block block = new Block(name, outputs, new Range(from, to), manager);
+        return block.hasWholeGroups()
+                ? Optional.of(block.blocks(name, rows, manager))
+                : Optional.empty();
+    }
+
     private record Range(long from, long to) {
 
         long count() {
@@ -178,10 +210,18 @@ final class PackedWeights extends DerivedFiles {
         private final float[] scales;
         private final int[] groups; // of each input
         private final boolean packsOutputs = format.layout() == Layout.AWQ;
+        private final int firstOutput;
+        private final int firstInput;
+        private final int rows;
+        private final int outputWords; // integers that contain the outputs
 
         Block(String name, Range outputs, Range inputs, NDManager manager) {
             this.outputs = outputs;
             this.inputs = inputs;
+            firstOutput = (int) outputs.from;
+            firstInput = (int) inputs.from;
+            rows = (int) outputs.count();
+            outputWords = (int) outputs.words().count();
             Shape all = spec(name).shape();
             boolean someOutputs = outputs.count() < all.get(0);
             String stored = packed(name, WORDS);
@@ -197,7 +237,7 @@ final class PackedWeights extends DerivedFiles {
                 files.read(factors, 1, outputs.from, outputs.to, array);
                 scales = array.toFloatArray();
             }
-            groups = groups(name, (int) (scales.length / Math.max(1, outputs.count())), manager);
+            groups = groups(name, scales.length / Math.max(1, rows), manager);
         }
 
         private int[] groups(String name, int count, NDManager manager) {
@@ -231,7 +271,6 @@ final class PackedWeights extends DerivedFiles {
         }
 
         float[] weights() {
-            int rows = (int) outputs.count();
             int columns = (int) inputs.count();
             float[] weights = new float[Math.multiplyExact(rows, columns)];
             IntStream.range(0, rows)
@@ -248,24 +287,80 @@ final class PackedWeights extends DerivedFiles {
             return weights;
         }
 
-        private int number(int row, int column) {
-            long output = outputs.from + row;
-            long input = inputs.from + column;
-            if (packsOutputs) {
-                Range of = outputs.words();
-                long word = column * of.count() + output / IN_WORD - of.from;
-                return words[(int) word] >>> 4 * INTERLEAVED[(int) (output % IN_WORD)] & 15;
+        /** Returns whether the inputs of each block are of one group. */
+        boolean hasWholeGroups() {
+            return IntStream.range(0, groups.length)
+                    .allMatch(i -> groups[i] == groups[i - i % IN_BLOCK]);
+        }
+
+        Blocks blocks(String name, long[] order, NDManager manager) {
+            int sets = groups.length / IN_BLOCK;
+            int rowInts = sets * BLOCK_INTS;
+            int[] blocks = new int[Math.multiplyExact(order.length, rowInts)];
+            String factors = packed(name, SCALES);
+            NDArray array = Torch.empty(manager, shape(factors, 1, outputs), ScalarType.FLOAT16);
+            files.read(factors, 1, outputs.from, outputs.to, array);
+            ShortBuffer halves =
+                    array.toByteBuffer().order(ByteOrder.nativeOrder()).asShortBuffer();
+            // Rows next to each other share integers, so threads convert some rows, set by set.
+            IntStream.range(0, (order.length + ROWS - 1) / ROWS)
+                    .parallel()
+                    .forEach(
+                            part -> {
+                                int end = Math.min(order.length, (part + 1) * ROWS);
+                                for (int set = 0; set < sets; set++) {
+                                    for (int i = part * ROWS; i < end; i++) {
+                                        if (order[i] >= 0) {
+                                            int row = (int) order[i] - firstOutput;
+                                            int at = i * rowInts + set * BLOCK_INTS;
+                                            put(blocks, at, row, set, halves);
+                                        }
+                                    }
+                                }
+                            });
+            NDArray stored = manager.create(blocks);
+            long first = Torch.dataPointer(stored);
+            long[] addresses =
+                    IntStream.range(0, order.length)
+                            .mapToLong(
+                                    i ->
+                                            order[i] < 0
+                                                    ? 0
+                                                    : first + (long) i * rowInts * Integer.BYTES)
+                            .toArray();
+            return new Blocks(CpuKernels.INT4_ZEROS, addresses);
+        }
+
+        private void put(int[] blocks, int at, int row, int set, ShortBuffer halves) {
+            int first = set * IN_BLOCK;
+            int group = groups[first];
+            int scale = halves.get(group * rows + row) & 0xffff;
+            int zero = zero(group, row);
+            // From 1 on, float16 has the exponent less 112, and 13 bits fewer.
+            int half = zero == 0 ? 0 : (Float.floatToIntBits(zero) >> 13) - (112 << 10);
+            blocks[at] = scale | half << 16;
+            for (int i = 0; i < IN_BLOCK; i++) {
+                int shift = i % 4 * 8 + i / (IN_BLOCK / 2) * 4;
+                blocks[at + 1 + i % (IN_BLOCK / 2) / 4] |= number(row, first + i) << shift;
             }
-            long word = (input / IN_WORD - inputs.words().from) * outputs.count() + row;
-            return words[(int) word] >>> 4 * (input % IN_WORD) & 15;
+        }
+
+        private int number(int row, int column) {
+            if (packsOutputs) {
+                int output = firstOutput + row;
+                int word = column * outputWords + output / IN_WORD - firstOutput / IN_WORD;
+                return words[word] >>> 4 * INTERLEAVED[output % IN_WORD] & 15;
+            }
+            int input = firstInput + column;
+            int word = (input / IN_WORD - firstInput / IN_WORD) * rows + row;
+            return words[word] >>> 4 * (input % IN_WORD) & 15;
         }
 
         private int zero(int group, int row) {
-            long output = outputs.from + row;
-            Range of = outputs.words();
-            int word = zeros[(int) (group * of.count() + output / IN_WORD - of.from)];
-            int place = (int) (output % IN_WORD);
-            int stored = word >>> 4 * (packsOutputs ? INTERLEAVED[place] : place) & 15;
+            int output = firstOutput + row;
+            int word = group * outputWords + output / IN_WORD - firstOutput / IN_WORD;
+            int place = output % IN_WORD;
+            int stored = zeros[word] >>> 4 * (packsOutputs ? INTERLEAVED[place] : place) & 15;
             return format.layout() == Layout.GPTQ ? stored + 1 & 15 : stored;
         }
     }

@@ -5,6 +5,8 @@ import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Locale;
+import java.util.Map;
 import java.util.Optional;
 import org.djlx.nativeops.host.Required;
 
@@ -15,6 +17,12 @@ import org.djlx.nativeops.host.Required;
  * @param groupSize inputs of a group; 0 if all are one group
  */
 public record PackedFormat(Layout layout, int groupSize) {
+
+    private static final Map<String, Layout> LAYOUTS =
+            Map.of(
+                    "awq gemm", Layout.AWQ,
+                    "gptq gptq", Layout.GPTQ,
+                    "gptq gptq_v2", Layout.GPTQ_V2);
 
     /** Which numbers stand in an integer. */
     public enum Layout {
@@ -50,24 +58,24 @@ public record PackedFormat(Layout layout, int groupSize) {
 
     private static PackedFormat of(ConfigEntries json) {
         String method = json.text("quant_method", "");
-        String variant =
-                switch (method) {
-                    case "awq" -> json.text("version", "gemm");
-                    case "gptq" -> json.text("checkpoint_format", "gptq");
-                    default -> "";
-                };
-        Layout layout =
-                switch (method + "/" + variant) {
-                    case "awq/gemm" -> Layout.AWQ;
-                    case "gptq/gptq" -> Layout.GPTQ;
-                    case "gptq/gptq_v2" -> Layout.GPTQ_V2;
-                    default -> null;
-                };
+        // AutoAWQ says the version, GPTQModel the format.
+        boolean isAwq = method.equals("awq");
+        String format = json.text("checkpoint_format", isAwq ? "gemm" : "gptq");
+        String variant = isAwq ? json.text("version", format).toLowerCase(Locale.ROOT) : format;
+        Layout layout = LAYOUTS.get(method + " " + variant);
         Required.check(
-                layout != null && json.integer("bits", 0) == 4,
-                "quantization_config must be awq (version gemm) or gptq of 4 bits, not %s; use such"
-                        + " a model, or one without quantization",
-                json.json());
+                layout != null,
+                "quantization_config has the quant_method '%s' and the version or checkpoint_format"
+                    + " '%s', which are not supported; supported are awq gemm, gptq and gptq_v2;"
+                    + " use such a model, or one without quantization",
+                method,
+                variant);
+        int bits = json.integer("bits", null);
+        Required.check(
+                bits == 4,
+                "bits of quantization_config must be 4, not %d; use such a model, or one without"
+                        + " quantization",
+                bits);
         int groupSize = json.integer("group_size", 128);
         Required.check(
                 groupSize == -1 || groupSize > 0,

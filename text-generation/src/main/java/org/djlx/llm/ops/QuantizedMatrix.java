@@ -24,7 +24,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>On a GPU: one matrix with float32 scales at {@code scales}, and the kernels {@code gpu}; no
  *       parts.
  *   <li>On the CPU: {@code parts}, packed with their scales, either quantized by this library or
- *       from blocks of GGUF.
+ *       from blocks of the files.
  * </ul>
  */
 record QuantizedMatrix(

@@ -26,11 +26,15 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** Reads a rank's part of the weights from safetensors; owns the memory of what it has read. */
 final class WeightReader implements AutoCloseable {
 
     static final long READ_ELEMENTS = 8 << 20; // at a time, on a CPU
+
+    private static final Logger LOG = LoggerFactory.getLogger(WeightReader.class);
 
     private static final long ALIGNMENT = 64; // of a weight in bytes
 
@@ -48,6 +52,7 @@ final class WeightReader implements AutoCloseable {
     private final Allocator allocator;
     private final Optional<BlockFiles> blockFiles; // if CPU kernels multiply by their blocks
     private final List<QuantizedMatrix> packed = new ArrayList<>();
+    private int projections;
 
     /** Allocates arrays that are not quantized; close() frees what the manager does not. */
     private interface Allocator extends AutoCloseable {
@@ -140,7 +145,16 @@ final class WeightReader implements AutoCloseable {
             layers.add(layer(new WeightMap.Layer(config, i), config.layer(i)));
         }
         NDArray norm = norm(WeightMap.norm(config), AS_STORED);
-        return new ModelWeights(quantization, embedding, layers, norm, output(embedding), this);
+        ModelWeights.Linear output = output(embedding);
+        if (blockFiles.isPresent()) {
+            LOG.info(
+                    "rank {}: {} projections in the files' blocks, {} in {}",
+                    rank,
+                    packed.size(),
+                    projections - packed.size(),
+                    config.type());
+        }
+        return new ModelWeights(quantization, embedding, layers, norm, output, this);
     }
 
     private ModelWeights.Linear output(NDArray embedding) {
@@ -149,10 +163,9 @@ final class WeightReader implements AutoCloseable {
         int outputs = (int) embedding.getShape().get(0);
         long from = rank * (long) outputs;
         long end = Math.min(from + outputs, config.vocabularySize());
-        Optional<BlockFiles.Blocks> rows =
-                blocks(name, LongStream.range(from, end).toArray(), 0, inputs)
-                        .map(each -> each.padded(outputs));
-        Optional<ModelWeights.Linear> blocks = packed(inputs, null, List.of(rows));
+        long[] rows = LongStream.range(from, from + outputs).map(i -> i < end ? i : -1).toArray();
+        Optional<ModelWeights.Linear> blocks =
+                packed(null, 0, inputs, List.of(new BlockRows(name, rows)));
         if (blocks.isPresent()) {
             return blocks.get();
         }
@@ -220,9 +233,10 @@ final class WeightReader implements AutoCloseable {
         long inputs = of.slice(of.parts.get(0), false).columns();
         Optional<ModelWeights.Linear> blocks =
                 packed(
-                        inputs,
                         bias,
-                        of.parts.stream().map(part -> blocks(of, part, order, inputs)).toList());
+                        0,
+                        inputs,
+                        of.parts.stream().map(part -> blockRows(of, part, order)).toList());
         if (blocks.isPresent()) {
             return blocks.get();
         }
@@ -253,9 +267,10 @@ final class WeightReader implements AutoCloseable {
         long[] all = LongStream.range(0, slice.rows()).map(row -> slice.first() + row).toArray();
         Optional<ModelWeights.Linear> blocks =
                 packed(
-                        count,
                         bias,
-                        List.of(blocks(slice.name(), all, rank * count, (rank + 1) * count)));
+                        rank * count,
+                        (rank + 1) * count,
+                        List.of(new BlockRows(slice.name(), all)));
         if (blocks.isPresent()) {
             return blocks.get();
         }
@@ -279,8 +294,11 @@ final class WeightReader implements AutoCloseable {
                 });
     }
 
-    /** Returns blocks of this rank's rows of a part. */
-    private Optional<BlockFiles.Blocks> blocks(Rows of, TensorPart part, int[] order, long inputs) {
+    /** Rows of a tensor; -1 for a row of zeros. */
+    private record BlockRows(String name, long[] rows) {}
+
+    /** Returns this rank's rows of a part. */
+    private BlockRows blockRows(Rows of, TensorPart part, int[] order) {
         Slice slice = of.slice(part, false);
         long from = slice.firstRow(config, rank, ranks);
         int[] ordered = part == TensorPart.VALUES ? AS_STORED : order;
@@ -295,11 +313,7 @@ final class WeightReader implements AutoCloseable {
                                 })
                         .map(row -> slice.first() + row)
                         .toArray();
-        return blocks(slice.name(), rows, 0, inputs);
-    }
-
-    private Optional<BlockFiles.Blocks> blocks(String name, long[] rows, long from, long to) {
-        return blockFiles.flatMap(files -> files.blocks(name, rows, from, to));
+        return new BlockRows(slice.name(), rows);
     }
 
     /**
@@ -307,18 +321,28 @@ final class WeightReader implements AutoCloseable {
      * rows that do not fill whole panels.
      */
     private Optional<ModelWeights.Linear> packed(
-            long inputs, NDArray bias, List<Optional<BlockFiles.Blocks>> parts) {
-        for (int i = 0; i < parts.size(); i++) {
-            boolean isLast = i == parts.size() - 1;
-            if (parts.get(i).isEmpty()
-                    || !isLast && parts.get(i).get().rows().length % QuantizedMatrix.PANEL != 0) {
-                return Optional.empty();
-            }
+            NDArray bias, long from, long to, List<BlockRows> parts) {
+        boolean fillsPanels =
+                parts.subList(0, parts.size() - 1).stream()
+                        .allMatch(part -> part.rows.length % QuantizedMatrix.PANEL == 0);
+        projections++;
+        if (blockFiles.isEmpty() || !fillsPanels) {
+            return Optional.empty();
         }
-        QuantizedMatrix matrix =
-                QuantizedMatrix.pack(inputs, parts.stream().map(Optional::get).toList());
-        packed.add(matrix);
-        progress.accept(matrix.outputs() * inputs * config.type().itemSize());
+        List<BlockFiles.Blocks> all = new ArrayList<>();
+        try (NDManager temporary = NDManager.newBaseManager(Device.cpu())) {
+            for (BlockRows part : parts) {
+                Optional<BlockFiles.Blocks> blocks =
+                        blockFiles.get().blocks(part.name, part.rows, from, to, temporary);
+                if (blocks.isEmpty()) {
+                    return Optional.empty();
+                }
+                all.add(blocks.get());
+            }
+            packed.add(QuantizedMatrix.pack(to - from, all));
+        }
+        QuantizedMatrix matrix = packed.get(packed.size() - 1);
+        progress.accept(matrix.outputs() * matrix.inputs() * config.type().itemSize());
         return Optional.of(new ModelWeights.Linear(List.of(), bias, matrix));
     }
 

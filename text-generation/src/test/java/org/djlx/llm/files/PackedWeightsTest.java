@@ -8,21 +8,28 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Random;
 import java.util.function.Function;
+import java.util.stream.DoubleStream;
+import java.util.stream.IntStream;
+import java.util.stream.LongStream;
+import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorFiles;
@@ -30,41 +37,48 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
-import org.djlx.llm.model.ModelFixture;
+import org.djlx.llm.model.BlockFiles;
+import org.djlx.llm.model.TrainedLlama;
+import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** Models packed as AutoAWQ and AutoGPTQ do, beside the same weights unpacked. */
+/**
+ * A trained model packed as AutoAWQ and AutoGPTQ do, beside the weights that its numbers stand for.
+ */
 class PackedWeightsTest {
 
-    private static final String FIXTURE = "llama-bias"; // Its layers have 32 to 64 inputs.
-    private static final String LAYER = "model.layers.1.mlp.down_proj";
+    private static final String LAYER = "model.layers.1.mlp.down_proj"; // 64 outputs, 128 inputs
+    private static final String UNCONVERTED = "model.layers.0.self_attn.k_proj.weight";
+    private static final int TOKENS = 24;
 
     /** AutoAWQ's order_map: the outputs of the eight numbers of an integer. */
     private static final int[] AWQ_ORDER = {0, 2, 4, 6, 1, 3, 5, 7};
 
+    @TempDir private static Path original;
+    private static TrainedLlama trained;
+
     @TempDir private Path directory;
-    private final Random random = new Random(7);
     private Path plain;
     private Path packed;
-    private ModelFixture.Case request;
 
-    /** The integers of a linear layer, and the weights that they stand for. */
+    /** The integers of a linear layer. Inputs are of the groups {@code of}. */
     private record Linear(
-            int outputs, int inputs, int[][] numbers, int[][] zeros, float[][] scales, int[] of) {
+            int outputs, int inputs, int[][] numbers, int[][] zeros, double[][] scales, int[] of) {
 
         float[] weights() {
             float[] weights = new float[outputs * inputs];
             for (int i = 0; i < weights.length; i++) {
                 int output = i / inputs;
                 int group = of[i % inputs];
-                weights[i] =
-                        scales[group][output]
-                                * (numbers[output][i % inputs] - zeros[group][output]);
+                double number = numbers[output][i % inputs] - zeros[group][output];
+                weights[i] = (float) (scales[group][output] * number);
             }
             return weights;
         }
@@ -107,51 +121,69 @@ class PackedWeightsTest {
         }
     }
 
-    private Linear random(int outputs, int inputs, int groupSize, boolean ordered) {
-        int groups = (inputs + groupSize - 1) / groupSize;
+    /** Rounds weights to the nearest numbers; scales have 8 bits, which both 16-bit types have. */
+    private static Linear quantize(
+            float[] weights, int outputs, int inputs, int[] of, int groups, boolean isSymmetric) {
         int[][] numbers = new int[outputs][inputs];
         int[][] zeros = new int[groups][outputs];
-        float[][] scales = new float[groups][outputs];
-        int[] of = new int[inputs];
-        for (int[] row : numbers) {
-            for (int i = 0; i < inputs; i++) {
-                row[i] = random.nextInt(16);
-            }
-        }
+        double[][] scales = new double[groups][outputs];
         for (int group = 0; group < groups; group++) {
-            for (int i = 0; i < outputs; i++) {
-                zeros[group][i] = random.nextInt(16);
-                scales[group][i] = (1 + random.nextInt(15)) / 512f; // exact in float16
+            for (int output = 0; output < outputs; output++) {
+                double least = 0;
+                double most = 0;
+                for (int i = 0; i < inputs; i++) {
+                    if (of[i] == group) {
+                        least = Math.min(least, weights[output * inputs + i]);
+                        most = Math.max(most, weights[output * inputs + i]);
+                    }
+                }
+                double scale = isSymmetric ? Math.max(-least, most) / 7 : (most - least) / 15;
+                double unit = Math.scalb(1.0, Math.getExponent(scale) - 7);
+                scale = Math.max(Math.ceil(scale / unit) * unit, 0x1p-20);
+                scales[group][output] = scale;
+                zeros[group][output] = isSymmetric ? 8 : (int) Math.rint(-least / scale);
+                for (int i = 0; i < inputs; i++) {
+                    if (of[i] == group) {
+                        double number =
+                                Math.rint(weights[output * inputs + i] / scale)
+                                        + zeros[group][output];
+                        numbers[output][i] = (int) Math.max(0, Math.min(15, number));
+                    }
+                }
             }
-        }
-        for (int i = 0; i < inputs; i++) {
-            of[i] = ordered ? i / groupSize : random.nextInt(groups);
         }
         return new Linear(outputs, inputs, numbers, zeros, scales, of);
     }
 
+    @BeforeAll
+    static void train() throws Exception {
+        trained = TrainedLlama.write(original);
+    }
+
     @BeforeEach
     void createDirectories() throws IOException {
-        request = ModelFixture.read(FIXTURE).cases().get(0);
         plain = Files.createDirectory(directory.resolve("plain"));
         packed = Files.createDirectory(directory.resolve("packed"));
     }
 
-    /** Writes the fixture with random linear layers to both directories. */
-    private void write(String method, String variant, int groupSize) throws IOException {
+    /**
+     * Writes the model with the weights of its numbers, and packed. The variant {@code desc_act}
+     * has inputs of random groups, {@code sym} zeros of 8 only.
+     */
+    private void write(String method, String variant, int groupSize, ScalarType scaleType)
+            throws IOException {
         boolean isAwq = method.equals("awq");
-        boolean hasIndices = variant.equals("desc_act");
-        Path original = Files.createDirectory(directory.resolve("original"));
-        ModelFixture.write(FIXTURE, original, ScalarType.FLOAT32);
+        boolean isOrdered = !variant.equals("desc_act");
+        Random random = new Random(7);
         Map<String, Function<NDManager, NDArray>> plainTensors = new LinkedHashMap<>();
         Map<String, Function<NDManager, NDArray>> packedTensors = new LinkedHashMap<>();
         try (NDManager manager = NDManager.newBaseManager();
                 Safetensors files = Safetensors.open(original)) {
             for (TensorSpec spec : files.specs()) {
                 String name = spec.name();
-                if (!name.matches(".*_proj\\.weight")) {
-                    NDArray array = manager.zeros(spec.shape());
-                    files.read(name, array);
+                NDArray array = manager.zeros(spec.shape());
+                files.read(name, array);
+                if (!name.matches(".*_proj\\.weight") || name.equals(UNCONVERTED)) {
                     plainTensors.put(name, of -> array.duplicate());
                     packedTensors.put(name, of -> array.duplicate());
                     continue;
@@ -159,7 +191,19 @@ class PackedWeightsTest {
                 int outputs = (int) spec.shape().get(0);
                 int inputs = (int) spec.shape().get(1);
                 int size = groupSize < 0 ? inputs : groupSize;
-                Linear linear = random(outputs, inputs, size, !hasIndices);
+                int groups = (inputs + size - 1) / size;
+                int[] indices =
+                        IntStream.range(0, inputs)
+                                .map(i -> isOrdered ? i / size : random.nextInt(groups))
+                                .toArray();
+                Linear linear =
+                        quantize(
+                                array.toFloatArray(),
+                                outputs,
+                                inputs,
+                                indices.clone(),
+                                groups,
+                                variant.equals("sym"));
                 plainTensors.put(name, of -> of.create(linear.weights(), spec.shape()));
                 String layer = name.substring(0, name.length() - ".weight".length());
                 Shape words =
@@ -167,7 +211,6 @@ class PackedWeightsTest {
                 packedTensors.put(
                         layer + ".qweight",
                         of -> of.create(isAwq ? linear.awqWords() : linear.gptqWords(), words));
-                int groups = linear.zeros.length;
                 int less = isAwq || variant.equals("gptq_v2") ? 0 : 1;
                 packedTensors.put(
                         layer + ".qzeros",
@@ -175,11 +218,16 @@ class PackedWeightsTest {
                                 of.create(
                                         linear.zeroWords(isAwq, less),
                                         new Shape(groups, outputs / 8)));
+                double[] scales =
+                        Stream.of(linear.scales).flatMapToDouble(DoubleStream::of).toArray();
                 packedTensors.put(
                         layer + ".scales",
-                        of -> of.create(linear.scales).toType(DataType.FLOAT16, false));
-                if (hasIndices) {
-                    packedTensors.put(layer + ".g_idx", of -> of.create(linear.of));
+                        of -> Torch.cast(of.create(scales, new Shape(groups, outputs)), scaleType));
+                if (!isAwq) {
+                    if (variant.equals("out_of_range")) {
+                        indices[3] = groups;
+                    }
+                    packedTensors.put(layer + ".g_idx", of -> of.create(indices));
                 }
             }
             write(plain, plainTensors, manager);
@@ -195,7 +243,7 @@ class PackedWeightsTest {
         quantization.addProperty("group_size", groupSize);
         if (isAwq) {
             quantization.addProperty("version", variant);
-        } else if (!hasIndices) {
+        } else if (variant.startsWith("gptq")) {
             quantization.addProperty("checkpoint_format", variant);
         }
         config.add("quantization_config", quantization);
@@ -209,13 +257,7 @@ class PackedWeightsTest {
         tensors.forEach(
                 (name, values) -> {
                     try (NDArray array = values.apply(manager)) {
-                        ScalarType type =
-                                switch (array.getDataType()) {
-                                    case INT32 -> ScalarType.INT32;
-                                    case FLOAT16 -> ScalarType.FLOAT16;
-                                    default -> ScalarType.FLOAT32;
-                                };
-                        specs.add(TensorSpec.of(name, type, array.getShape()));
+                        specs.add(TensorSpec.of(name, Torch.scalarType(array), array.getShape()));
                     }
                 });
         SafetensorsWriter.write(
@@ -224,17 +266,18 @@ class PackedWeightsTest {
                 spec -> tensors.get(spec.name()).apply(manager));
     }
 
-    private List<GeneratedPiece> generate(Path model, int ranks) throws Exception {
+    private static List<GeneratedPiece> generate(Path model, int ranks) throws Exception {
+        int[] prompt = Arrays.copyOf(trained.tokens(), TOKENS);
         try (TextEngine engine =
                 TextEngine.builder()
                         .setDirectory(model)
                         .optRanks(ranks)
-                        .optMaxLength(request.length())
+                        .optMaxLength(2 * TOKENS)
                         .build()) {
             return engine.submit(
                             GenerationRequest.builder()
-                                    .setPromptTokens(request.prompt())
-                                    .optMaxTokens(request.tokens().length)
+                                    .setPromptTokens(prompt)
+                                    .optMaxTokens(TOKENS)
                                     .optIgnoreEndOfText(true)
                                     .build())
                     .await(Duration.ofMinutes(1));
@@ -243,18 +286,23 @@ class PackedWeightsTest {
 
     @ParameterizedTest
     @CsvSource({
-        "awq, gemm, 32",
-        "awq, gemm, -1",
-        "gptq, gptq, 32",
-        "gptq, gptq_v2, 16",
-        "gptq, desc_act, 32",
-        "gptq, gptq, -1"
+        "awq, gemm, 32, FLOAT16, true",
+        "awq, GEMM, 64, FLOAT16, true",
+        "awq, gemm, 128, BFLOAT16, false",
+        "awq, gemm, -1, FLOAT16, true",
+        "gptq, gptq, 32, FLOAT16, true",
+        "gptq, gptq_v2, 128, FLOAT16, true",
+        "gptq, gptq_v2, 16, FLOAT16, false",
+        "gptq, sym, 64, FLOAT16, true",
+        "gptq, desc_act, 32, FLOAT16, false",
+        "gptq, gptq, -1, FLOAT32, false"
     })
-    void packedModelGeneratesWhatItsWeightsGenerate(String method, String variant, int groupSize)
+    void generatesTheTokensOfTheWeights(
+            String method, String variant, int groupSize, ScalarType scales, boolean hasBlocks)
             throws Exception {
-        write(method, variant, groupSize);
+        write(method, variant, groupSize, scales);
         try (TensorFiles expected = GgufDirectory.openWeights(plain);
-                TensorFiles actual = GgufDirectory.openWeights(packed);
+                BlockFiles actual = (BlockFiles) GgufDirectory.openWeights(packed);
                 NDManager manager = NDManager.newBaseManager()) {
             for (TensorSpec spec : expected.specs()) {
                 assertEquals(spec.shape(), actual.spec(spec.name()).shape());
@@ -262,47 +310,145 @@ class PackedWeightsTest {
             assertEquals(expected.specs().size(), actual.specs().size());
             String name = LAYER + ".weight";
             for (int dimension = 0; dimension < 2; dimension++) {
-                Shape part = dimension == 0 ? new Shape(11, 64) : new Shape(64, 11);
+                Shape part = dimension == 0 ? new Shape(11, 128) : new Shape(64, 11);
                 NDArray some = manager.zeros(part);
                 NDArray same = manager.zeros(part);
                 expected.read(name, dimension, 13, 24, some);
                 actual.read(name, dimension, 13, 24, same);
                 assertArrayEquals(some.toFloatArray(), same.toFloatArray());
             }
+            long[] some = {63, 5, -1, 20, 21, 22};
+            long[] all = LongStream.range(0, 64).toArray();
+            NDArray weights = manager.zeros(new Shape(64, 128));
+            expected.read(name, 0, 0, 64, weights);
+            for (BlockRange range :
+                    List.of(new BlockRange(some, 0, 128), new BlockRange(all, 32, 96))) {
+                Optional<BlockFiles.Blocks> blocks =
+                        actual.blocks(name, range.rows, range.from, range.to, manager);
+                assertEquals(hasBlocks, blocks.isPresent());
+                if (hasBlocks) {
+                    assertArrayEquals(
+                            range.columns(weights.toFloatArray(), 128), range.unpack(blocks.get()));
+                }
+            }
+            assertTrue(actual.blocks(name, all, 16, 48, manager).isEmpty());
+            assertTrue(actual.blocks(UNCONVERTED, all, 0, 64, manager).isEmpty());
         }
-        for (int ranks = 1; ranks <= 2; ranks++) {
-            assertEquals(generate(plain, ranks), generate(packed, ranks), ranks + " ranks");
+        List<GeneratedPiece> expected = generate(plain, 1);
+        for (int ranks : new int[] {1, 2, 4}) {
+            List<GeneratedPiece> pieces = generate(packed, ranks);
+            for (int i = 0; i < TOKENS; i++) {
+                String at = ranks + " ranks, token " + i;
+                assertEquals(expected.get(i).token(), pieces.get(i).token(), at);
+                // Kernels round activations to 8 bits.
+                double most = hasBlocks ? 0.05 : 1e-4;
+                assertEquals(
+                        expected.get(i).logProbability(), pieces.get(i).logProbability(), most, at);
+            }
+        }
+    }
+
+    private record BlockRange(long[] rows, int from, int to) {
+
+        /** Returns the columns of the rows, one column after the other. */
+        float[] columns(float[] weights, int inputs) {
+            float[] some = new float[rows.length * (to - from)];
+            for (int i = 0; i < some.length; i++) {
+                int row = (int) rows[i % rows.length];
+                some[i] = row < 0 ? 0 : weights[row * inputs + from + i / rows.length];
+            }
+            return some;
+        }
+
+        /** Multiplies packed blocks by rows with a single number each, which is exact in 8 bits. */
+        float[] unpack(BlockFiles.Blocks blocks) {
+            int inputs = to - from;
+            int outputs = rows.length;
+            long bytes = CpuKernels.djlx_cpu_quantized_bytes(blocks.type(), outputs, inputs);
+            try (Memory addresses = new Memory(8L * outputs);
+                    Memory packed = new Memory(bytes);
+                    Memory x = new Memory(4L * inputs * inputs);
+                    Memory out = new Memory(4L * inputs * outputs)) {
+                addresses.write(0, blocks.rows(), 0, outputs);
+                CpuKernels.djlx_cpu_pack(
+                        1, blocks.type(), outputs, inputs, at(addresses), at(packed));
+                x.clear();
+                for (int i = 0; i < inputs; i++) {
+                    x.setFloat(4L * (i * inputs + i), 127);
+                }
+                CpuKernels.djlx_cpu_product(
+                        1,
+                        blocks.type(),
+                        inputs,
+                        inputs,
+                        outputs,
+                        0,
+                        outputs,
+                        at(x),
+                        at(packed),
+                        0,
+                        0,
+                        at(out));
+                float[] product = out.getFloatArray(0, inputs * outputs);
+                for (int i = 0; i < product.length; i++) {
+                    product[i] /= 127;
+                }
+                return product;
+            }
+        }
+
+        private static long at(Memory memory) {
+            return Pointer.nativeValue(memory);
         }
     }
 
     @Test
     void shapesThatDoNotFitTogetherAreRefusedByName() throws Exception {
-        write("gptq", "gptq", 32);
+        write("gptq", "gptq", 32, ScalarType.FLOAT16);
         Path config = packed.resolve("config.json");
         Files.writeString(
                 config, Files.readString(config).replace("\"group_size\":32", "\"group_size\":16"));
-        IllegalArgumentException e =
-                assertThrows(
-                        IllegalArgumentException.class, () -> GgufDirectory.openWeights(packed));
-        assertTrue(e.getMessage().contains("model.safetensors"), e.getMessage());
-        assertTrue(e.getMessage().contains("must have the shape (4, "), e.getMessage());
+        refuse("model.safetensors", "must have the shape (4, ");
     }
 
     @Test
-    void packedNumbersOfAnotherTypeAreRefusedByName() throws Exception {
-        write("gptq", "gptq", 32);
-        Path file = packed.resolve("model.safetensors");
-        byte[] bytes = Files.readAllBytes(file);
-        String text = new String(bytes, StandardCharsets.ISO_8859_1);
-        String entry = "\"" + LAYER + ".qweight\":{\"dtype\":\"";
-        int at = text.indexOf(entry) + entry.length();
-        assertEquals("I32", text.substring(at, at + 3));
-        bytes[at] = 'F';
-        Files.write(file, bytes);
-        IllegalArgumentException e =
+    void groupThatDoesNotExistIsRefusedByName() throws Exception {
+        write("gptq", "out_of_range", 32, ScalarType.FLOAT16);
+        Exception e = assertThrows(Exception.class, () -> generate(packed, 1));
+        String message = e.getMessage();
+        assertTrue(message.contains("model.safetensors: model.layers.0.mlp."), message);
+        assertTrue(message.contains(".g_idx names groups other than 0 to 1"), message);
+    }
+
+    private void refuse(String... parts) {
+        String message =
                 assertThrows(
-                        IllegalArgumentException.class, () -> GgufDirectory.openWeights(packed));
-        assertTrue(e.getMessage().contains(LAYER + ".qweight"), e.getMessage());
-        assertTrue(e.getMessage().contains("INT32"), e.getMessage());
+                                IllegalArgumentException.class,
+                                () -> GgufDirectory.openWeights(packed))
+                        .getMessage();
+        for (String part : parts) {
+            assertTrue(message.contains(part), message);
+        }
+    }
+
+    /** Changes the header of the file; the text must keep its length. */
+    @ParameterizedTest
+    @CsvSource({
+        ".qweight\":{\"dtype\":\"I32, .qweight\":{\"dtype\":\"F32, .qweight, INT32",
+        ".qzeros\":{\"dtype\":\"I32, .qzeros\":{\"dtype\":\"F32, .qzeros, INT32",
+        ".g_idx\":{\"dtype\":\"I32, .g_idx\":{\"dtype\":\"F32, .g_idx, INT32",
+        ".scales\":{\"dtype\":\"F16, .scales\":{\"dtype\":\"I16, .scales, FLOAT16",
+        ".scales, .scalez, .scales, missing",
+        ".qzeros, .qzeroz, .qzeros, missing"
+    })
+    void damagedTensorIsRefusedByName(String text, String instead, String suffix, String problem)
+            throws Exception {
+        write("gptq", "gptq", 32, ScalarType.FLOAT16);
+        Path file = packed.resolve("model.safetensors");
+        String bytes = Files.readString(file, StandardCharsets.ISO_8859_1);
+        assertTrue(bytes.contains(LAYER + text), text);
+        Files.writeString(
+                file, bytes.replace(LAYER + text, LAYER + instead), StandardCharsets.ISO_8859_1);
+        refuse("model.safetensors", LAYER + suffix, problem);
     }
 }

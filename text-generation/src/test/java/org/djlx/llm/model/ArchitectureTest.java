@@ -196,8 +196,14 @@ class ArchitectureTest {
         "gemma3, layer_types, '[\"chunked_attention\", \"\", \"\"]', 'chunked_attention'",
         "gemma3, layer_types, '[\"full_attention\"]', layer_types has no entry for layer 1",
         "qwen3, quantization_config, {}, quantization_config",
-        "qwen3, quantization_config, '{\"quant_method\": \"awq\", \"bits\": 8}', awq (version"
-                + " gemm)",
+        "qwen3, quantization_config, '{\"quant_method\": \"awq\", \"bits\": 8}', 'must be 4, not"
+                + " 8'",
+        "qwen3, quantization_config, '{\"quant_method\": \"gptq\"}', bits is missing",
+        "qwen3, quantization_config, '{\"quant_method\": \"awq\", \"version\": \"GEMV\"}', 'gemv'",
+        "qwen3, quantization_config, '{\"quant_method\": \"gptq\", \"checkpoint_format\":"
+                + " \"marlin\"}', 'gptq'' and the version or checkpoint_format ''marlin'",
+        "qwen3, quantization_config, '{\"quant_method\": \"bitsandbytes\"}', 'bitsandbytes'",
+        "qwen3, quantization_config, '{\"quant_method\": \"fp8\"}', 'fp8'",
         "qwen3, quantization_config, '{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\":"
                 + " 0}', group_size",
         "qwen3-moe, use_sliding_window, true, use_sliding_window",
