@@ -3,6 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.util.Arrays;
 import java.util.BitSet;
 import java.util.List;
 import java.util.Map;
@@ -97,8 +98,12 @@ public final class KernelArguments {
             throw new IllegalArgumentException("the struct has no members");
         }
         int offset = next(members.length * Long.BYTES);
-        for (int i = 0; i < members.length; i++) {
-            put(offset + i * Long.BYTES, members[i]);
+        int begin = offset / Long.BYTES;
+        int differs =
+                Arrays.mismatch(words, begin, begin + members.length, members, 0, members.length);
+        if (differs >= 0) {
+            System.arraycopy(members, 0, words, begin, members.length);
+            memory.write(offset, members, 0, members.length);
         }
         return this;
     }

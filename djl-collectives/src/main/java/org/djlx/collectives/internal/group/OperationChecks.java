@@ -54,10 +54,14 @@ final class OperationChecks {
 
     /** Checks that the backend can reduce a tensor; returns its type, shape and address. */
     TensorInfo reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
+        reduction(type, op);
+        return tensor(type, role, tensor, op);
+    }
+
+    void reduction(OpType type, ReduceOp op) {
         if (op == null) {
             throw new IllegalArgumentException(type + ": op is null");
         }
-        return tensor(type, role, tensor, op);
     }
 
     private TensorInfo tensor(OpType type, String role, NDArray tensor, ReduceOp op) {
@@ -72,6 +76,30 @@ final class OperationChecks {
         }
         backend.check(type, tensor, info.type(), op);
         return info;
+    }
+
+    /**
+     * Checks that the backend can move two tensors, or reduce them if {@code op} is not null; one
+     * native call reads both.
+     */
+    TensorInfo[] both(
+            OpType type,
+            String role,
+            NDArray tensor,
+            String otherRole,
+            NDArray other,
+            ReduceOp op) {
+        TensorInfo[] infos;
+        try {
+            infos = Torch.infos(Arrays.asList(tensor, other));
+        } catch (IllegalArgumentException e) {
+            tensor(type, role, tensor, op); // One of the two throws, and names the role.
+            tensor(type, otherRole, other, op);
+            throw e;
+        }
+        backend.check(type, tensor, infos[0].type(), op);
+        backend.check(type, other, infos[1].type(), op);
+        return infos;
     }
 
     /** Checks that the elements of an output tensor do not share memory. */

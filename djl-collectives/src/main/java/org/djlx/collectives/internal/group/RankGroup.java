@@ -312,8 +312,9 @@ public final class RankGroup implements ProcessGroup {
     private Parts checkedGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
         state.checkUsable();
-        TensorInfo in = checks.moved(type, "input", input);
-        TensorInfo out = checks.moved(type, "output", output);
+        TensorInfo[] infos = checks.both(type, "input", input, "output", output, null);
+        TensorInfo in = infos[0];
+        TensorInfo out = infos[1];
         checks.whole(type, "output", out, "input", in);
         checks.written(type, "output", out);
         checks.overlap(type, out, in, rank() * in.count());
@@ -444,8 +445,10 @@ public final class RankGroup implements ProcessGroup {
     private Parts checkedScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
         state.checkUsable();
-        TensorInfo out = checks.reduced(type, "output", output, op);
-        TensorInfo in = checks.reduced(type, "input", input, op);
+        checks.reduction(type, op);
+        TensorInfo[] infos = checks.both(type, "output", output, "input", input, op);
+        TensorInfo out = infos[0];
+        TensorInfo in = infos[1];
         checks.whole(type, "input", in, "output", out);
         checks.written(type, "output", out);
         checks.overlap(type, in, out, rank() * out.count());
