@@ -38,10 +38,7 @@ public final class Reducer {
 
     private final NDManager manager;
     private final NDManager kept;
-    // One cache for each of the arrays that are in use at the same time.
-    private final ViewCache results;
-    private final ViewCache firsts;
-    private final ViewCache others;
+    private final ViewCache views;
     private final Sums sums;
 
     /** Creates a reducer, whose temporary arrays the manager owns, with a way to sum. */
@@ -49,9 +46,7 @@ public final class Reducer {
         this.manager = manager;
         this.sums = sums;
         kept = NDManager.newBaseManager(Device.cpu(), "PyTorch");
-        results = new ViewCache(kept);
-        firsts = new ViewCache(kept);
-        others = new ViewCache(kept);
+        views = new ViewCache(kept);
     }
 
     /**
@@ -89,10 +84,10 @@ public final class Reducer {
             try (NDArray sum = Torch.empty(manager, new Shape(count), wide)) {
                 accumulate(sum, parts, count, type, op);
                 finish(sum, parts.length, op);
-                Torch.copy(results.get(result, count, type), sum);
+                Torch.copy(views.get(result, count, type), sum);
             }
         } else {
-            NDArray out = results.get(result, count, type);
+            NDArray out = views.get(result, count, type);
             accumulateInPlace(out, result, parts, count, type, op);
             finish(out, parts.length, op);
         }
@@ -104,7 +99,7 @@ public final class Reducer {
         try (NDArray product =
                 Torch.empty(manager, new Shape(scaled ? count : 0), Torch.scalarType(sum))) {
             for (int rank = 0; rank < parts.length; rank++) {
-                NDArray term = others.get(parts[rank], count, type);
+                NDArray term = views.get(parts[rank], count, type);
                 if (scaled) {
                     Torch.copy(product, term);
                     TorchInPlace.mul(product, op.factor());
@@ -132,9 +127,9 @@ public final class Reducer {
         }
         int next = 1;
         if (own == parts.length) {
-            Torch.copy(out, firsts.get(parts[0], count, type));
+            Torch.copy(out, views.get(parts[0], count, type));
         } else if (own > 0) {
-            NDArray first = firsts.get(parts[0], count, type);
+            NDArray first = views.get(parts[0], count, type);
             combineAll(first, parts, 1, own, count, type, op);
             Reductions.combine(out, first, op);
             next = own + 1;
@@ -145,7 +140,7 @@ public final class Reducer {
     private void combineAll(
             NDArray sum, long[] parts, int from, int to, long count, ScalarType type, ReduceOp op) {
         for (int rank = from; rank < to; rank++) {
-            Reductions.combine(sum, others.get(parts[rank], count, type), op);
+            Reductions.combine(sum, views.get(parts[rank], count, type), op);
         }
     }
 
