@@ -4,7 +4,6 @@ package org.djlx.training;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import ai.djl.training.Trainer;
 import ai.djl.training.evaluator.Evaluator;
 import ai.djl.training.listener.EvaluatorTrainingListener;
@@ -14,6 +13,7 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.cuda.CurrentStreams;
@@ -169,37 +169,22 @@ final class JobEvaluators extends TrainingListenerAdapter {
             return;
         }
         evaluators.forEach(evaluator -> evaluator.resetAccumulator(accumulator));
+        ObjectCollectives objects = new ObjectCollectives(group).withMaxBytes(Integer.MAX_VALUE);
         List<byte[]> own = batches.getOrDefault(accumulator, List.of());
         for (int rank = 0; rank < group.worldSize(); rank++) {
-            long count = broadcast(own.size(), rank, group, parent);
+            boolean mine = rank == group.rank();
+            int count = objects.broadcastObject(own.size(), rank);
             for (int i = 0; i < count; i += 2) {
-                boolean mine = rank == group.rank();
                 try (NDManager manager = parent.newSubManager()) {
-                    NDList labels = broadcastList(mine ? own.get(i) : null, rank, group, manager);
-                    NDList predictions =
-                            broadcastList(mine ? own.get(i + 1) : null, rank, group, manager);
+                    byte[] first = objects.broadcastObject(mine ? own.get(i) : null, rank);
+                    NDList labels = NDList.decode(manager, first);
+                    byte[] next = objects.broadcastObject(mine ? own.get(i + 1) : null, rank);
+                    NDList predictions = NDList.decode(manager, next);
                     for (Evaluator evaluator : evaluators) {
                         evaluator.updateAccumulator(accumulator, labels, predictions);
                     }
                 }
             }
         }
-    }
-
-    private static long broadcast(long value, int source, ProcessGroup group, NDManager manager) {
-        NDArray array = manager.create(new long[] {value});
-        group.broadcast(array, source).await();
-        CurrentStreams.await(array.getDevice());
-        return array.toLongArray()[0];
-    }
-
-    /** Broadcasts an encoded list; {@code own} is null if this process receives it. */
-    private static NDList broadcastList(
-            byte[] own, int source, ProcessGroup group, NDManager manager) {
-        int length = (int) broadcast(own == null ? 0 : own.length, source, group, manager);
-        NDArray bytes = manager.create(own == null ? new byte[length] : own, new Shape(length));
-        group.broadcast(bytes, source).await();
-        CurrentStreams.await(bytes.getDevice());
-        return NDList.decode(manager, bytes.toByteArray());
     }
 }
