@@ -50,7 +50,7 @@ final class LoraKernels implements AutoCloseable {
     private static final int MAX_SLICES = CONSTANTS.value("MAX_SLICES");
 
     /** Thread blocks along y, which take groups in turn. */
-    private static final int GRID_GROUPS = 16;
+    private static final int GRID_GROUPS = 8;
 
     /**
      * Thread blocks along x that multiply by A in turn: as many as three slices of rank 16 need.
