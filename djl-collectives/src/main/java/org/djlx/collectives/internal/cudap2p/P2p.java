@@ -411,23 +411,21 @@ final class P2p {
             boolean inPlace =
                     info.isContiguous()
                             && (!direct || AllReduceKernels.isReachable(device, info.address()));
+            Reduction reduction =
+                    new Reduction(this, operation, algorithm, divisor, info.address());
             // Only works of the group's stream hold tensors that late peers may write to, make
             // copies before the call is published, and wait for the helper.
             boolean onCurrent =
                     operation.isInOrder() && !direct && inPlace && group.collectives().isLaunched();
             if (!onCurrent && !current.isCapturing()) {
-                return group.run(
-                        operation,
-                        tensor,
-                        inPlace,
-                        current,
-                        address -> new Reduction(operation, algorithm, divisor, address));
+                return group.run(operation, tensor, inPlace, current, reduction::at);
             }
             Work work =
                     queue.run(
                             operation,
                             current,
-                            new OnCurrent(operation, tensor, inPlace, algorithm, divisor),
+                            new OnCurrent(
+                                    this, reduction, tensor, inPlace, TensorHold.ofChecked(tensor)),
                             List.of(tensor));
             if (operation.isInOrder() && work instanceof StreamWork streamWork) {
                 streamWork.setOrdered();
@@ -437,24 +435,18 @@ final class P2p {
     }
 
     /** A kernel that reduces the elements at an address, on a stream that was chosen before. */
-    private final class Reduction implements GpuCall.Body {
+    private record Reduction(
+            P2p p2p, Operation operation, Algorithm algorithm, float divisor, long address)
+            implements GpuCall.Body {
 
-        private final Operation operation;
-        private final Algorithm algorithm;
-        private final float divisor;
-        private final long address;
-
-        Reduction(Operation operation, Algorithm algorithm, float divisor, long address) {
-            this.operation = operation;
-            this.algorithm = algorithm;
-            this.divisor = divisor;
-            this.address = address;
+        Reduction at(long other) {
+            return new Reduction(p2p, operation, algorithm, divisor, other);
         }
 
         @Override
         public void enqueue(CudaStream stream) {
             TensorInfo info = operation.tensor();
-            kernels.enqueue(
+            p2p.kernels.enqueue(
                     stream,
                     algorithm,
                     address,
@@ -466,58 +458,34 @@ final class P2p {
 
         @Override
         public void releaseFailed(Runnable release) {
-            lateWriters.release(release, algorithm == Algorithm.DIRECT);
+            p2p.lateWriters.release(release, algorithm == Algorithm.DIRECT);
         }
     }
 
     /** An all-reduce on the caller's current stream, without a copy if it is in place. */
-    private final class OnCurrent implements P2pQueue.Body {
-
-        private final Operation operation;
-        private final NDArray tensor;
-        private final boolean inPlace;
-        private final Algorithm algorithm;
-        private final float divisor;
-        private final TensorHold hold;
-
-        OnCurrent(
-                Operation operation,
-                NDArray tensor,
-                boolean inPlace,
-                Algorithm algorithm,
-                float divisor) {
-            this.operation = operation;
-            this.tensor = tensor;
-            this.inPlace = inPlace;
-            this.algorithm = algorithm;
-            this.divisor = divisor;
-            hold = TensorHold.ofChecked(tensor);
-        }
+    private record OnCurrent(
+            P2p p2p, Reduction reduction, NDArray tensor, boolean inPlace, TensorHold hold)
+            implements P2pQueue.Body {
 
         @Override
         public void enqueue(CudaStream current, boolean captured) {
-            TensorInfo info = operation.tensor();
             if (inPlace) {
-                keepInGraph(tensor, algorithm);
-                enqueue(current, info.address());
+                p2p.keepInGraph(tensor, reduction.algorithm);
+                reduction.enqueue(current);
                 return;
             }
+            TensorInfo info = reduction.operation.tensor();
             try (NDArray copy =
                     Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
                 current.keepAlive(copy);
-                keepInGraph(copy, algorithm);
+                p2p.keepInGraph(copy, reduction.algorithm);
                 NoGradient.run(
                         () -> {
                             Torch.copy(copy, tensor);
-                            long address = Torch.dataPointer(copy);
-                            enqueue(current, address);
+                            reduction.at(Torch.dataPointer(copy)).enqueue(current);
                             Torch.copy(tensor, copy);
                         });
             }
-        }
-
-        private void enqueue(CudaStream current, long address) {
-            new Reduction(operation, algorithm, divisor, address).enqueue(current);
         }
 
         @Override

@@ -169,16 +169,10 @@ final class P2pCollectives {
         }
     }
 
-    /** Wraps tensors that are read, or read and written; {@code info} is null if not known. */
-    private Tensors inputs(List<NDArray> arrays, TensorInfo info) {
-        return tensors(arrays, info, true);
-    }
-
-    /** Wraps tensors of which all elements are written; {@code info} is null if not known. */
-    private Tensors outputs(List<NDArray> arrays, TensorInfo info) {
-        return tensors(arrays, info, false);
-    }
-
+    /**
+     * Wraps tensors; those that are not read have all their elements written. {@code info} is null
+     * if not known.
+     */
     private Tensors tensors(List<NDArray> arrays, TensorInfo info, boolean read) {
         // A loop: until C2 has compiled it, a stream costs more than the native calls.
         List<DeviceTensor> tensors = new ArrayList<>(arrays.size());
@@ -195,8 +189,8 @@ final class P2pCollectives {
 
     /** Gathers into one array, or into one array per rank. */
     Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        Tensors in = inputs(List.of(input), operation.tensor());
-        Tensors out = outputs(outputs, operation.whole());
+        Tensors in = tensors(List.of(input), operation.tensor(), true);
+        Tensors out = tensors(outputs, operation.whole(), false);
         DeviceTensor own = in.only();
         long[] parts = parts(out.tensors, own.byteSize());
         Exchange by = choose(operation, kernels.isPossible());
@@ -240,8 +234,8 @@ final class P2pCollectives {
     /** Reduce-scatters the parts of one array, or one array per rank. */
     Work reduceScatter(Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
         List<NDArray> outputs = List.of(output);
-        Tensors out = outputs(outputs, operation.tensor());
-        Tensors in = inputs(inputs, operation.whole());
+        Tensors out = tensors(outputs, operation.tensor(), false);
+        Tensors in = tensors(inputs, operation.whole(), true);
         DeviceTensor own = out.only();
         long[] parts = parts(in.tensors, own.byteSize());
         Exchange by = choose(operation, kernels.canReduceScatter(own.realType(), op));
@@ -258,7 +252,7 @@ final class P2pCollectives {
     /** All-reduces a tensor by copies. */
     Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         List<NDArray> tensors = List.of(tensor);
-        Tensors own = inputs(tensors, operation.tensor());
+        Tensors own = tensors(tensors, operation.tensor(), true);
         DeviceTensor io = own.only();
         operation.setAlgorithm("copies");
         return run(
@@ -275,8 +269,8 @@ final class P2pCollectives {
     }
 
     Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        Tensors in = inputs(inputs, null);
-        Tensors out = outputs(outputs, null);
+        Tensors in = tensors(inputs, null, true);
+        Tensors out = tensors(outputs, null, false);
         return exchange(
                 operation,
                 in,
@@ -301,8 +295,8 @@ final class P2pCollectives {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        Tensors in = inputs(List.of(input), null);
-        Tensors out = outputs(List.of(output), null);
+        Tensors in = tensors(List.of(input), null, true);
+        Tensors out = tensors(List.of(output), null, false);
         long itemSize = in.only().type().itemSize();
         long[] inputSizes = Arrays.stream(inputCounts).map(count -> count * itemSize).toArray();
         long[] outputSizes = Arrays.stream(outputCounts).map(count -> count * itemSize).toArray();
