@@ -16,16 +16,12 @@ import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.Collections;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.llm.files.ByteLevelTokenizer;
 import org.djlx.llm.files.LlamaDirectory;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
-import org.djlx.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -121,26 +117,18 @@ class DecodeBenchTest {
     @ParameterizedTest
     @CsvSource({"NONE, 15009849344", "FP8, 7505190912", "INT4, 3987382272"})
     void countsTheBytesOfQuantizedWeights(Quantization quantization, long bytes) {
-        LayerConfig layer = LayerConfig.llama(Rope.of(500_000, 64), 128, 14_336);
         ModelConfig config =
-                new ModelConfig(
-                        "llama",
+                LlamaDirectory.config(
                         128_256,
                         4096,
+                        14_336,
+                        32,
                         32,
                         8,
-                        128,
                         8192,
-                        1e-5,
+                        500_000,
                         false,
-                        List.of(),
-                        ScalarType.BFLOAT16,
-                        Collections.nCopies(32, layer),
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO);
+                        ScalarType.BFLOAT16);
         assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization));
     }
 

@@ -239,7 +239,7 @@ class TorchInPlaceTest {
 
     @ParameterizedTest
     @EnumSource(Operator.class)
-    void whatLibtorchCannotDoIsAnEngineException(Operator operator) {
+    void operatorsThatLibtorchLacksThrowEngineExceptions(Operator operator) {
         NDArray acc = Torch.cast(manager.ones(new Shape(2)), ScalarType.UINT16);
         NDArray other = Torch.cast(manager.ones(new Shape(2)), ScalarType.INT32);
         var e = assertThrows(EngineException.class, () -> operator.apply(acc, other));

@@ -789,7 +789,7 @@ public class TextEngineTest {
     }
 
     @Test
-    void leavesNothingIfWhoIsToldOfLoadingFails() {
+    void freesEverythingIfTheProgressListenerThrows() {
         for (String method : List.of("reset", "increment", "end")) {
             Progress failing =
                     (Progress)

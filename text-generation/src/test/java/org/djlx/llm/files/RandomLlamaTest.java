@@ -14,16 +14,12 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.Comparator;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -35,24 +31,7 @@ import org.junit.jupiter.api.io.TempDir;
 class RandomLlamaTest {
 
     private static final ModelConfig SMALL =
-            new ModelConfig(
-                    "llama",
-                    300,
-                    16,
-                    4,
-                    2,
-                    4,
-                    64,
-                    1e-5,
-                    false,
-                    List.of(),
-                    ScalarType.BFLOAT16,
-                    Collections.nCopies(2, LayerConfig.llama(Rope.of(10_000, 4), 4, 24)),
-                    1,
-                    1,
-                    0,
-                    false,
-                    KvCacheDtype.AUTO);
+            LlamaDirectory.config(300, 16, 24, 2, 4, 2, 64, 10_000, false, ScalarType.BFLOAT16);
 
     @TempDir private Path folder;
 

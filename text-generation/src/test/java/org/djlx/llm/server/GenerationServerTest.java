@@ -200,7 +200,7 @@ class GenerationServerTest {
     }
 
     @Test
-    void answersWhole() throws Exception {
+    void answersWithoutStreaming() throws Exception {
         HttpResponse<String> chat =
                 send(
                         post(

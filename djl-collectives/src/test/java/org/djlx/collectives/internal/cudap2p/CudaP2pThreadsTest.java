@@ -995,7 +995,7 @@ class CudaP2pThreadsTest {
     /** A NaN with the bits that mark absent data arrives, and the sum is NaN. */
     @ParameterizedTest
     @ValueSource(longs = {0, 1 << 20})
-    void theNanThatNobodySends(long oneShotBytes) {
+    void emptyMarkerNanIsReplaced(long oneShotBytes) {
         run(
                 P2pRanks.options().optOneShotBytes(oneShotBytes),
                 (group, manager) -> {

@@ -88,7 +88,7 @@ final class ForgottenGroupsMain {
         collectUntil(() -> Held.now().equals(before));
         aViewKeepsTheGroup();
         collectUntil(() -> Held.now().equals(before));
-        whatMayRunAtAnyTimeKeepsItsGroup();
+        recordedOperationsKeepTheirGroup();
         assertEquals(before, Held.now());
     }
 
@@ -185,7 +185,7 @@ final class ForgottenGroupsMain {
         checkSound(view);
     }
 
-    private static void whatMayRunAtAnyTimeKeepsItsGroup() {
+    private static void recordedOperationsKeepTheirGroup() {
         List<ProcessGroup> groups = new ArrayList<>(ProcessGroups.local("shm", 1, OPTIONS));
         groups.get(0).execute(new OpType("graph"), NOTHING, Operation::keepGroup).await();
         GroupState state = ((RankGroup) groups.get(0)).state();
