@@ -339,10 +339,17 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
             // From 1 on, float16 has the exponent less 112, and 13 bits fewer.
             int half = zero == 0 ? 0 : (Float.floatToIntBits(zero) >> 13) - (112 << 10);
             blocks[at] = scale | half << 16;
-            for (int i = 0; i < IN_BLOCK; i++) {
-                int shift = i % 4 * 8 + i / (IN_BLOCK / 2) * 4;
-                blocks[at + 1 + i % (IN_BLOCK / 2) / 4] |= number(row, first + i) << shift;
+            for (int i = 1; i < BLOCK_INTS; i++, first += 4) {
+                blocks[at + i] = four(row, first) | four(row, first + IN_BLOCK / 2) << 4;
             }
+        }
+
+        /** Returns four numbers, one in the lower half of each byte. */
+        private int four(int row, int column) {
+            return number(row, column)
+                    | number(row, column + 1) << 8
+                    | number(row, column + 2) << 16
+                    | number(row, column + 3) << 24;
         }
 
         private int number(int row, int column) {
