@@ -68,7 +68,8 @@ public final class GgufDirectory {
 
     /**
      * Opens the weights of a model directory: its safetensors files, whose weights may be packed as
-     * AWQ, GPTQ or GPT-OSS, or its GGUF file.
+     * AWQ, GPTQ or GPT-OSS, or its GGUF file. Of a model for images and text, those of its language
+     * model.
      */
     public static TensorFiles openWeights(Path directory) throws IOException {
         Path file = directory.resolve(LINK);
@@ -80,7 +81,7 @@ public final class GgufDirectory {
             return GgufWeights.open(Files.readSymbolicLink(file));
         }
         Optional<PackedFormat> packed = PackedFormat.read(directory);
-        Safetensors files = Safetensors.open(directory);
+        TensorFiles files = TextModelFiles.of(Safetensors.open(directory));
         try {
             return packed.isPresent()
                     ? new PackedWeights(files, packed.get())

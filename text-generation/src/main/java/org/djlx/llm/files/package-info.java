@@ -12,6 +12,7 @@
  * HubClient      requests to a hub
  * HubException   an answer of a hub that cannot be used
  * PackedWeights  the tensors of AWQ and GPTQ files
+ * TextModelFiles the language model in files of a model for images and text
  */
 /**
  * Where models come from: a hub, GGUF files, and directories in Hugging Face's layout, written for

@@ -38,6 +38,15 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                     true);
     private static final Map<String, ?> GEMMA =
             Map.of("head_dim", 256, "tie_word_embeddings", true);
+    private static final Map<String, ?> GEMMA3 =
+            Map.of(
+                    "head_dim", 256,
+                    "hidden_activation", "gelu_pytorch_tanh",
+                    "max_position_embeddings", 131_072,
+                    "num_attention_heads", 8,
+                    "num_key_value_heads", 4,
+                    "tie_word_embeddings", true,
+                    "vocab_size", 262_208);
     private static final Map<TensorPart, String> GEMMA_NAMES =
             Map.of(TensorPart.MLP_NORM, "pre_feedforward_layernorm");
     private static final Map<String, ?> GLM = Map.of("head_dim", 128, "attention_bias", true);
@@ -85,7 +94,7 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                                     Map.of()),
                             entry("gemma", Layers::gemma, GEMMA, Map.of()),
                             entry("gemma2", Layers::gemma2, GEMMA, GEMMA_NAMES),
-                            entry("gemma3_text", Layers::gemma3, GEMMA, GEMMA_NAMES),
+                            entry("gemma3_text", Layers::gemma3, GEMMA3, GEMMA_NAMES),
                             entry("glm", (j, i) -> Layers.glm(j, Norms.INPUTS), GLM, GLM_NAMES),
                             entry(
                                     "glm4",
@@ -119,7 +128,17 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
         return Map.entry(modelType, new Architecture(layers, defaults, names));
     }
 
-    static ModelConfig read(ConfigEntries json, KvCacheDtype kvCacheDtype) {
+    /** Entries of a model for images and text that hold for its language model. */
+    private static final List<String> COMMON =
+            List.of(
+                    "dtype",
+                    "eos_token_id",
+                    "quantization_config",
+                    "tie_word_embeddings",
+                    "torch_dtype");
+
+    static ModelConfig read(ConfigEntries file, KvCacheDtype kvCacheDtype) {
+        ConfigEntries json = file.has("text_config") ? textModel(file) : file;
         String type = json.text("model_type", "");
         check(
                 !type.matches("qwen3_5.*|qwen3_next"),
@@ -129,8 +148,7 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
         Architecture architecture = ALL.get(type);
         check(
                 architecture != null,
-                "model_type '%s' is not supported; supported are %s; of a model for images and"
-                        + " text, take its text model",
+                "model_type '%s' is not supported; supported are %s",
                 type,
                 ALL.keySet());
         PackedFormat.read(json); // Refuses those that are not supported.
@@ -139,6 +157,12 @@ record Architecture(LayerReader layers, Map<String, ?> defaults, Map<TensorPart,
                 "quantization_config of %s must not be mxfp4, which gpt_oss alone has",
                 type);
         return architecture.config(type, json, kvCacheDtype);
+    }
+
+    private static ConfigEntries textModel(ConfigEntries file) {
+        ConfigEntries text = file.entries("text_config").withDefaults(Map.of());
+        COMMON.stream().filter(file::has).forEach(each -> text.json().add(each, file.get(each)));
+        return text;
     }
 
     static Architecture of(ModelConfig config) {

@@ -14,6 +14,7 @@ import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.llm.model.LayerConfig.HeadNorms;
@@ -189,7 +190,7 @@ class ArchitectureTest {
         "llama-bias, model_type, bloom, 'model_type ''bloom'' is not supported'",
         "llama-bias, model_type, qwen3_5_text, 'layers with linear attention'",
         "llama-bias, quantization_config, '{\"quant_method\": \"mxfp4\"}', gpt_oss alone",
-        "gemma3, model_type, gemma3, take its text model",
+        "gemma3, model_type, gemma3, is not supported",
         "llama-bias, hidden_act, relu, 'hidden_act must be silu or gelu_pytorch_tanh'",
         "gemma2, hidden_activation, gelu, 'hidden_activation must be'",
         "gemma3, use_bidirectional_attention, true, use_bidirectional_attention",
@@ -310,6 +311,27 @@ class ArchitectureTest {
         LayerConfig layer = config.layer(0);
         assertTrue(layer.attention().inputBias() && layer.mlp().bias());
         assertFalse(layer.attention().outputBias());
+    }
+
+    /** The published file leaves most entries out; the report states 675 M and 3,209 M weights. */
+    @Test
+    void readsTheTextModelOfGemma3ForImages() throws IOException {
+        String json =
+                """
+                {"model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+                "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type":
+                "gemma3_text", "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type":
+                "linear"}, "sliding_window": 1024}, "vision_config": {"hidden_size": 1152}}\
+                """;
+        ModelConfig config = read(JsonParser.parseString(json).getAsJsonObject());
+        assertEquals(List.of(1, 106), config.endTokens());
+        assertEquals(ScalarType.BFLOAT16, config.type());
+        assertEquals(131_072, config.maxLength());
+        assertEquals(LayerConfig.Activation.GELU_TANH, config.layer(0).mlp().activation());
+        Map<String, Shape> shapes = WeightMap.shapes(config);
+        assertEquals(671_252_480, shapes.remove(WeightMap.EMBEDDING).size());
+        long others = shapes.values().stream().mapToLong(Shape::size).sum();
+        assertEquals(3_209_010_688L, others);
     }
 
     @ParameterizedTest

@@ -4,19 +4,27 @@ package org.djlx.llm.ops;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import com.google.gson.JsonObject;
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorFiles;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
@@ -30,9 +38,11 @@ import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.sampling.Logits;
 import org.djlx.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /** Models of each architecture have the tokens and log-probabilities of transformers. */
@@ -60,6 +70,60 @@ public class ModelFixturesTest {
             double worst =
                     Collections.max(compare(directory, of, ProcessGroups.local(ranks), 1e-4));
             assertTrue(worst <= 1e-4, name + " is off by " + worst);
+        }
+    }
+
+    /** The names of transformers 4 and 5; images' tensors are not read. */
+    @ParameterizedTest
+    @CsvSource({
+        "language_model.model., language_model., 1",
+        "language_model.model., language_model., 2",
+        "model.language_model., '', 1"
+    })
+    void readsTheTextModelOfAModelForImages(String prefix, String headPrefix, int ranks)
+            throws Exception {
+        for (String name : new String[] {"gemma3", "mistral"}) {
+            Path alone = Files.createDirectories(directory.resolve(name));
+            Path both = Files.createDirectories(directory.resolve(name + "-images"));
+            ModelFixture.write(name, alone, ScalarType.FLOAT32);
+            JsonObject text = ModelFixture.config(name);
+            JsonObject json = new JsonObject();
+            json.addProperty("model_type", name.equals("mistral") ? "mistral3" : name);
+            json.addProperty("dtype", "float32");
+            json.add("eos_token_id", text.remove("eos_token_id"));
+            json.add("text_config", text);
+            Files.writeString(both.resolve("config.json"), json.toString());
+            String generation = "generation_config.json";
+            Files.copy(alone.resolve(generation), both.resolve(generation));
+            try (Safetensors files = Safetensors.open(alone);
+                    NDManager manager = NDManager.newBaseManager()) {
+                Map<String, TensorSpec> specs = new LinkedHashMap<>(); // of files, by new names
+                for (TensorSpec each : files.specs()) {
+                    boolean isHead = each.name().startsWith("lm_head.");
+                    String own = each.name().replaceFirst("^model\\.", "");
+                    specs.put((isHead ? headPrefix : prefix) + own, each);
+                }
+                specs.put("vision_tower.patch.weight", files.specs().iterator().next());
+                specs.put("model.multi_modal_projector.weight", files.specs().iterator().next());
+                List<TensorSpec> renamed = new ArrayList<>();
+                specs.forEach(
+                        (to, from) ->
+                                renamed.add(TensorSpec.of(to, ScalarType.FLOAT32, from.shape())));
+                SafetensorsWriter.writeModel(
+                        both,
+                        renamed,
+                        1 << 20,
+                        spec -> {
+                            NDArray values = Torch.empty(manager, spec.shape(), ScalarType.FLOAT32);
+                            files.read(specs.get(spec.name()).name(), values);
+                            return values;
+                        });
+            }
+            assertEquals(ModelConfig.read(alone), ModelConfig.read(both));
+            for (ModelFixture.Case of : ModelFixture.read(name).cases()) {
+                double worst = Collections.max(compare(both, of, ProcessGroups.local(ranks), 1e-4));
+                assertTrue(worst <= 1e-4, name + " is off by " + worst);
+            }
         }
     }
 
