@@ -12,6 +12,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.nio.ByteBuffer;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.LongUnaryOperator;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.CopyQueue;
@@ -304,17 +305,55 @@ public final class Torch {
      * transposes and reshapes, and aliases of them, are valid only as long as their original.
      */
     public static NDArray alias(NDManager manager, NDArray array) {
+        return onStorage(
+                manager,
+                array,
+                tensor -> {
+                    Scratch scratch = Scratch.get();
+                    AotiTorch.check(
+                            AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "Torch.alias");
+                    return scratch.getLong(0);
+                });
+    }
+
+    /**
+     * {@return a second array on the storage of an array, as PyTorch's {@code data}: without its
+     * graph, and with a {@linkplain #version version} of its own} Autograd, which keeps one of the
+     * two for a backward pass, accepts that the other is written meanwhile, and reads what is there
+     * then. Otherwise as {@link #alias}.
+     */
+    public static NDArray data(NDManager manager, NDArray array) {
+        return onStorage(
+                manager,
+                array,
+                tensor -> {
+                    try (NDManager own = array.getManager().newSubManager(array.getDevice());
+                            NDArray none = empty(own, new Shape(0), scalarType(array))) {
+                        long target = TorchChecks.tensor(none, "the new array");
+                        return NoGradient.get(
+                                () ->
+                                        TorchDispatcher.call(
+                                                TorchDispatcher.Operator.SET_SOURCE,
+                                                "Torch.data",
+                                                target,
+                                                tensor));
+                    }
+                });
+    }
+
+    /** Returns an array with a new handle, which keeps the memory of its original. */
+    private static NDArray onStorage(
+            NDManager manager, NDArray array, LongUnaryOperator newHandle) {
         PtNDManager owner = TorchChecks.manager(manager);
         PtNDArray original = TorchChecks.array(array, "the array");
         long tensor = TorchChecks.tensor(array, "the array");
         NativeMemory memory = original instanceof MemoryView view ? view.retainMemory() : null;
         boolean adopted = false;
         try {
-            Scratch scratch = Scratch.get();
-            AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), "Torch.alias");
-            NDArray alias = adopt(owner, scratch.getLong(0), memory, BufferOfArray.get(original));
+            long handle = newHandle.applyAsLong(tensor);
+            NDArray second = adopt(owner, handle, memory, BufferOfArray.get(original));
             adopted = true;
-            return alias;
+            return second;
         } finally {
             if (!adopted && memory != null) {
                 memory.release();

@@ -25,6 +25,7 @@ final class TorchDispatcher {
         SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
         FLASH_ATTENTION("aten::_flash_attention_forward", ""),
         SET_("aten::set_", ""),
+        SET_SOURCE("aten::set_", "source_Tensor"),
         SILU("aten::silu", ""),
         VERSION("aten::_version", "");
 

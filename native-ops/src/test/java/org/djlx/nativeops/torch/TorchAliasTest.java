@@ -2,6 +2,7 @@
 package org.djlx.nativeops.torch;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -9,6 +10,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.training.GradientCollector;
 import java.lang.management.BufferPoolMXBean;
 import java.lang.management.ManagementFactory;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -102,6 +104,24 @@ class TorchAliasTest {
         NDArray alias = Torch.alias(manager, original);
         original.close();
         assertArrayEquals(new float[] {1, 2, 3}, alias.toFloatArray());
+    }
+
+    /** Autograd refuses to read a written array, but not what another one has written. */
+    @Test
+    void writesToDataAreNoWritesToTheArray() {
+        NDArray weight = Torch.alias(manager, manager.create(new float[] {1, 2, 3}));
+        weight.setRequiresGradient(true);
+        NDArray data = Torch.data(manager, weight.get("1:"));
+        long version = Torch.version(weight);
+        try (GradientCollector collector = manager.getEngine().newGradientCollector()) {
+            NDArray y = weight.mul(weight).sum();
+            Torch.copy(data, manager.create(new float[] {5, 7}));
+            collector.backward(y);
+        }
+        assertFalse(Torch.requiresGradient(data));
+        assertEquals(version, Torch.version(weight));
+        assertArrayEquals(new float[] {1, 5, 7}, weight.toFloatArray());
+        assertArrayEquals(new float[] {2, 10, 14}, weight.getGradient().toFloatArray());
     }
 
     @Test
