@@ -228,8 +228,9 @@ final class TrainerSetup {
                         .optTimeout(timeout)
                         .optNcclOptions(nccl.optHighPriorityStream(true).build());
         CudaP2pOptions usual = options.build();
-        if (!usual.isDirect(devices.length, false)) {
-            return usual;
+        boolean divides = settings.strategyOptions().sharding() == ShardingStrategy.FULL_SHARD;
+        if (divides || !usual.isDirect(devices.length, false)) {
+            return usual; // Smaller limits make the slots of gathers and reductions smaller, too.
         }
         // All-reduces overlap the backward pass: few thread blocks, at high priority.
         return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
