@@ -6,8 +6,10 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.IdentityHashMap;
 import java.util.Map;
@@ -15,7 +17,6 @@ import java.util.function.Function;
 import java.util.function.IntUnaryOperator;
 import java.util.function.ToIntFunction;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.training.internal.Replica;
@@ -75,10 +76,12 @@ final class GradientNorm {
             }
             for (ProcessGroup group : groups) {
                 if (group != null && group.worldSize() > 1) {
-                    NDArray sum = temporary.create(new double[] {squares});
-                    group.allReduce(sum, ReduceOp.SUM).await();
+                    NDArray own = temporary.create(new double[] {squares});
+                    NDArray all = temporary.zeros(new Shape(group.worldSize()), DataType.FLOAT64);
+                    // Kernels of cuda_p2p gather float64; only NCCL reduces it.
+                    group.allGatherIntoTensor(all, own).await();
                     CurrentStreams.await(replica.device());
-                    squares = sum.toDoubleArray()[0];
+                    squares = Arrays.stream(all.toDoubleArray()).sum();
                 }
             }
             return Math.sqrt(squares);
