@@ -9,7 +9,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
-import ai.djl.nn.Block;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
@@ -22,13 +21,11 @@ import ai.djl.translate.TranslateException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.function.UnaryOperator;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.training.DataParallelConfig;
-import org.djlx.training.precision.ActivationCheckpoint;
 import org.djlx.training.strategy.ShardingStrategy;
 
 /**
@@ -47,8 +44,6 @@ final class TrainBench implements AutoCloseable {
         P2P_ALONE("PyTorch-P2P", true),
         /** The engine PyTorch-P2P on all devices. */
         P2P("PyTorch-P2P", false),
-        /** As P2P_ALONE; the backward pass computes each layer again, as that of P2P_SHARDED. */
-        P2P_RECOMPUTED("PyTorch-P2P", true),
         /** The engine PyTorch-P2P on all devices, fully sharded; a single rank gathers, too. */
         P2P_SHARDED("PyTorch-P2P", false);
 
@@ -96,14 +91,10 @@ final class TrainBench implements AutoCloseable {
         Trainer started = null;
         try {
             SequentialBlock block = new SequentialBlock();
-            UnaryOperator<Block> layer =
-                    contender == Contender.P2P_RECOMPUTED
-                            ? ActivationCheckpoint::wrap
-                            : UnaryOperator.identity();
             for (int i = 0; i < size.layers; i++) {
-                block.add(layer.apply(Linear.builder().setUnits(size.hidden).build()))
-                        .add(layer.apply(Activation.reluBlock()))
-                        .add(layer.apply(Linear.builder().setUnits(size.width).build()));
+                block.add(Linear.builder().setUnits(size.hidden).build())
+                        .add(Activation.reluBlock())
+                        .add(Linear.builder().setUnits(size.width).build());
             }
             model.setBlock(block);
             DataParallelConfig config = new DataParallelConfig(new Squares());

@@ -179,9 +179,7 @@ final class TrainBenchCommand extends ReportCommand {
 
     /** Returns the contender that computes the same on one device without communication. */
     private static String alone(String who) {
-        return who.equals(TrainBench.Contender.P2P_SHARDED.name())
-                ? TrainBench.Contender.P2P_RECOMPUTED.name()
-                : who.replaceFirst("_.*", "") + "_ALONE";
+        return who.replaceFirst("_.*", "") + "_ALONE";
     }
 
     private boolean isMeasured(TrainBench.Contender who, int count) {

@@ -166,13 +166,8 @@ public final class Recomputation {
         }
     }
 
-    /**
-     * Computes the block without a graph, and records it; not in mode {@code KEPT}. {@code begin}
-     * runs before the backward pass computes the block again, {@code end} when it has set the
-     * parameters' gradients.
-     */
-    public NDList forward(
-            NDList data, NDList labels, GradientScope scope, Runnable begin, Runnable end) {
+    /** Computes the block without a graph, and records it; not in mode {@code KEPT}. */
+    public NDList forward(NDList data, NDList labels, GradientScope scope) {
         Integer seed = mode == Mode.SEEDED ? draw() : null;
         setSeed(seed);
         NDList outputs = NoGradient.get(() -> compute(block, store, data, labels, true));
@@ -198,7 +193,6 @@ public final class Recomputation {
                 keeps,
                 recorded.stream().map(outputs::get).toList(),
                 (inputs, kept, gradients) -> {
-                    begin.run();
                     try (NDManager temporary = store.manager().newSubManager()) {
                         NDList again = new NDList();
                         for (int i = 0; i < inputs.size(); i++) {
@@ -215,7 +209,6 @@ public final class Recomputation {
                         List<NDArray> expected = kept.subList(ofLabels, kept.size());
                         goBack(own, again, given, recorded, expected, gradients);
                         setSeed(next);
-                        end.run();
                         NDManager owner = inputs.get(0).getManager();
                         return again.stream().map(leaf -> gradient(leaf, owner)).toList();
                     }

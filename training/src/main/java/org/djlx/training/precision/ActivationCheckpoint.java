@@ -58,7 +58,7 @@ public final class ActivationCheckpoint extends WrapperBlock {
                 && Recomputation.isTrained(block(), data)) {
             Recomputation recomputation = own.recomputation(block());
             if (recomputation.mode(data, labels) != Recomputation.Mode.KEPT) {
-                return recomputation.forward(data, labels, scope.get(), () -> {}, () -> {});
+                return recomputation.forward(data, labels, scope.get());
             }
         }
         return forward(store, data, labels, training, params);

@@ -30,8 +30,10 @@ import org.djlx.training.internal.WrapperBlock;
  *   <li>A parameter belongs to the innermost such block that contains all blocks with it. In the
  *       example, a parameter that two layers share belongs to the model.
  *   <li>A block that contains no such block is divided again after its forward pass; the backward
- *       pass gathers and computes it again. {@link FullyShardPolicy#optReshardAfterForward} keeps
- *       it gathered. A block that contains others stays gathered until its backward pass ends.
+ *       pass gathers it again. {@link FullyShardPolicy#optReshardAfterForward} keeps it gathered. A
+ *       block that contains others stays gathered until its backward pass ends.
+ *   <li>Blocks are gathered in the same memory one after the other: a block must not keep a view of
+ *       a parameter for later.
  *   <li>Parameter names and saved files are those of the block alone.
  *   <li>Blocks are gathered in the order of the last pass, which must be the same on all ranks.
  * </ul>

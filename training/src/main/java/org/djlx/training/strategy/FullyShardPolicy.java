@@ -22,9 +22,8 @@ public final class FullyShardPolicy {
 
     /**
      * Sets whether the block is divided again after its forward pass, as FSDP2's {@code
-     * reshard_after_forward}; default true. With false it stays gathered, with the graph of its
-     * forward pass, until its backward pass, which then neither gathers nor computes it again: more
-     * memory, less time.
+     * reshard_after_forward}; default true. With false it stays gathered until its backward pass,
+     * which then does not gather it again: more memory, less time.
      */
     public FullyShardPolicy optReshardAfterForward(boolean reshard) {
         reshardAfterForward = reshard;

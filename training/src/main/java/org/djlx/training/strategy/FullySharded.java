@@ -11,8 +11,8 @@ import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.function.Consumer;
-import java.util.function.Supplier;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.NoGradient;
@@ -88,14 +88,9 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public NDList computeWhole(NDList data, NDList labels, boolean training) {
-        return gathered(false, () -> ranks.first().whole(block, data, labels, training));
-    }
-
-    /** Runs code while all ranks have the whole parameters. */
-    private <T> T gathered(boolean inOwnType, Supplier<T> body) {
-        ranks.each(replica -> of(replica).acquireAll(inOwnType));
+        ranks.each(replica -> of(replica).acquireAll());
         try {
-            return body.get();
+            return ranks.first().whole(block, data, labels, training);
         } finally {
             ranks.each(replica -> of(replica).releaseAll());
         }
@@ -154,12 +149,10 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public Runnable summon(NDManager owner) {
-        gathered(
-                true,
-                () -> {
-                    shards.get(0).restore(owner);
-                    return null;
-                });
+        ranks.each(
+                replica ->
+                        of(replica)
+                                .restore(Optional.of(owner).filter(any -> replica.index() == 0)));
         return shards.get(0)::closeOriginals;
     }
 

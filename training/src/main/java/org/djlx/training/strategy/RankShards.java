@@ -17,11 +17,13 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Collections;
+import java.util.EnumMap;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Queue;
 import java.util.Set;
 import java.util.function.ToIntFunction;
@@ -35,6 +37,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 import org.djlx.training.internal.ForwardPass;
@@ -42,7 +45,6 @@ import org.djlx.training.internal.LocalParameter;
 import org.djlx.training.internal.OptimizerState;
 import org.djlx.training.internal.RankStore;
 import org.djlx.training.internal.Recomputation;
-import org.djlx.training.internal.Recomputation.Mode;
 import org.djlx.training.internal.Replica;
 
 /**
@@ -100,6 +102,141 @@ final class RankShards implements RankStore.Units {
         }
     }
 
+    /** Memory in which stages are gathered one after the other. */
+    private static final class Slot {
+
+        private final Map<ScalarType, Long> sizes = new EnumMap<>(ScalarType.class); // elements
+        private final Map<ScalarType, NDArray> rows = new EnumMap<>(ScalarType.class);
+        private Stage holder; // whose parameters are in the memory or on their way; null for none
+
+        /** Makes room for a stage, before the memory is allocated. */
+        void reserve(Map<ScalarType, Long> needed) {
+            needed.forEach((type, size) -> sizes.merge(type, size, Math::max));
+        }
+
+        /** Returns the row of all elements of a type. */
+        NDArray row(NDManager manager, ScalarType type) {
+            return rows.computeIfAbsent(
+                    type, key -> Torch.empty(manager, new Shape(sizes.get(key)), key));
+        }
+
+        /** Forgets what is in the memory, unless it is in use. */
+        void forget() {
+            if (holder != null && holder.uses == 0) {
+                holder.free();
+            }
+        }
+    }
+
+    /** A stage's whole parameters in one memory. Blocks compute with its arrays. */
+    private final class Whole {
+
+        private final Stage stage;
+        private final boolean inOwnType; // whether gathers ignore the policy's type
+        private final NDManager owner = manager.newSubManager();
+        private final List<NDArray> rows = new ArrayList<>(); // of the flat parameters
+        private final List<NDArray> arrays = new ArrayList<>(); // of the stage's parts
+        private NDManager temporary; // of the running gather
+        private final List<NDArray> gathered = new ArrayList<>(); // outputs of the running gather
+        private Work gathering; // running, or null
+
+        /** Takes memory of a slot; of its own without one. */
+        Whole(Stage stage, Optional<Slot> slot, boolean inOwnType) {
+            this.stage = stage;
+            this.inOwnType = inOwnType;
+            NoGradient.run(() -> create(slot));
+        }
+
+        private void create(Optional<Slot> slot) {
+            Map<ScalarType, Long> used = new EnumMap<>(ScalarType.class);
+            for (FlatParameter flat : stage.flats) {
+                ScalarType type = stage.heldType(flat, inOwnType);
+                Shape shape = stage.whole(flat);
+                NDArray row =
+                        slot.map(
+                                        own -> {
+                                            long begin = used.getOrDefault(type, 0L);
+                                            used.put(type, begin + shape.size());
+                                            NDArray all = own.row(manager, type);
+                                            return Torch.narrow(all, 0, begin, shape.size());
+                                        })
+                                .orElseGet(() -> Torch.empty(owner, shape, type));
+                rows.add(row);
+                row.attach(owner);
+                for (Part part : flat.parts) {
+                    try (NDArray elements = Torch.narrow(row, 0, part.offset, part.shape.size());
+                            NDArray shaped = elements.reshape(part.shape)) {
+                        arrays.add(Torch.data(owner, shaped));
+                    }
+                }
+            }
+        }
+
+        void gather() {
+            temporary = owner.newSubManager();
+            List<NDArray> shards = new ArrayList<>();
+            for (int i = 0; i < rows.size(); i++) {
+                FlatParameter flat = stage.flats.get(i);
+                ScalarType type = stage.gatheredType(flat, inOwnType);
+                boolean isHeld = type == Torch.scalarType(rows.get(i));
+                gathered.add(
+                        isHeld ? rows.get(i) : Torch.empty(temporary, stage.whole(flat), type));
+                shards.add(converted(temporary, flat.shard, type, device));
+            }
+            gathering = limited(stage.mesh.shards.allGatherCoalesced(gathered, shards));
+        }
+
+        void await() {
+            Work running = gathering;
+            gathering = null; // Also if it fails: free() then does not wait for it again.
+            if (running == null) {
+                return;
+            }
+            try {
+                Replica.complete(device, running);
+                for (int i = 0; i < rows.size(); i++) {
+                    if (gathered.get(i) != rows.get(i)) {
+                        Torch.copy(rows.get(i), gathered.get(i));
+                    }
+                }
+            } finally {
+                gathered.clear();
+                temporary.close();
+            }
+        }
+
+        /** Gives blocks the arrays. */
+        void publish() {
+            List<Part> parts = stage.parts();
+            for (int i = 0; i < parts.size(); i++) {
+                NDArray array = arrays.get(i);
+                array.setRequiresGradient(parts.get(i).parameter().requiresGradient());
+                for (Parameter parameter : parts.get(i).parameters) {
+                    store.put(parameter, array);
+                }
+            }
+        }
+
+        /** Returns outputs that do not share this memory, which other parameters overwrite. */
+        NDList apart(NDList outputs) {
+            NDList apart = new NDList();
+            List<TensorInfo> own = rows.stream().map(Torch::info).toList();
+            for (NDArray output : outputs) {
+                TensorInfo info = Torch.info(output);
+                boolean overlaps = own.stream().anyMatch(info::overlaps);
+                // Not duplicate(), which autograd does not record.
+                NDArray result = overlaps ? Torch.cast(output, Torch.scalarType(output)) : output;
+                result.setName(output.getName());
+                apart.add(result);
+            }
+            return apart;
+        }
+
+        void close() {
+            owner.close();
+        }
+    }
+
     /** A block that is gathered as a whole. */
     private final class Stage {
 
@@ -109,12 +246,11 @@ final class RankShards implements RankStore.Units {
         private final Stage outer; // null for the whole model
         private final int depth; // number of stages around this one
         private final List<FlatParameter> flats = new ArrayList<>();
-        private final Recomputation recomputation;
         private boolean hasInner; // whether the stage contains others
         private Stage next; // in the order of the last pass; before the first one, of the model
-        private NDManager gathered; // of the whole parameters; null while they are divided
-        private List<NDArray> wholes; // outputs of the running gather: the whole rows
-        private Work gathering; // running, or null
+        private Slot slot; // null if the stage keeps its parameters until the backward pass
+        private Whole inSlot; // null without a slot
+        private Whole apart; // in memory of its own; null for none
         private int uses; // calls of acquire() without release()
 
         Stage(FullyShard wrapper, Stage outer) {
@@ -125,67 +261,98 @@ final class RankShards implements RankStore.Units {
                             policy.shardRanks(group.worldSize()), RankShards.this::mesh);
             this.outer = outer;
             depth = outer == null ? 0 : outer.depth + 1;
-            recomputation = new Recomputation(block, store);
         }
 
-        /** Starts to gather the parameters, unless they are gathered. */
+        /** Returns whether the parameters are divided again after a forward pass. */
+        boolean isDividedAfterForward() {
+            return !flats.isEmpty() && !hasInner && policy.reshardsAfterForward();
+        }
+
+        ScalarType gatheredType(FlatParameter flat, boolean inOwnType) {
+            ScalarType own = Torch.scalarType(flat.shard);
+            return inOwnType ? own : policy.parameterType(own);
+        }
+
+        /** Returns the type of the arrays: the parameters' own, unless all layers cast them. */
+        ScalarType heldType(FlatParameter flat, boolean inOwnType) {
+            ScalarType gathered = gatheredType(flat, inOwnType);
+            boolean layersCast =
+                    gathered == store.computeType() && flat.parts.stream().allMatch(Part::casts);
+            return layersCast ? gathered : Torch.scalarType(flat.shard);
+        }
+
+        /** Returns the number of elements of each type that the parameters take. */
+        Map<ScalarType, Long> sizes() {
+            Map<ScalarType, Long> sizes = new EnumMap<>(ScalarType.class);
+            flats.forEach(f -> sizes.merge(heldType(f, false), whole(f).size(), Long::sum));
+            return sizes;
+        }
+
+        /** Starts to gather the parameters, unless they are gathered or the slot is in use. */
         void begin() {
-            if (gathered == null && !flats.isEmpty()) {
-                gathered = manager.newSubManager();
-                NoGradient.run(this::gather);
+            if (flats.isEmpty() || apart != null) {
+                return;
             }
-        }
-
-        private void gather() {
-            List<NDArray> shards = new ArrayList<>();
-            wholes = new ArrayList<>();
-            for (FlatParameter flat : flats) {
-                ScalarType own = Torch.scalarType(flat.shard);
-                ScalarType type = inOwnType ? own : policy.parameterType(own);
-                wholes.add(Torch.empty(gathered, whole(flat), type));
-                shards.add(converted(gathered, flat.shard, type, device));
-            }
-            gathering = limited(mesh.shards.allGatherCoalesced(wholes, shards));
-        }
-
-        /** Gives blocks the gathered parameters. */
-        private void publish() {
-            for (int i = 0; i < flats.size(); i++) {
-                ScalarType type = Torch.scalarType(flats.get(i).shard);
-                for (Part part : flats.get(i).parts) {
-                    NDArray row = Torch.narrow(wholes.get(i), 0, part.offset, part.shape.size());
-                    boolean layersCast = part.casts && Torch.scalarType(row) == store.computeType();
-                    NDArray array = layersCast ? row : converted(gathered, row, type, device);
-                    array = array.reshape(part.shape);
-                    array.setRequiresGradient(part.parameter().requiresGradient());
-                    for (Parameter parameter : part.parameters) {
-                        store.put(parameter, array);
+            if (slot == null) {
+                gatherApart(false);
+            } else if (slot.holder != this) {
+                slot.forget();
+                if (slot.holder == null) {
+                    slot.holder = this;
+                    if (inSlot == null) {
+                        inSlot = new Whole(this, Optional.of(slot), false);
                     }
+                    NoGradient.run(inSlot::gather);
                 }
             }
-            wholes.forEach(NDArray::close); // The parameters' arrays are views or casts.
+        }
+
+        private void gatherApart(boolean inOwnType) {
+            apart = new Whole(this, Optional.empty(), inOwnType);
+            NoGradient.run(apart::gather);
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
         void acquire() {
             begin();
             uses++;
-            await();
+            if (!flats.isEmpty()) {
+                Whole whole = apart == null ? inSlot : apart;
+                if (whole == inSlot && slot.holder != this) {
+                    throw new IllegalStateException(
+                            "forward: a block of FullyShard is computed within another one that is"
+                                    + " not its parent; let FullyShard.apply choose only one of"
+                                    + " them");
+                }
+                NoGradient.run(whole::await);
+                whole.publish();
+            }
         }
 
-        private void await() {
-            Work running = gathering;
-            gathering = null; // Also if it fails: free() then does not wait for it again.
-            if (running != null) {
-                Replica.complete(device, running);
-                NoGradient.run(this::publish);
+        /** As {@link #acquire}, in memory of its own. */
+        void acquireApart(boolean inOwnType) {
+            if (apart == null && !flats.isEmpty()) {
+                gatherApart(inOwnType);
             }
+            acquire();
         }
 
         /** Frees the parameters if this is the last use. */
         void release() {
             uses--;
-            freeUnused();
+            if (uses == 0) {
+                withdraw();
+            }
+        }
+
+        /** Blocks find the parameters no more. A slot has them until another stage needs it. */
+        private void withdraw() {
+            parts().forEach(part -> part.parameters.forEach(store::remove));
+            if (apart != null) {
+                NoGradient.run(apart::await);
+                apart.close();
+                apart = null;
+            }
         }
 
         Shape whole(FlatParameter flat) {
@@ -194,18 +361,17 @@ final class RankShards implements RankStore.Units {
 
         void freeUnused() {
             if (uses == 0) {
-                free();
+                withdraw();
             }
         }
 
         /** Frees the parameters, even if they are in use. */
         void free() {
             uses = 0;
-            if (gathered != null) {
-                await();
-                parts().forEach(part -> part.parameters.forEach(store::remove));
-                gathered.close();
-                gathered = null;
+            withdraw();
+            if (slot != null && slot.holder == this) {
+                slot.holder = null;
+                NoGradient.run(inSlot::await);
             }
         }
 
@@ -255,10 +421,10 @@ final class RankShards implements RankStore.Units {
     private final Set<NDArray> uncast = Collections.newSetFromMap(new IdentityHashMap<>());
     private final Map<Integer, Mesh> meshes = new HashMap<>(); // by the number of ranks that divide
     private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in order
-    private boolean inOwnType; // whether gathers ignore the policy's type
     private Stage last; // that the running forward pass has begun; null if none
     private Reduction reduction; // running, or null
     private final Queue<Work> running = new ArrayDeque<>(); // oldest first
+    private List<Slot> slots;
     private NDManager gradientManager; // of the shards' gradients and their views; null if none
 
     /** Copies this rank's shards of an initialised block; its arrays are not needed afterwards. */
@@ -311,8 +477,25 @@ final class RankShards implements RankStore.Units {
             }
             before = stage.flats.isEmpty() ? before : stage;
         }
+        assignSlots();
         uncast.clear();
         store.setUnits(this);
+    }
+
+    /**
+     * Gives stages one of two slots, in turns: one is computed while the next one is gathered. The
+     * graph of a pass refers to a slot's memory, so a stage has the same one each time.
+     */
+    private void assignSlots() {
+        Slot[] slots = {new Slot(), new Slot()};
+        int turn = 0;
+        for (Stage stage : stages.values()) {
+            if (stage.isDividedAfterForward()) {
+                stage.slot = slots[turn++ % slots.length];
+                stage.slot.reserve(stage.sizes());
+            }
+        }
+        this.slots = List.of(slots);
     }
 
     /** A parameter's first name in the model, and all parameters that have its array. */
@@ -460,6 +643,7 @@ final class RankShards implements RankStore.Units {
     /** Computes the whole model; records it in the current gradient scope. */
     NDList forward(FullyShard root, NDList data, NDList labels, boolean training) {
         last = null;
+        slots.forEach(Slot::forget); // The shards may have changed.
         try {
             return training
                     ? ForwardPass.forward(root, store, data, labels)
@@ -478,32 +662,59 @@ final class RankShards implements RankStore.Units {
         stage.acquire();
         try {
             Stage before = last;
-            boolean again = Recomputation.isRunning();
-            if (own == store && !again) { // Other stores are of passes that only some ranks run.
-                visit(stage);
+            if (own == store && !Recomputation.isRunning()) {
+                visit(stage); // Other stores are of passes that only some ranks run.
             }
             GradientScope scope = training ? GradientScope.current().orElse(null) : null;
-            if (scope == null || !JniUtils.isGradMode() || !Recomputation.isTrained(block, data)) {
-                return NoGradient.get(
-                        () -> Recomputation.compute(block, own, data, labels, training));
-            }
-            if (again
-                    || stage.hasInner
-                    || !stage.policy.reshardsAfterForward()
-                    || stage.recomputation.mode(data, labels) == Mode.KEPT) {
-                return computeOnce(stage, own, data, labels, scope);
-            }
-            Runnable begin =
-                    () -> {
-                        stage.acquire();
-                        if (before != null) {
-                            before.begin();
-                        }
-                    };
-            return stage.recomputation.forward(data, labels, scope, begin, () -> reduce(stage));
+            boolean isRecorded =
+                    scope != null && JniUtils.isGradMode() && Recomputation.isTrained(block, data);
+            NDList outputs =
+                    isRecorded
+                            ? compute(stage, own, data, labels, scope, before)
+                            : NoGradient.get(
+                                    () ->
+                                            Recomputation.compute(
+                                                    block, own, data, labels, training));
+            boolean isInSlot = stage.slot != null && stage.apart == null;
+            return isInSlot ? stage.inSlot.apart(outputs) : outputs;
         } finally {
             stage.release();
         }
+    }
+
+    /**
+     * Computes a stage whose graph is kept until its backward pass, which begins at a cut behind
+     * the outputs and ends at one before the inputs. Between the two a slot has the parameters
+     * again; without a slot they are kept.
+     */
+    private NDList compute(
+            Stage stage,
+            RankStore own,
+            NDList data,
+            NDList labels,
+            GradientScope scope,
+            Stage before) {
+        if (stage.flats.isEmpty()) {
+            return ForwardPass.forward(stage.block, own, data, labels);
+        }
+        boolean isInSlot = stage.apart == null;
+        if (!isInSlot) {
+            stage.acquire(); // reduce() releases it in the backward pass.
+        }
+        NDList inputs = ForwardPass.cut(scope, data, recorded(data), () -> reduce(stage));
+        NDList outputs = ForwardPass.forward(stage.block, own, inputs, labels);
+        Runnable begin =
+                () -> {
+                    stage.acquire();
+                    if (before != null) {
+                        before.begin();
+                    }
+                };
+        return isInSlot ? ForwardPass.cut(scope, outputs, recorded(outputs), begin) : outputs;
+    }
+
+    private static List<NDArray> recorded(NDList arrays) {
+        return arrays.stream().filter(Torch::requiresGradient).toList();
     }
 
     /** Records the order of stages, and starts to gather the next one. */
@@ -520,15 +731,6 @@ final class RankShards implements RankStore.Units {
         }
     }
 
-    /** Computes a stage whose graph and parameters are kept until the backward pass. */
-    private NDList computeOnce(
-            Stage stage, RankStore own, NDList data, NDList labels, GradientScope scope) {
-        stage.acquire(); // reduce() releases it in the backward pass.
-        List<NDArray> recorded = data.stream().filter(Torch::requiresGradient).toList();
-        NDList inputs = ForwardPass.cut(scope, data, recorded, () -> reduce(stage));
-        return ForwardPass.forward(stage.block, own, inputs, labels);
-    }
-
     /** Starts to reduce the gradients of a stage, and releases its parameters. */
     private void reduce(Stage stage) {
         NDManager rows = manager.newSubManager();
@@ -536,9 +738,11 @@ final class RankShards implements RankStore.Units {
         List<NDArray> results = new ArrayList<>();
         for (FlatParameter flat : stage.flats) {
             ScalarType type = stage.policy.reductionType(Torch.scalarType(flat.shard));
-            NDArray zeros = rows.zeros(stage.whole(flat), flat.shard.getDataType());
-            NDArray row = converted(rows, zeros, type, device);
+            NDArray row = Torch.empty(rows, stage.whole(flat), type);
             flat.parts.forEach(part -> fill(rows, row, part));
+            Part last = flat.parts.get(flat.parts.size() - 1);
+            long end = last.offset + last.shape.size();
+            clear(rows, Torch.narrow(row, 0, end, row.size() - end));
             inputs.add(row);
             results.add(Torch.empty(rows, flat.shard.getShape(), type));
         }
@@ -565,15 +769,24 @@ final class RankShards implements RankStore.Units {
         return work;
     }
 
+    /** Writes a gradient to its place in a row, zeros if there is none, and clears it. */
     private void fill(NDManager rows, NDArray row, Part part) {
         NDArray array = store.array(part.parameter());
+        NDArray place = Torch.narrow(row, 0, part.offset, part.shape.size()).reshape(part.shape);
         try (NDArray gradient = Recomputation.gradient(array, rows)) {
-            if (gradient != null) {
-                NDArray place = Torch.narrow(row, 0, part.offset, part.shape.size());
-                Torch.copy(place.reshape(part.shape), gradient);
+            if (gradient == null) {
+                clear(rows, place);
+            } else {
+                Torch.copy(place, gradient);
             }
         }
         Torch.setGradient(array, null);
+    }
+
+    private static void clear(NDManager rows, NDArray array) {
+        if (array.size() > 0) {
+            Torch.copy(array, rows.zeros(array.getShape()));
+        }
     }
 
     /** Waits for the running reduction, and adds its result to the gradients. */
@@ -665,18 +878,9 @@ final class RankShards implements RankStore.Units {
         stages.values().forEach(Stage::free);
     }
 
-    /**
-     * Gathers all parameters, and keeps them until {@link #releaseAll}. Calls nest.
-     *
-     * @param inOwnType whether to ignore the policy's {@code optParameterType}
-     */
-    void acquireAll(boolean inOwnType) {
-        this.inOwnType = inOwnType;
-        try {
-            stages.values().forEach(Stage::acquire);
-        } finally {
-            this.inOwnType = false;
-        }
+    /** Gathers all parameters, and keeps them until {@link #releaseAll}. Calls nest. */
+    void acquireAll() {
+        stages.values().forEach(stage -> stage.acquireApart(false));
     }
 
     void releaseAll() {
@@ -688,16 +892,22 @@ final class RankShards implements RankStore.Units {
         parts().forEach(part -> part.parameter().getArray().close());
     }
 
-    /** Gives the block whole arrays again, from gathered parameters. */
-    void restore(NDManager owner) {
-        for (Part part : parts()) {
-            NDArray copy = NoGradient.get(() -> store.array(part.parameter()).duplicate());
-            copy.attach(owner);
-            for (Parameter parameter : part.parameters) {
-                parameter.close(); // Otherwise DJL refuses another array.
-                parameter.setShape(null);
-                parameter.setArray(copy);
-            }
+    /** Gathers one stage after the other; with an owner, gives the block its whole arrays again. */
+    void restore(Optional<NDManager> owner) {
+        for (Stage stage : stages.values()) {
+            stage.acquireApart(true);
+            owner.ifPresent(own -> stage.parts().forEach(part -> restore(part, own)));
+            stage.release();
+        }
+    }
+
+    private void restore(Part part, NDManager owner) {
+        NDArray copy = NoGradient.get(() -> store.array(part.parameter()).duplicate());
+        copy.attach(owner);
+        for (Parameter parameter : part.parameters) {
+            parameter.close(); // Otherwise DJL refuses another array.
+            parameter.setShape(null);
+            parameter.setArray(copy);
         }
     }
 
