@@ -10,21 +10,16 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Map;
-import java.util.stream.Collectors;
 import org.djlx.collectives.launch.cli.CliCommand;
 import org.djlx.collectives.launch.cli.RankOptions;
 import org.djlx.collectives.launch.cli.Ranks;
-import org.djlx.llm.GeneratedPiece;
-import org.djlx.llm.GenerationRequest;
+import org.djlx.llm.ChatModel;
+import org.djlx.llm.ChatRequest;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.LoraConfig;
-import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ChatTemplate.Message;
-import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.tune.ChatDataset;
 import org.djlx.llm.tune.TrainableModel;
 import org.djlx.training.nn.Lora;
@@ -43,8 +38,6 @@ import picocli.CommandLine.Parameters;
                     + " chats.jsonl --lora 8 --save tuned && samples/run.sh serve tuned"
         })
 public final class FinetuneCommand extends CliCommand {
-
-    private static final Duration ANSWER_TIMEOUT = Duration.ofMinutes(10);
 
     @Parameters(paramLabel = "DIR", description = "Model directory; serve-model writes a tiny one.")
     private Path directory;
@@ -230,21 +223,14 @@ public final class FinetuneCommand extends CliCommand {
     }
 
     /** Returns a model's most probable answer. */
-    private String answer(Path model, List<Message> chat) throws Exception {
-        ChatTemplate template = ChatTemplate.of(model);
-        try (TextEngine engine = parsed(() -> TextEngine.builder().setDirectory(model).build())) {
-            TextTokenizer tokenizer = engine.tokenizer().orElseThrow();
-            int[] prompt = template.encode(chat, true, Map.of(), tokenizer, engine.maxLength());
-            GenerationRequest request =
-                    GenerationRequest.builder()
-                            .setPromptTokens(prompt)
-                            .optMaxTokens(maxTokens)
-                            .optTemperature(0)
-                            .build();
-            String text =
-                    parsed(() -> engine.submit(request)).await(ANSWER_TIMEOUT).stream()
-                            .map(GeneratedPiece::text)
-                            .collect(Collectors.joining());
+    private String answer(Path files, List<Message> chat) throws Exception {
+        ChatRequest.Builder request =
+                ChatRequest.builder()
+                        .optGeneration(own -> own.optMaxTokens(maxTokens).optTemperature(0));
+        chat.forEach(request::addMessage);
+        try (TextEngine engine = parsed(() -> TextEngine.builder().setDirectory(files).build());
+                ChatModel model = ChatModel.of(engine)) {
+            String text = parsed(() -> model.chat(request.build())).content();
             // Control characters would disturb the terminal.
             return text.replaceAll("[\\p{Cc}&&[^\n]]", "·");
         }
