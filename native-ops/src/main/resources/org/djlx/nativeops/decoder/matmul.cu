@@ -44,8 +44,6 @@ struct Matmul {
   u64 depth;  // a multiple of 8; of 16 for weights of 8 bits
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
-  const float* addend;  // (batch, rows of the weight): added to the sums of adapted rows, of weights of 16 bits; may be null
-  const int* adapted;   // of each row: 0 or 1; read only if there is an addend
 };
 
 const int MATMUL_WARPS = 8;
@@ -54,18 +52,6 @@ const int LOAD_BYTES = 64;                // of a weight row, by 4 lanes
 
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
-
-// Adds the addend to the sums of a lane; `sum`, n and b as in store_sums.
-__device__ __forceinline__ void add_addend(const Matmul& matmul, float (&sum)[4], u32 n, u32 b) {
-  u32 width = matmul.width, columns = matmul.gated ? 2 * width : width, lower = n + (matmul.gated ? width : 8);
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (n >= width || b + i >= matmul.batch || !matmul.adapted[b + i]) continue;
-    const float* from = matmul.addend + (u64)(b + i) * columns;
-    sum[i] += from[n];
-    if (lower < columns) sum[i + 2] += from[lower];
-  }
-}
 
 // The packs of a lane in a stage.
 __host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles) {
@@ -247,9 +233,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
         sum[2] += part_sums.z;
         sum[3] += part_sums.w;
       }
-      u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
-      if (args.addend) add_addend(args, sum, n, b);
-      store_sums(args, batch, sum, n, b);
+      store_sums(args, batch, sum, group + part / X_TILES * columns + row, part % X_TILES * 8 + lane % 4 * 2);
     }
     if (!SEPARATE_SUMS) break;
   }

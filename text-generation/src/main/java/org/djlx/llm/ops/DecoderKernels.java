@@ -109,7 +109,7 @@ final class DecoderKernels implements AutoCloseable {
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
     private static final int HOPPER = 9; // a major number, the first with clusters
     private static final double LOG2_E = 1 / Math.log(2);
-    static final Map<ScalarType, String> TYPES =
+    private static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
 
     private final CudaDevice device;
@@ -381,26 +381,13 @@ final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * An array that a matmul of 16-bit weights adds to its sums before it rounds them, by address.
-     *
-     * @param elements in float32, of shape (rows, rows of the weight)
-     * @param adapted an int for each row: 0 if nothing is added to it, otherwise 1
-     */
-    record Addend(long elements, long adapted) {
-
-        static final Addend NONE = new Addend(0, 0);
-    }
-
-    /**
      * Computes a matmul, without its norm. Every {@link Model#rows} rows read the weights once;
      * {@code x} has shape (rows, depth).
      */
-    void matmul(CudaStream stream, int rows, MatmulChain.Link of, Addend addend) {
+    void matmul(CudaStream stream, int rows, MatmulChain.Link of) {
         long width = of.width();
         long depth = of.weight().depth();
         long tiles = ceilDiv(width, of.gated() ? TILE / 2 : TILE);
-        boolean adds = addend.elements != 0;
-        long addendBytes = of.weight().rows() * Float.BYTES;
         for (int row = 0; row < rows; row += model.rows) {
             int count = Math.min(model.rows, rows - row);
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
@@ -421,9 +408,7 @@ final class DecoderKernels implements AutoCloseable {
                     .put("width", width)
                     .put("depth", depth)
                     .put("stride", of.stride())
-                    .put("gated", of.gated() ? 1 : 0)
-                    .put("addend", adds ? addend.elements + row * addendBytes : 0)
-                    .put("adapted", adds ? addend.adapted + (long) row * Integer.BYTES : 0);
+                    .put("gated", of.gated() ? 1 : 0);
             LaunchSize size =
                     LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
                             .withShared(matmul.sharedBytes);
