@@ -212,6 +212,7 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
         private final boolean packsOutputs = format.layout() == Layout.AWQ;
         private final int firstOutput;
         private final int firstInput;
+        private final int readInput; // the first one in the words
         private final int rows;
         private final int outputWords; // integers that contain the outputs
 
@@ -224,6 +225,7 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
             outputWords = (int) outputs.words().count();
             Shape all = spec(name).shape();
             boolean someOutputs = outputs.count() < all.get(0);
+            readInput = someOutputs ? 0 : firstInput; // A file is read in a range of one dimension.
             String stored = packed(name, WORDS);
             Range ofOutputs = packsOutputs ? outputs.words() : outputs;
             Range ofInputs = packsOutputs ? inputs : inputs.words();
@@ -355,11 +357,14 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
         private int number(int row, int column) {
             if (packsOutputs) {
                 int output = firstOutput + row;
-                int word = column * outputWords + output / IN_WORD - firstOutput / IN_WORD;
+                int word =
+                        (firstInput + column - readInput) * outputWords
+                                + output / IN_WORD
+                                - firstOutput / IN_WORD;
                 return words[word] >>> 4 * INTERLEAVED[output % IN_WORD] & 15;
             }
             int input = firstInput + column;
-            int word = (input / IN_WORD - firstInput / IN_WORD) * rows + row;
+            int word = (input / IN_WORD - readInput / IN_WORD) * rows + row;
             return words[word] >>> 4 * (input % IN_WORD) & 15;
         }
 
