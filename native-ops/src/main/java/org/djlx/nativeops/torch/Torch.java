@@ -318,9 +318,10 @@ public final class Torch {
 
     /**
      * {@return a second array on the storage of an array, as PyTorch's {@code data}: without its
-     * graph, and with a {@linkplain #version version} of its own} Autograd, which keeps one of the
-     * two for a backward pass, accepts that the other is written meanwhile, and reads what is there
-     * then. Otherwise as {@link #alias}.
+     * graph, and with a {@linkplain #version version} of its own} A write to one of the two does
+     * not change the version of the other. So if autograd has saved one, the backward pass reads
+     * what is there then, and does not throw: the caller restores the content before. Otherwise as
+     * {@link #alias}.
      */
     public static NDArray data(NDManager manager, NDArray array) {
         return onStorage(

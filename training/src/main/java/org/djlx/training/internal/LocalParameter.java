@@ -33,7 +33,7 @@ public record LocalParameter(
     }
 
     /** Returns whether passes may write to a parameter, as to PyTorch's buffers. */
-    static boolean isBuffer(Parameter parameter) {
+    public static boolean isBuffer(Parameter parameter) {
         boolean frozen = !parameter.requiresGradient();
         return isStatistic(parameter) || frozen && parameter.getType() == Parameter.Type.OTHER;
     }

@@ -123,9 +123,10 @@ public class RankStore extends ParameterStore {
         NDArray array = parameter == null ? null : array(parameter);
         if (array == null && parameter != null && units.isPresent()) {
             throw new IllegalStateException(
-                    ("forward: the parameter '%s' is not gathered: its block is called past the one"
-                                    + " that FullyShard.apply has put in its place; keep blocks in"
-                                    + " fields, lists or arrays of blocks only")
+                    ("forward: the parameter '%s' is divided and not gathered: its block was called"
+                                    + " directly, not the one that FullyShard.apply has put in its"
+                                    + " place; keep blocks in fields, lists or arrays of blocks"
+                                    + " only")
                             .formatted(parameter.getName()));
         }
         return array;

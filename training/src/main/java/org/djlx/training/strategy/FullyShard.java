@@ -32,8 +32,9 @@ import org.djlx.training.internal.WrapperBlock;
  *   <li>A block that contains no such block is divided again after its forward pass; the backward
  *       pass gathers it again. {@link FullyShardPolicy#optReshardAfterForward} keeps it gathered. A
  *       block that contains others stays gathered until its backward pass ends.
- *   <li>Blocks are gathered in the same memory one after the other: a block must not keep a view of
- *       a parameter for later.
+ *   <li>Blocks share two buffers for their parameters. So a block must not keep a parameter, or a
+ *       view of one, after its forward pass, and the loss must not use a result that the block did
+ *       not return, which the backward pass refuses. Views that it returns are copied.
  *   <li>Parameter names and saved files are those of the block alone.
  *   <li>Blocks are gathered in the order of the last pass, which must be the same on all ranks.
  * </ul>

@@ -23,7 +23,7 @@ import org.djlx.training.internal.Replica;
 
 /**
  * Ranks divide parameters, gradients and the optimizer's state ({@link RankShards}); each has whole
- * statistics only. The block's own arrays are closed until the trainer is.
+ * buffers only. The block's own arrays are closed until the trainer is.
  */
 final class FullySharded implements ParameterStrategy {
 
@@ -32,6 +32,7 @@ final class FullySharded implements ParameterStrategy {
     private final FullyShard root;
     private final OptimizerState state;
     private final List<RankShards> shards; // of each rank
+    private boolean isSummoned; // whether the block has whole arrays
 
     FullySharded(Ranks ranks, Block block, Optimizer optimizer) {
         this.ranks = ranks;
@@ -41,14 +42,14 @@ final class FullySharded implements ParameterStrategy {
         root = FullyShard.ofModel(block);
         List<NDArray> divided =
                 block.getParameters().values().stream()
-                        .filter(parameter -> !LocalParameter.isStatistic(parameter))
+                        .filter(parameter -> !LocalParameter.isBuffer(parameter))
                         .map(Parameter::getArray)
                         .toList();
         ranks.receive(divided);
         RankShards[] ofRanks = new RankShards[ranks.replicas().size()];
         ranks.each(
                 replica -> {
-                    replica.load(block, LocalParameter::isStatistic, parameter -> false);
+                    replica.load(block, LocalParameter::isBuffer, parameter -> false);
                     ofRanks[replica.index()] = new RankShards(replica, root, ranks.gradientOp());
                 });
         shards = List.of(ofRanks);
@@ -144,16 +145,24 @@ final class FullySharded implements ParameterStrategy {
 
     @Override
     public void zeroGradients() {
-        shards.forEach(RankShards::zeroGradients);
+        // Ranks may finish a reduction, and then call the next one together.
+        ranks.each(replica -> of(replica).zeroGradients());
     }
 
     @Override
     public Runnable summon(NDManager owner) {
+        if (isSummoned) {
+            return () -> {};
+        }
         ranks.each(
                 replica ->
                         of(replica)
                                 .restore(Optional.of(owner).filter(any -> replica.index() == 0)));
-        return shards.get(0)::closeOriginals;
+        isSummoned = true;
+        return () -> {
+            isSummoned = false;
+            shards.get(0).closeOriginals();
+        };
     }
 
     @Override
@@ -173,7 +182,7 @@ final class FullySharded implements ParameterStrategy {
     @Override
     public List<ParameterShard> shards(Replica replica) {
         List<ParameterShard> all = new ArrayList<>();
-        boolean isOwner = replica.group().rank() == 0; // of statistics
+        boolean isOwner = replica.group().rank() == 0; // of buffers
         replica.parameters().forEach(own -> all.add(WholeParameters.whole(own, isOwner)));
         all.addAll(of(replica).shards());
         return all;

@@ -9,6 +9,7 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
@@ -97,6 +98,11 @@ final class RankShards implements RankStore.Units {
             this.shard = shard;
         }
 
+        /** Returns whether its gradients are reduced; the same on all ranks. */
+        boolean isTrained() {
+            return parts.stream().anyMatch(part -> part.parameter().requiresGradient());
+        }
+
         NDArray gradient(Part part) {
             return Torch.narrow(gradient, 0, part.from, part.owned.size());
         }
@@ -107,7 +113,7 @@ final class RankShards implements RankStore.Units {
 
         private final Map<ScalarType, Long> sizes = new EnumMap<>(ScalarType.class); // elements
         private final Map<ScalarType, NDArray> rows = new EnumMap<>(ScalarType.class);
-        private Stage holder; // whose parameters are in the memory or on their way; null for none
+        private Stage holder; // whose parameters it has or is receiving; null for none
 
         /** Makes room for a stage, before the memory is allocated. */
         void reserve(Map<ScalarType, Long> needed) {
@@ -121,9 +127,9 @@ final class RankShards implements RankStore.Units {
         }
 
         /** Forgets what is in the memory, unless it is in use. */
-        void forget() {
+        void evictIfUnused() {
             if (holder != null && holder.uses == 0) {
-                holder.free();
+                holder.evict();
             }
         }
     }
@@ -174,6 +180,7 @@ final class RankShards implements RankStore.Units {
 
         void gather() {
             temporary = owner.newSubManager();
+            gathered.clear();
             List<NDArray> shards = new ArrayList<>();
             for (int i = 0; i < rows.size(); i++) {
                 FlatParameter flat = stage.flats.get(i);
@@ -205,31 +212,39 @@ final class RankShards implements RankStore.Units {
             }
         }
 
-        /** Gives blocks the arrays. */
-        void publish() {
+        /** Gives blocks aliases of the arrays; closing the result closes what blocks derive. */
+        NDManager publish() {
+            NDManager use = owner.newSubManager();
             List<Part> parts = stage.parts();
             for (int i = 0; i < parts.size(); i++) {
                 NDArray array = arrays.get(i);
                 array.setRequiresGradient(parts.get(i).parameter().requiresGradient());
+                NDArray alias = Torch.alias(use, array);
                 for (Parameter parameter : parts.get(i).parameters) {
-                    store.put(parameter, array);
+                    store.put(parameter, alias);
                 }
             }
+            return use;
         }
 
-        /** Returns outputs that do not share this memory, which other parameters overwrite. */
-        NDList apart(NDList outputs) {
-            NDList apart = new NDList();
-            List<TensorInfo> own = rows.stream().map(Torch::info).toList();
+        /** Clears gradients that a failed backward pass has left. */
+        void clearGradients() {
+            arrays.forEach(array -> Torch.setGradient(array, null));
+        }
+
+        /** Returns outputs, with copies of those that are views of this memory. */
+        NDList withoutViews(NDList outputs) {
+            NDList result = new NDList();
+            List<TensorInfo> infos = rows.stream().map(Torch::info).toList();
             for (NDArray output : outputs) {
                 TensorInfo info = Torch.info(output);
-                boolean overlaps = own.stream().anyMatch(info::overlaps);
+                boolean overlaps = infos.stream().anyMatch(info::overlaps);
                 // Not duplicate(), which autograd does not record.
-                NDArray result = overlaps ? Torch.cast(output, Torch.scalarType(output)) : output;
-                result.setName(output.getName());
-                apart.add(result);
+                NDArray own = overlaps ? Torch.cast(output, Torch.scalarType(output)) : output;
+                own.setName(output.getName());
+                result.add(own);
             }
-            return apart;
+            return result;
         }
 
         void close() {
@@ -252,6 +267,7 @@ final class RankShards implements RankStore.Units {
         private Whole inSlot; // null without a slot
         private Whole apart; // in memory of its own; null for none
         private int uses; // calls of acquire() without release()
+        private NDManager published; // of the arrays that blocks find; null if unused
 
         Stage(FullyShard wrapper, Stage outer) {
             block = wrapper.block();
@@ -294,29 +310,29 @@ final class RankShards implements RankStore.Units {
                 return;
             }
             if (slot == null) {
-                gatherApart(false);
+                gatherApart();
             } else if (slot.holder != this) {
-                slot.forget();
+                slot.evictIfUnused();
                 if (slot.holder == null) {
-                    slot.holder = this;
                     if (inSlot == null) {
                         inSlot = new Whole(this, Optional.of(slot), false);
                     }
                     NoGradient.run(inSlot::gather);
+                    slot.holder = this; // Not if the gather could not be issued.
                 }
             }
         }
 
-        private void gatherApart(boolean inOwnType) {
-            apart = new Whole(this, Optional.empty(), inOwnType);
-            NoGradient.run(apart::gather);
+        private void gatherApart() {
+            Whole whole = new Whole(this, Optional.empty(), false);
+            NoGradient.run(whole::gather);
+            apart = whole;
         }
 
         /** Waits until the parameters are gathered, and keeps them until {@link #release}. */
         void acquire() {
             begin();
-            uses++;
-            if (!flats.isEmpty()) {
+            if (!flats.isEmpty() && published == null) {
                 Whole whole = apart == null ? inSlot : apart;
                 if (whole == inSlot && slot.holder != this) {
                     throw new IllegalStateException(
@@ -324,30 +340,47 @@ final class RankShards implements RankStore.Units {
                                     + " not its parent; let FullyShard.apply choose only one of"
                                     + " them");
                 }
-                NoGradient.run(whole::await);
-                whole.publish();
+                try {
+                    NoGradient.run(whole::await);
+                } catch (RuntimeException | Error e) {
+                    discard(); // What has not arrived is not to be used.
+                    throw e;
+                }
+                published = whole.publish();
             }
+            uses++;
         }
 
         /** As {@link #acquire}, in memory of its own. */
-        void acquireApart(boolean inOwnType) {
+        void acquireApart() {
             if (apart == null && !flats.isEmpty()) {
-                gatherApart(inOwnType);
+                gatherApart();
             }
             acquire();
         }
 
-        /** Frees the parameters if this is the last use. */
+        /** Unpublishes the parameters if this is the last use. */
         void release() {
             uses--;
+            unpublishIfUnused();
+        }
+
+        void unpublishIfUnused() {
             if (uses == 0) {
-                withdraw();
+                unpublish();
             }
         }
 
-        /** Blocks find the parameters no more. A slot has them until another stage needs it. */
-        private void withdraw() {
+        /**
+         * Blocks find the parameters no more. Frees memory outside of slots; a slot keeps them
+         * until another stage needs it.
+         */
+        private void unpublish() {
             parts().forEach(part -> part.parameters.forEach(store::remove));
+            if (published != null) {
+                published.close();
+                published = null;
+            }
             if (apart != null) {
                 NoGradient.run(apart::await);
                 apart.close();
@@ -355,24 +388,26 @@ final class RankShards implements RankStore.Units {
             }
         }
 
-        Shape whole(FlatParameter flat) {
-            return new Shape(flat.shard.size() * mesh.shards.worldSize());
-        }
-
-        void freeUnused() {
-            if (uses == 0) {
-                withdraw();
-            }
+        /** Gives up the slot. */
+        void evict() {
+            slot.holder = null;
+            NoGradient.run(inSlot::await);
         }
 
         /** Frees the parameters, even if they are in use. */
-        void free() {
+        void discard() {
             uses = 0;
-            withdraw();
+            unpublish();
             if (slot != null && slot.holder == this) {
-                slot.holder = null;
-                NoGradient.run(inSlot::await);
+                evict();
             }
+            if (inSlot != null) {
+                inSlot.clearGradients();
+            }
+        }
+
+        Shape whole(FlatParameter flat) {
+            return new Shape(flat.shard.size() * mesh.shards.worldSize());
         }
 
         /** Returns the innermost stage that contains both. */
@@ -405,7 +440,12 @@ final class RankShards implements RankStore.Units {
         }
     }
 
-    private record Reduction(Stage stage, NDManager manager, List<NDArray> results, Work work) {}
+    private record Reduction(
+            Stage stage,
+            List<FlatParameter> flats,
+            NDManager manager,
+            List<NDArray> results,
+            Work work) {}
 
     private static final int MAX_RUNNING = 3; // a gather, a reduction, and one that has just ended
 
@@ -421,7 +461,9 @@ final class RankShards implements RankStore.Units {
     private final Set<NDArray> uncast = Collections.newSetFromMap(new IdentityHashMap<>());
     private final Map<Integer, Mesh> meshes = new HashMap<>(); // by the number of ranks that divide
     private final Map<Block, Stage> stages = new LinkedHashMap<>(); // by FullyShard, in order
-    private Stage last; // that the running forward pass has begun; null if none
+    private Stage last; // that the running forward pass visited last; null before the first one
+    private Stage recorded; // of these the last one with a backward pass; null before the first one
+    private int discarded; // how often passes were discarded
     private Reduction reduction; // running, or null
     private final Queue<Work> running = new ArrayDeque<>(); // oldest first
     private List<Slot> slots;
@@ -442,7 +484,7 @@ final class RankShards implements RankStore.Units {
         Map<NDArray, Named> byArray = new IdentityHashMap<>();
         List<Named> parameters = new ArrayList<>();
         for (Pair<String, Parameter> named : root.getParameters()) {
-            if (!LocalParameter.isStatistic(named.getValue())) {
+            if (!LocalParameter.isBuffer(named.getValue())) {
                 NDArray array = named.getValue().getArray();
                 if (!byArray.containsKey(array)) {
                     byArray.put(array, new Named(named.getKey(), new ArrayList<>()));
@@ -643,13 +685,14 @@ final class RankShards implements RankStore.Units {
     /** Computes the whole model; records it in the current gradient scope. */
     NDList forward(FullyShard root, NDList data, NDList labels, boolean training) {
         last = null;
-        slots.forEach(Slot::forget); // The shards may have changed.
+        recorded = null;
+        slots.forEach(Slot::evictIfUnused); // The shards may have changed.
         try {
             return training
                     ? ForwardPass.forward(root, store, data, labels)
                     : ForwardPass.evaluate(root, store, data);
         } finally {
-            stages.values().forEach(Stage::freeUnused);
+            stages.values().forEach(Stage::unpublishIfUnused);
         }
     }
 
@@ -661,56 +704,113 @@ final class RankShards implements RankStore.Units {
         Block block = stage.block;
         stage.acquire();
         try {
-            Stage before = last;
-            if (own == store && !Recomputation.isRunning()) {
-                visit(stage); // Other stores are of passes that only some ranks run.
+            // Not if the store is of a pass that only some ranks run, or that computes again.
+            boolean isVisited = own == store && !Recomputation.isRunning();
+            if (isVisited) {
+                visit(stage);
             }
             GradientScope scope = training ? GradientScope.current().orElse(null) : null;
             boolean isRecorded =
                     scope != null && JniUtils.isGradMode() && Recomputation.isTrained(block, data);
-            NDList outputs =
-                    isRecorded
-                            ? compute(stage, own, data, labels, scope, before)
-                            : NoGradient.get(
-                                    () ->
-                                            Recomputation.compute(
-                                                    block, own, data, labels, training));
+            NDList outputs;
+            if (isRecorded && !stage.flats.isEmpty()) {
+                outputs = compute(new Recorded(stage, isVisited), own, data, labels, scope);
+            } else if (isRecorded) {
+                outputs = ForwardPass.forward(block, own, data, labels);
+            } else {
+                outputs =
+                        NoGradient.get(
+                                () -> Recomputation.compute(block, own, data, labels, training));
+            }
             boolean isInSlot = stage.slot != null && stage.apart == null;
-            return isInSlot ? stage.inSlot.apart(outputs) : outputs;
+            return isInSlot ? stage.inSlot.withoutViews(outputs) : outputs;
         } finally {
             stage.release();
         }
     }
 
+    /** The backward pass of a stage. */
+    private final class Recorded {
+
+        private final Stage stage;
+        private final Stage before; // whose backward pass is next; null if not known
+        private final boolean isInSlot;
+        private final int time = discarded;
+        private boolean isAcquired; // until the gradients are reduced
+
+        Recorded(Stage stage, boolean isVisited) {
+            this.stage = stage;
+            isInSlot = stage.apart == null;
+            before = isVisited ? recorded : null;
+            if (isVisited) {
+                recorded = stage;
+            }
+        }
+
+        void acquire() {
+            requireCurrent();
+            stage.acquire();
+            isAcquired = true;
+        }
+
+        /** Begins the backward pass: gathers the parameters into the slot again. */
+        void begin() {
+            acquire();
+            for (Part part : stage.parts()) {
+                try (NDArray gradient =
+                        JniUtils.getGradient((PtNDArray) store.array(part.parameter()))) {
+                    if (gradient != null) {
+                        throw new IllegalStateException(
+                                "backward: the loss depends on a result of "
+                                        + stage.block.getClass().getName()
+                                        + " that the block did not return, so its gradient was"
+                                        + " computed while the parameters were not gathered;"
+                                        + " return it as an output, or choose this block with"
+                                        + " optReshardAfterForward(false)");
+                    }
+                }
+            }
+            if (before != null) {
+                before.begin();
+            }
+        }
+
+        /** Ends the backward pass; nothing to do if the forward pass failed within the block. */
+        void end() {
+            requireCurrent();
+            if (isAcquired) {
+                isAcquired = false;
+                reduce(stage);
+            }
+        }
+
+        private void requireCurrent() {
+            if (time != discarded) {
+                throw new IllegalStateException(
+                        "backward: between forward and backward pass, the trainer's step,"
+                                + " newGradientCollector, zeroGradients or a clipping has"
+                                + " discarded this pass; call backward before");
+            }
+        }
+    }
+
     /**
-     * Computes a stage whose graph is kept until its backward pass, which begins at a cut behind
-     * the outputs and ends at one before the inputs. Between the two a slot has the parameters
-     * again; without a slot they are kept.
+     * Records a stage between two cuts of the graph. In the backward pass, the cut behind the
+     * outputs gathers the parameters into the slot again; the cut before the inputs reduces the
+     * gradients and releases the slot. A stage without a slot keeps its parameters, and has only
+     * the cut before its inputs.
      */
     private NDList compute(
-            Stage stage,
-            RankStore own,
-            NDList data,
-            NDList labels,
-            GradientScope scope,
-            Stage before) {
-        if (stage.flats.isEmpty()) {
-            return ForwardPass.forward(stage.block, own, data, labels);
+            Recorded pass, RankStore own, NDList data, NDList labels, GradientScope scope) {
+        if (!pass.isInSlot) {
+            pass.acquire(); // The end of the backward pass releases it.
         }
-        boolean isInSlot = stage.apart == null;
-        if (!isInSlot) {
-            stage.acquire(); // reduce() releases it in the backward pass.
-        }
-        NDList inputs = ForwardPass.cut(scope, data, recorded(data), () -> reduce(stage));
-        NDList outputs = ForwardPass.forward(stage.block, own, inputs, labels);
-        Runnable begin =
-                () -> {
-                    stage.acquire();
-                    if (before != null) {
-                        before.begin();
-                    }
-                };
-        return isInSlot ? ForwardPass.cut(scope, outputs, recorded(outputs), begin) : outputs;
+        NDList inputs = ForwardPass.cut(scope, data, recorded(data), pass::end);
+        NDList outputs = ForwardPass.forward(pass.stage.block, own, inputs, labels);
+        outputs.attach(data.head().getManager()); // A result of parameters is closed with them.
+        return pass.isInSlot
+                ? ForwardPass.cut(scope, outputs, recorded(outputs), pass::begin)
+                : outputs;
     }
 
     private static List<NDArray> recorded(NDList arrays) {
@@ -733,33 +833,35 @@ final class RankShards implements RankStore.Units {
 
     /** Starts to reduce the gradients of a stage, and releases its parameters. */
     private void reduce(Stage stage) {
-        NDManager rows = manager.newSubManager();
+        NDManager temporary = manager.newSubManager();
+        List<FlatParameter> trained =
+                stage.flats.stream().filter(FlatParameter::isTrained).toList();
         List<NDArray> inputs = new ArrayList<>();
         List<NDArray> results = new ArrayList<>();
-        for (FlatParameter flat : stage.flats) {
+        for (FlatParameter flat : trained) {
             ScalarType type = stage.policy.reductionType(Torch.scalarType(flat.shard));
-            NDArray row = Torch.empty(rows, stage.whole(flat), type);
-            flat.parts.forEach(part -> fill(rows, row, part));
-            Part last = flat.parts.get(flat.parts.size() - 1);
-            long end = last.offset + last.shape.size();
-            clear(rows, Torch.narrow(row, 0, end, row.size() - end));
+            NDArray row = Torch.empty(temporary, stage.whole(flat), type);
+            flat.parts.forEach(part -> fill(temporary, row, part));
+            Part end = flat.parts.get(flat.parts.size() - 1);
+            long used = end.offset + end.shape.size();
+            clear(temporary, Torch.narrow(row, 0, used, row.size() - used));
             inputs.add(row);
-            results.add(Torch.empty(rows, flat.shard.getShape(), type));
+            results.add(Torch.empty(temporary, flat.shard.getShape(), type));
         }
         stage.release();
         finishReduction();
         if (!inputs.isEmpty()) {
             Work work = limited(stage.mesh.shards.reduceScatterCoalesced(results, inputs, op));
-            reduction = new Reduction(stage, rows, results, work);
+            reduction = new Reduction(stage, trained, temporary, results, work);
         } else {
-            rows.close();
+            temporary.close();
         }
     }
 
     /**
      * Waits for the oldest operation if too many are running, as PyTorch's {@code
      * limit_all_gathers}. An operation keeps its arrays until the GPU has ended it, so a host that
-     * is far ahead would keep all gathered parameters.
+     * is far ahead would keep the gradients of all stages.
      */
     private Work limited(Work work) {
         running.add(work);
@@ -800,7 +902,7 @@ final class RankShards implements RankStore.Units {
             Replica.complete(device, replicas.allReduceCoalesced(reduction.results, op));
         }
         for (int i = 0; i < reduction.results.size(); i++) {
-            FlatParameter flat = reduction.stage.flats.get(i);
+            FlatParameter flat = reduction.flats.get(i);
             ScalarType type = Torch.scalarType(flat.shard);
             try (NDManager temporary = flat.shard.getManager().newSubManager()) {
                 Device owner = flat.shard.getDevice();
@@ -830,7 +932,7 @@ final class RankShards implements RankStore.Units {
         PairList<Part, NDArray> gradients = new PairList<>();
         for (Stage stage : stages.values()) {
             for (FlatParameter flat : stage.flats) {
-                if (flat.gradient == null) {
+                if (flat.gradient == null && flat.isTrained()) {
                     flat.gradient = flat.shard.zerosLike();
                     flat.gradient.attach(gradientManager());
                 }
@@ -875,12 +977,13 @@ final class RankShards implements RankStore.Units {
 
     /** Frees all parameters that passes without a backward pass have left gathered. */
     void reset() {
-        stages.values().forEach(Stage::free);
+        discarded++;
+        stages.values().forEach(Stage::discard);
     }
 
     /** Gathers all parameters, and keeps them until {@link #releaseAll}. Calls nest. */
     void acquireAll() {
-        stages.values().forEach(stage -> stage.acquireApart(false));
+        stages.values().forEach(stage -> stage.acquireApart());
     }
 
     void releaseAll() {
@@ -892,22 +995,35 @@ final class RankShards implements RankStore.Units {
         parts().forEach(part -> part.parameter().getArray().close());
     }
 
-    /** Gathers one stage after the other; with an owner, gives the block its whole arrays again. */
+    /**
+     * Gathers one stage after the other, in the parameters' own type; with an owner, gives the
+     * block its whole arrays again.
+     */
     void restore(Optional<NDManager> owner) {
         for (Stage stage : stages.values()) {
-            stage.acquireApart(true);
-            owner.ifPresent(own -> stage.parts().forEach(part -> restore(part, own)));
-            stage.release();
+            if (stage.flats.isEmpty()) {
+                continue;
+            }
+            Whole whole = new Whole(stage, Optional.empty(), true);
+            try {
+                NoGradient.run(whole::gather);
+                NoGradient.run(whole::await);
+                owner.ifPresent(own -> restore(stage.parts(), whole.arrays, own));
+            } finally {
+                whole.close();
+            }
         }
     }
 
-    private void restore(Part part, NDManager owner) {
-        NDArray copy = NoGradient.get(() -> store.array(part.parameter()).duplicate());
-        copy.attach(owner);
-        for (Parameter parameter : part.parameters) {
-            parameter.close(); // Otherwise DJL refuses another array.
-            parameter.setShape(null);
-            parameter.setArray(copy);
+    private static void restore(List<Part> parts, List<NDArray> arrays, NDManager owner) {
+        for (int i = 0; i < parts.size(); i++) {
+            NDArray copy = NoGradient.get(arrays.get(i)::duplicate);
+            copy.attach(owner);
+            for (Parameter parameter : parts.get(i).parameters) {
+                parameter.close(); // Otherwise DJL refuses another array.
+                parameter.setShape(null);
+                parameter.setArray(copy);
+            }
         }
     }
 
