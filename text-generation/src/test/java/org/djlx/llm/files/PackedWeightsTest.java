@@ -322,7 +322,10 @@ class PackedWeightsTest {
             NDArray weights = manager.zeros(new Shape(64, 128));
             expected.read(name, 0, 0, 64, weights);
             for (BlockRange range :
-                    List.of(new BlockRange(some, 0, 128), new BlockRange(all, 32, 96))) {
+                    List.of(
+                            new BlockRange(some, 0, 128),
+                            new BlockRange(all, 32, 96),
+                            new BlockRange(some, 32, 96))) {
                 Optional<BlockFiles.Blocks> blocks =
                         actual.blocks(name, range.rows, range.from, range.to, manager);
                 assertEquals(hasBlocks, blocks.isPresent());
