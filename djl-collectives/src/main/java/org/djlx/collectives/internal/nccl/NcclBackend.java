@@ -130,7 +130,7 @@ public final class NcclBackend extends Backend {
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
     private final FailureNote exchangeNote; // until the ranks have completed an exchange
-    private FailureNote note; // afterwards; null before the first use; guarded by this
+    private Optional<FailureNote> note = Optional.empty(); // afterwards; guarded by this
     private volatile long inherited; // the parent's generation; 0 without one
     private boolean watchesHosts = true; // false if the parent group watches them
     private NDArray barrierWord; // guarded by this
@@ -195,11 +195,11 @@ public final class NcclBackend extends Backend {
     /** Returns the note that the other ranks read. */
     private synchronized FailureNote failures() {
         long exchange = generation();
-        if (exchange != 0 && note == null) {
+        if (exchange != 0 && note.isEmpty()) {
             String key = "failure-" + Long.toHexString(exchange);
-            note = new FailureNote(context.store(), key, context.worldSize());
+            note = Optional.of(new FailureNote(context.store(), key, context.worldSize()));
         }
-        return note != null ? note : exchangeNote;
+        return note.orElse(exchangeNote);
     }
 
     /** Announces to the other ranks that this rank has failed. */
