@@ -99,8 +99,7 @@ class FileStoreTest extends StoreContractTest {
         }
         try (RandomAccessFile file = new RandomAccessFile(path.toFile(), "rw")) {
             file.seek(file.length());
-            file.writeInt(100);
-            file.writeByte(1);
+            file.write(new byte[] {1, 100, 0, 0, 0, 0, 0, 0, 0, '/'}); // SET, a key of 100 bytes
         }
         try (FileStore second = new FileStore(path, 2)) {
             assertEquals("1", text(second.get("whole", SHORT)));

@@ -36,7 +36,7 @@ package org.djlx.collectives.internal.store;
  * TCPStoreLibUvBackend.cpp, and the bytes of its client and servers of 2.10. Queues came with 2.8,
  * LIST_KEYS with 2.10; its server without libuv has no queues.
  */
-enum Command {
+public enum Command {
     VALIDATE(Field.U32),
     SET(Field.KEY, Field.VALUE),
     COMPARE_SET(Field.KEY, Field.VALUE, Field.VALUE),
@@ -81,6 +81,11 @@ enum Command {
 
     Command(Field... fields) {
         this.fields = fields;
+    }
+
+    /** Returns whether the command has no answer. */
+    boolean isConfirmedByPing() {
+        return this == SET || this == APPEND || this == MULTI_SET || this == QUEUE_PUSH;
     }
 
     int code() {

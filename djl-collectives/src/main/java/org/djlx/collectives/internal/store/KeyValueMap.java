@@ -24,57 +24,88 @@ public class KeyValueMap {
     private final Map<String, byte[]> values = new HashMap<>();
     private final Map<String, Queue<byte[]>> queues = new HashMap<>(); // none is empty
 
-    /** Returns the value of a key; null if the key is unset. */
-    public byte[] get(String key) {
-        return values.get(key);
-    }
-
-    /** Sets a key. All methods that change a value do it with this one. */
-    public void set(String key, byte[] value) {
-        values.put(key, value);
-    }
-
     /**
-     * Adds to a counter and returns its new value; an unset key counts as 0, and a sum beyond 64
-     * bits wraps around. Throws IllegalArgumentException if the value of the key is not a counter.
+     * Executes a request that does not wait. Returns its answer: a Long; a Boolean for CHECK; a
+     * byte[] or a List, with empty values for unset keys, as PyTorch's libuv server does; or null.
+     * Throws IllegalArgumentException if the value for an ADD is not a counter.
      */
-    public long add(String key, long amount) {
-        byte[] old = values.get(key);
-        long sum = (old == null ? 0 : parseCounter(key, old)) + amount;
-        set(key, Long.toString(sum).getBytes(StandardCharsets.US_ASCII));
-        return sum;
+    public Object execute(Request request) {
+        List<String> keys = request.keys();
+        String key = keys.isEmpty() ? "" : request.key();
+        return switch (request.command()) {
+            case SET -> {
+                set(key, request.value());
+                yield null;
+            }
+            case MULTI_SET -> {
+                for (int i = 0; i < keys.size(); i++) {
+                    set(keys.get(i), request.values().get(i));
+                }
+                yield null;
+            }
+            case APPEND -> {
+                byte[] tail = request.value();
+                byte[] old = valueOf(key);
+                byte[] joined = Arrays.copyOf(old, Math.addExact(old.length, tail.length));
+                System.arraycopy(tail, 0, joined, old.length, tail.length);
+                set(key, joined);
+                yield null;
+            }
+            case COMPARE_SET -> compareSet(key, request.value(), request.values().get(1));
+            case ADD -> {
+                // An unset key counts as 0; a sum beyond 64 bits wraps around.
+                byte[] old = get(key);
+                long sum = (old == null ? 0 : parseCounter(key, old)) + request.number();
+                set(key, Long.toString(sum).getBytes(StandardCharsets.US_ASCII));
+                yield sum;
+            }
+            case GET -> valueOf(key);
+            case MULTI_GET -> keys.stream().map(this::valueOf).toList();
+            case CHECK -> keys.stream().allMatch(this::isReady);
+            case GETNUMKEYS -> (long) values.size();
+            case LIST_KEYS -> keys();
+            case DELETE_KEY -> delete(key) ? 1L : 0L;
+            case QUEUE_PUSH -> {
+                push(key, request.value());
+                yield null;
+            }
+            case QUEUE_POP -> queueLength(key) == 0 ? null : pop(key);
+            case QUEUE_LEN -> queueLength(key);
+            case VALIDATE, WAIT, CANCEL_WAIT, PING ->
+                    throw new IllegalArgumentException(request.command() + " is for a connection");
+        };
     }
 
-    /**
-     * Replaces a value if it equals the expected one; sets an unset key if {@code expected} is
-     * empty. Returns the value afterwards; {@code expected} if the key is unset.
-     */
-    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        byte[] old = values.get(key);
-        if (Arrays.equals(old == null ? EMPTY : old, expected)) {
+    private byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        byte[] old = valueOf(key);
+        if (Arrays.equals(old, expected)) {
             set(key, desired);
             return desired;
         }
-        return old == null ? expected : old;
+        return get(key) == null ? expected : old;
     }
 
-    /** Appends to a value; sets an unset key. */
-    public void append(String key, byte[] tail) {
-        byte[] old = values.get(key);
-        byte[] joined = tail;
-        if (old != null) {
-            joined = Arrays.copyOf(old, Math.addExact(old.length, tail.length));
-            System.arraycopy(tail, 0, joined, old.length, tail.length);
-        }
-        set(key, joined);
+    /** Returns the value of a key; an empty one if the key is unset. */
+    byte[] valueOf(String key) {
+        return values.getOrDefault(key, EMPTY);
     }
 
-    public boolean delete(String key) {
+    /** Returns the value of a key; null if the key is unset. */
+    byte[] get(String key) {
+        return values.get(key);
+    }
+
+    /** Sets a key. All requests that change a value do it with this one. */
+    void set(String key, byte[] value) {
+        values.put(key, value);
+    }
+
+    boolean delete(String key) {
         return values.remove(key) != null;
     }
 
     /** Appends a value to a queue. */
-    public void push(String queue, byte[] value) {
+    void push(String queue, byte[] value) {
         queues.computeIfAbsent(queue, q -> new ArrayDeque<>()).add(value);
     }
 
@@ -84,7 +115,7 @@ public class KeyValueMap {
     }
 
     /** Removes and returns the first value of a queue that is not empty. */
-    public byte[] pop(String queue) {
+    byte[] pop(String queue) {
         byte[] value = queues.get(queue).remove();
         queues.computeIfPresent(queue, (name, rest) -> rest.isEmpty() ? null : rest);
         return value;
@@ -120,11 +151,11 @@ public class KeyValueMap {
     }
 
     /** Returns the set keys, in no particular order. */
-    public List<String> keys() {
+    List<String> keys() {
         return List.copyOf(values.keySet());
     }
 
-    public int size() {
+    int size() {
         return values.size();
     }
 

@@ -163,7 +163,7 @@ final class RequestParser {
     }
 
     private boolean readKey(ByteBuf in) {
-        if (!readLength(in, "key", ServerLimits.MAX_KEY_BYTES)) {
+        if (!readLength(in, "key", limits.maxKeyBytes())) {
             return false;
         }
         if (in.readableBytes() < length) {

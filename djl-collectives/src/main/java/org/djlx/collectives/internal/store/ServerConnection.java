@@ -219,37 +219,29 @@ final class ServerConnection extends ByteToMessageDecoder {
         leaveQueues(request);
         switch (request.command()) {
             case VALIDATE -> refuse(ctx, "VALIDATE is allowed as the first command only");
-            case SET -> state.set(request.key(), request.value());
-            case COMPARE_SET -> {
-                List<byte[]> values = request.values();
-                byte[] now = state.compareSet(request.key(), values.get(0), values.get(1));
-                answer(ctx, request.key(), now);
-            }
-            case GET -> answer(ctx, request.key(), state.get(request.key()));
-            case ADD -> answer(ctx, state.add(request.key(), request.number()));
-            case CHECK ->
-                    answerByte(
-                            ctx, state.check(request.keys()) ? Command.READY : Command.NOT_READY);
             case WAIT -> startWaiting(ctx, request.keys());
-            case GETNUMKEYS -> answer(ctx, state.values().size());
-            case DELETE_KEY -> answer(ctx, state.values().delete(request.key()) ? 1 : 0);
-            case APPEND -> state.append(request.key(), request.value());
-            case MULTI_GET -> {
-                byte[][] values = state.multiGet(request.keys());
-                for (int i = 0; i < values.length; i++) {
-                    answer(ctx, request.keys().get(i), values[i]);
-                }
-            }
-            case MULTI_SET -> state.multiSet(request.keys(), request.values());
             case CANCEL_WAIT -> {
                 stopWaiting();
                 answerByte(ctx, Command.WAIT_CANCELED);
             }
             case PING -> send(ctx, buffer(ctx, 4).writeIntLE((int) request.number()));
-            case QUEUE_PUSH -> state.values().push(request.key(), request.value());
             case QUEUE_POP -> pop(ctx, request.key());
-            case QUEUE_LEN -> answer(ctx, state.values().queueLength(request.key()));
             case LIST_KEYS -> listKeys(ctx);
+            default -> answer(ctx, request.keys(), state.execute(request));
+        }
+    }
+
+    private void answer(ChannelHandlerContext ctx, List<String> keys, Object answer) {
+        if (answer instanceof Long number) {
+            answer(ctx, number);
+        } else if (answer instanceof Boolean ready) {
+            answerByte(ctx, ready ? Command.READY : Command.NOT_READY);
+        } else if (answer instanceof byte[] value) {
+            answer(ctx, keys.get(0), value);
+        } else if (answer instanceof List<?> values) {
+            for (int i = 0; i < keys.size(); i++) {
+                answer(ctx, keys.get(i), (byte[]) values.get(i));
+            }
         }
     }
 

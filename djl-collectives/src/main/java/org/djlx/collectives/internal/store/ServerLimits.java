@@ -12,7 +12,11 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
     public static final ServerLimits DEFAULTS =
             new ServerLimits(16 << 10, 1 << 20, 8 << 20, Runtime.getRuntime().maxMemory() / 4);
 
-    static final int MAX_KEY_BYTES = 8 << 10;
+    /** No limits, for requests that are not from a client. */
+    static final ServerLimits NONE =
+            new ServerLimits(0, Integer.MAX_VALUE, Integer.MAX_VALUE, Long.MAX_VALUE);
+
+    private static final int MAX_KEY_BYTES = 8 << 10;
 
     private static final int MAX_KEYS_IN_COMMAND = 128 << 10;
 
@@ -21,8 +25,14 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
 
     private static final int MAX_STRANGERS_VALUE_BYTES = 64;
 
+    int maxKeyBytes() {
+        return equals(NONE) ? Integer.MAX_VALUE : MAX_KEY_BYTES;
+    }
+
     int maxKeysInCommand() {
-        return (int) Math.min(MAX_KEYS_IN_COMMAND, maxMessageBytes());
+        return equals(NONE)
+                ? Integer.MAX_VALUE
+                : (int) Math.min(MAX_KEYS_IN_COMMAND, maxMessageBytes());
     }
 
     /** Returns the maximum length of a command or answer in bytes. */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.store;
 
-import java.util.Arrays;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -14,8 +13,6 @@ import java.util.concurrent.CompletableFuture;
  * method that rejects a request throws {@link IllegalArgumentException} and changes nothing.
  */
 final class ServerState {
-
-    private static final byte[] EMPTY = {};
 
     private static final int ENTRY_BYTES = 128;
 
@@ -152,7 +149,7 @@ final class ServerState {
     private final class Budgeted extends KeyValueMap {
 
         @Override
-        public void set(String key, byte[] value) {
+        void set(String key, byte[] value) {
             memory.take(entryBytes(key) + value.length);
             byte[] before = get(key);
             super.set(key, value);
@@ -163,7 +160,7 @@ final class ServerState {
         }
 
         @Override
-        public boolean delete(String key) {
+        boolean delete(String key) {
             byte[] value = get(key);
             if (value != null) {
                 discarded(key, value);
@@ -172,14 +169,14 @@ final class ServerState {
         }
 
         @Override
-        public void push(String queue, byte[] value) {
+        void push(String queue, byte[] value) {
             memory.take(entryBytes(queue) + value.length);
             super.push(queue, value);
             waits.wakeOne(queue);
         }
 
         @Override
-        public byte[] pop(String queue) {
+        byte[] pop(String queue) {
             byte[] value = super.pop(queue);
             discarded(queue, value);
             return value;
@@ -227,70 +224,55 @@ final class ServerState {
         return connections;
     }
 
-    void set(String key, byte[] value) {
-        checkRoom(List.of(key));
-        values.set(key, value);
-    }
-
-    void multiSet(List<String> keys, List<byte[]> newValues) {
-        checkRoom(keys);
-        // All or nothing.
-        long bytes = newValues.stream().mapToLong(value -> value.length).sum();
-        bytes += keys.stream().mapToLong(ServerState::entryBytes).sum();
-        memory.take(bytes);
-        memory.giveBack(bytes);
-        for (int i = 0; i < keys.size(); i++) {
-            values.set(keys.get(i), newValues.get(i));
+    /** Executes a request as {@link KeyValueMap#execute}, within the limits. */
+    Object execute(Request request) {
+        List<String> keys = request.keys();
+        switch (request.command()) {
+            case SET, ADD -> checkRoom(keys);
+            case COMPARE_SET -> {
+                if (request.value().length == 0) {
+                    checkRoom(keys);
+                }
+            }
+            case MULTI_SET -> {
+                checkRoom(keys);
+                // All or nothing.
+                long bytes = request.values().stream().mapToLong(value -> value.length).sum();
+                bytes += keys.stream().mapToLong(ServerState::entryBytes).sum();
+                memory.take(bytes);
+                memory.giveBack(bytes);
+            }
+            case APPEND -> {
+                checkRoom(keys);
+                long length = values.valueOf(request.key()).length + (long) request.value().length;
+                if (length > limits.maxValueBytes()) {
+                    throw new IllegalArgumentException(
+                            "APPEND makes the value of %s %s bytes long; at most %s are accepted"
+                                    .formatted(
+                                            StoreErrors.quote(request.key()),
+                                            length,
+                                            limits.maxValueBytes()));
+                }
+            }
+            case MULTI_GET -> {
+                long size = keys.stream().mapToLong(key -> values.valueOf(key).length).sum();
+                if (size > limits.maxMessageBytes()) {
+                    throw new IllegalArgumentException(
+                            ("MULTI_GET of %s bytes; at most %s are allowed; get the values in"
+                                            + " several calls")
+                                    .formatted(size, limits.maxMessageBytes()));
+                }
+            }
+            default -> {}
         }
-    }
-
-    byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        if (expected.length == 0) {
-            checkRoom(List.of(key));
-        }
-        return values.compareSet(key, expected, desired);
-    }
-
-    long add(String key, long amount) {
-        checkRoom(List.of(key));
-        long sum = values.add(key, amount);
-        if (worldSize > 0 && sum >= worldSize && key.equals(Command.INIT_KEY)) {
+        Object answer = values.execute(request);
+        if (request.command() == Command.ADD
+                && request.key().equals(Command.INIT_KEY)
+                && worldSize > 0
+                && (Long) answer >= worldSize) {
             joined.complete(null);
         }
-        return sum;
-    }
-
-    void append(String key, byte[] tail) {
-        checkRoom(List.of(key));
-        long length = (long) get(key).length + tail.length;
-        if (length > limits.maxValueBytes()) {
-            throw new IllegalArgumentException(
-                    "APPEND makes the value of %s %s bytes long; at most %s are accepted"
-                            .formatted(StoreErrors.quote(key), length, limits.maxValueBytes()));
-        }
-        values.append(key, tail);
-    }
-
-    /** Returns a value; an empty one if the key is unset, like PyTorch's libuv server. */
-    byte[] get(String key) {
-        byte[] value = values.get(key);
-        return value == null ? EMPTY : value;
-    }
-
-    byte[][] multiGet(List<String> keys) {
-        byte[][] found = keys.stream().map(this::get).toArray(byte[][]::new);
-        long size = Arrays.stream(found).mapToLong(value -> value.length).sum();
-        if (size > limits.maxMessageBytes()) {
-            throw new IllegalArgumentException(
-                    ("MULTI_GET of %s bytes; at most %s are allowed; get the values in several"
-                                    + " calls")
-                            .formatted(size, limits.maxMessageBytes()));
-        }
-        return found;
-    }
-
-    boolean check(List<String> keys) {
-        return keys.stream().allMatch(values::isReady);
+        return answer;
     }
 
     /** Ends another wait for a queue whose values the client that was woken for them left there. */

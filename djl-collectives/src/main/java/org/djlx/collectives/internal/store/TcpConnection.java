@@ -15,6 +15,9 @@ import java.net.SocketTimeoutException;
 import java.net.StandardSocketOptions;
 import java.net.UnknownHostException;
 import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.concurrent.ThreadLocalRandom;
 import org.djlx.nativeops.host.Deadline;
 
@@ -66,6 +69,41 @@ final class TcpConnection implements Closeable {
         throw failure;
     }
 
+    /**
+     * Sends a request and returns its answer, as {@link KeyValueMap#execute}. A command without an
+     * answer is followed by a PING, whose answer confirms it; if the server rejects the command,
+     * this call fails and not a later one.
+     */
+    Object execute(Request request, int timeoutMillis) throws IOException {
+        RequestWriter bytes = new RequestWriter().request(request);
+        if (request.command().isConfirmedByPing()) {
+            ping(bytes, timeoutMillis);
+            return null;
+        }
+        send(bytes);
+        return switch (request.command()) {
+            case CHECK -> readByte() == Command.READY;
+            case GET, COMPARE_SET -> readValue();
+            case MULTI_GET -> readValues(request.keys().size());
+            case QUEUE_POP -> readLong() > 0 ? readValue() : null;
+            case LIST_KEYS ->
+                    readValues(readLong()).stream()
+                            .map(key -> new String(key, StandardCharsets.UTF_8))
+                            .filter(key -> key.startsWith(Command.KEY_PREFIX))
+                            .map(key -> key.substring(Command.KEY_PREFIX.length()))
+                            .toList();
+            default -> readLong();
+        };
+    }
+
+    private List<byte[]> readValues(long count) throws IOException {
+        List<byte[]> values = new ArrayList<>();
+        for (long i = 0; i < count; i++) {
+            values.add(readValue());
+        }
+        return values;
+    }
+
     /** Sends a PING and waits for its answer, which confirms all earlier commands. */
     void ping(RequestWriter before, int timeoutMillis) throws IOException {
         int nonce = ThreadLocalRandom.current().nextInt();
@@ -103,21 +141,11 @@ final class TcpConnection implements Closeable {
         return -1;
     }
 
-    private long readLong() throws IOException {
+    long readLong() throws IOException {
         return Long.reverseBytes(in.readLong());
     }
 
-    long sendForLong(RequestWriter request) throws IOException {
-        send(request);
-        return readLong();
-    }
-
-    byte[] sendForValue(RequestWriter request) throws IOException {
-        send(request);
-        return readValue();
-    }
-
-    byte[] readValue() throws IOException {
+    private byte[] readValue() throws IOException {
         return readValue(Integer.MAX_VALUE);
     }
 

@@ -7,14 +7,12 @@ import java.net.ConnectException;
 import java.net.ProtocolException;
 import java.net.SocketException;
 import java.net.SocketTimeoutException;
-import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.host.Deadline;
 import org.djlx.nativeops.host.Durations;
 
@@ -29,7 +27,7 @@ import org.djlx.nativeops.host.Durations;
  * <p>A lost connection is reopened only to the same server; a different server has none of the
  * keys. PyTorch's servers have no identity, so for them it cannot be checked.
  */
-public abstract class TcpStoreClient implements Store {
+public abstract class TcpStoreClient extends RequestStore {
 
     private static final long FIRST_PAUSE_MILLIS = 5;
     private static final long MAX_PAUSE_MILLIS = 500;
@@ -39,11 +37,12 @@ public abstract class TcpStoreClient implements Store {
 
     private static final int MISSING_BATCH = 1024;
 
+    private static final Request NOTHING = Request.of(Command.MULTI_SET, List.of());
+
     /** How long to try to reopen a lost connection. */
     private static final Duration REOPEN_PATIENCE = Duration.ofSeconds(10);
 
     private final ServerAddress server;
-    private final Duration timeout;
     private final int answerMillis;
 
     private final ReentrantLock commandLock = new ReentrantLock();
@@ -60,8 +59,8 @@ public abstract class TcpStoreClient implements Store {
      * retries until it finds a server that has the mark, a key; null accepts any server.
      */
     protected TcpStoreClient(ServerAddress server, Duration timeout, String mark) {
+        super(timeout);
         this.server = server;
-        this.timeout = timeout;
         answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
         waiters = new WaitConnections(server);
         commands = connectCommands(mark);
@@ -69,7 +68,7 @@ public abstract class TcpStoreClient implements Store {
 
     /** Opens another handle on the server of a handle; throws CollectiveException if it is gone. */
     protected TcpStoreClient(TcpStoreClient other) {
-        this(other.server, other.timeout, null);
+        this(other.server, other.timeout(), null);
         if (!Arrays.equals(commands.serverId(), other.commands.serverId())) {
             waiters.close();
             commands.close();
@@ -79,29 +78,34 @@ public abstract class TcpStoreClient implements Store {
 
     /** Adds to the number of workers that have joined, and returns it. */
     protected final long addToJoined(long workers) {
-        RequestWriter request =
-                new RequestWriter().command(Command.ADD).rawKey(Command.INIT_KEY).number(workers);
-        return command("join", List.of(), c -> c.sendForLong(request));
+        return command(
+                "join",
+                List.of(),
+                c -> {
+                    c.send(
+                            new RequestWriter()
+                                    .command(Command.ADD)
+                                    .rawKey(Command.INIT_KEY)
+                                    .number(workers));
+                    return c.readLong();
+                });
     }
 
     @Override
-    public final void set(String key, byte[] value) {
-        confirmed("set", Command.SET, key, value);
-    }
-
-    @Override
-    public final void append(String key, byte[] value) {
-        confirmed("append", Command.APPEND, key, value);
-    }
-
-    @Override
-    public final void multiSet(List<String> keys, List<byte[]> values) {
-        StoreChecks.checkPairs(keys, values);
-        RequestWriter request = new RequestWriter().command(Command.MULTI_SET).number(keys.size());
-        for (int i = 0; i < keys.size(); i++) {
-            request.key(keys.get(i)).value(values.get(i));
-        }
-        confirmed("multiSet", keys, request);
+    protected final Object execute(String operation, Request request) {
+        return command(
+                operation,
+                request.keys(),
+                c -> {
+                    try {
+                        return c.execute(request, answerMillis);
+                    } catch (EOFException | SocketException e) {
+                        if (request.command() == Command.ADD) {
+                            explainFailedAdd(request.key(), e);
+                        }
+                        throw e;
+                    }
+                });
     }
 
     @Override
@@ -110,7 +114,7 @@ public abstract class TcpStoreClient implements Store {
         Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         List<String> keys = List.of(key);
         while (true) {
-            byte[] value = command("get", keys, c -> sendCheck(c, keys) ? sendGet(c, key) : null);
+            byte[] value = command("get", keys, c -> isSet(c, keys) ? value(c, keys) : null);
             // The answer is also empty if the key was deleted in between.
             if (value != null && (value.length > 0 || check("get", keys))) {
                 return value;
@@ -120,52 +124,10 @@ public abstract class TcpStoreClient implements Store {
     }
 
     @Override
+    @SuppressWarnings("unchecked")
     public final List<byte[]> multiGet(List<String> keys, Duration timeout) {
         waitFor("multiGet", keys, timeout);
-        return command(
-                "multiGet",
-                keys,
-                c -> {
-                    c.send(new RequestWriter().command(Command.MULTI_GET).keys(keys));
-                    List<byte[]> values = new ArrayList<>(keys.size());
-                    for (int i = 0; i < keys.size(); i++) {
-                        values.add(c.readValue());
-                    }
-                    return values;
-                });
-    }
-
-    @Override
-    public final long add(String key, long amount) {
-        StoreChecks.checkKey(key);
-        RequestWriter request = new RequestWriter().command(Command.ADD).key(key).number(amount);
-        return command(
-                "add",
-                List.of(key),
-                c -> {
-                    try {
-                        return c.sendForLong(request);
-                    } catch (EOFException | SocketException e) {
-                        explainFailedAdd(key, e);
-                        throw e;
-                    }
-                });
-    }
-
-    @Override
-    public final byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(expected);
-        StoreChecks.checkValue(desired);
-        RequestWriter request = new RequestWriter().command(Command.COMPARE_SET).key(key);
-        request.value(expected).value(desired);
-        return command("compareSet", List.of(key), c -> c.sendForValue(request));
-    }
-
-    @Override
-    public final boolean check(List<String> keys) {
-        StoreChecks.checkKeys(keys);
-        return check("check", keys);
+        return (List<byte[]>) execute("multiGet", Request.of(Command.MULTI_GET, keys));
     }
 
     @Override
@@ -174,67 +136,20 @@ public abstract class TcpStoreClient implements Store {
     }
 
     @Override
-    public final boolean delete(String key) {
-        return number("delete", Command.DELETE_KEY, key) > 0;
-    }
-
-    /**
-     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
-     * workers that have joined.
-     */
-    @Override
-    public final long numKeys() {
-        RequestWriter request = new RequestWriter().command(Command.GETNUMKEYS);
-        return command("numKeys", List.of(), c -> c.sendForLong(request));
-    }
-
-    @Override
-    public final List<String> listKeys() {
-        return command(
-                "listKeys",
-                List.of(),
-                c -> {
-                    List<String> keys = new ArrayList<>();
-                    long count = c.sendForLong(new RequestWriter().command(Command.LIST_KEYS));
-                    for (long i = 0; i < count; i++) {
-                        String key = new String(c.readValue(), StandardCharsets.UTF_8);
-                        if (key.startsWith(Command.KEY_PREFIX)) {
-                            keys.add(key.substring(Command.KEY_PREFIX.length()));
-                        }
-                    }
-                    return keys;
-                });
-    }
-
-    @Override
-    public final void queuePush(String queue, byte[] value) {
-        confirmed("queuePush", Command.QUEUE_PUSH, queue, value);
-    }
-
-    @Override
     public final byte[] queuePop(String queue, Duration timeout) {
         StoreChecks.checkKey(queue);
         Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         List<String> queues = List.of(queue);
-        byte[] value = command("queuePop", queues, c -> sendPop(c, queue));
+        Request pop = Request.of(Command.QUEUE_POP, queues);
+        Object value = execute("queuePop", pop);
         while (value == null && !deadline.isOver()) {
             // On the connection that waited: a server wakes one client for a value.
-            value = blockUntil("queuePop", queues, deadline, c -> sendPop(c, queue));
+            value = blockUntil("queuePop", queues, deadline, c -> c.execute(pop, answerMillis));
         }
         if (value == null) {
             throw StoreErrors.emptyQueue(toString(), timeout, queue);
         }
-        return value;
-    }
-
-    @Override
-    public final long queueLength(String queue) {
-        return number("queueLength", Command.QUEUE_LEN, queue);
-    }
-
-    @Override
-    public final Duration timeout() {
-        return timeout;
+        return (byte[]) value;
     }
 
     /** Closes all connections; commands and waits in progress fail. Idempotent. */
@@ -248,7 +163,7 @@ public abstract class TcpStoreClient implements Store {
     }
 
     private TcpConnection connectCommands(String mark) {
-        Deadline deadline = Deadline.after(timeout);
+        Deadline deadline = Deadline.after(timeout());
         long pause = FIRST_PAUSE_MILLIS;
         while (true) {
             try {
@@ -264,7 +179,7 @@ public abstract class TcpStoreClient implements Store {
                                     .formatted(
                                             this,
                                             mark == null ? "" : " to the server of '" + mark + "'",
-                                            timeout.toMillis(),
+                                            timeout().toMillis(),
                                             reason(e)),
                             e);
                 }
@@ -282,7 +197,7 @@ public abstract class TcpStoreClient implements Store {
     private TcpConnection openCommands(String mark, Deadline deadline) throws IOException {
         TcpConnection opened = TcpConnection.open(server, false, deadline);
         try {
-            if (mark == null || sendCheck(opened, List.of(mark))) {
+            if (mark == null || isSet(opened, List.of(mark))) {
                 return opened;
             }
             throw new ConnectException("a different server has answered");
@@ -301,52 +216,15 @@ public abstract class TcpStoreClient implements Store {
     }
 
     private boolean check(String operation, List<String> keys) {
-        return command(operation, keys, c -> sendCheck(c, keys));
+        return command(operation, keys, c -> isSet(c, keys));
     }
 
-    private static boolean sendCheck(TcpConnection c, List<String> keys) throws IOException {
-        c.send(new RequestWriter().command(Command.CHECK).keys(keys));
-        return c.readByte() == Command.READY;
+    private boolean isSet(TcpConnection c, List<String> keys) throws IOException {
+        return (Boolean) c.execute(Request.of(Command.CHECK, keys), answerMillis);
     }
 
-    /** Returns the first value of a queue; null if it is empty. */
-    private static byte[] sendPop(TcpConnection c, String queue) throws IOException {
-        long length = c.sendForLong(new RequestWriter().command(Command.QUEUE_POP).key(queue));
-        return length > 0 ? c.readValue() : null;
-    }
-
-    private static byte[] sendGet(TcpConnection c, String key) throws IOException {
-        return c.sendForValue(new RequestWriter().command(Command.GET).key(key));
-    }
-
-    /** Sends a command of one key that is answered by a number. */
-    private long number(String operation, Command command, String key) {
-        StoreChecks.checkKey(key);
-        RequestWriter request = new RequestWriter().command(command).key(key);
-        return command(operation, List.of(key), c -> c.sendForLong(request));
-    }
-
-    private void confirmed(String operation, Command command, String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        confirmed(
-                operation,
-                List.of(key),
-                new RequestWriter().command(command).key(key).value(value));
-    }
-
-    /**
-     * Sends a command that has no answer, followed by a PING. The answer to the PING confirms the
-     * command; if the server rejects the command, this call fails and not a later one.
-     */
-    private void confirmed(String operation, List<String> keys, RequestWriter request) {
-        command(
-                operation,
-                keys,
-                c -> {
-                    c.ping(request, answerMillis);
-                    return null;
-                });
+    private byte[] value(TcpConnection c, List<String> key) throws IOException {
+        return (byte[]) c.execute(Request.of(Command.GET, key), answerMillis);
     }
 
     private <T> T command(String operation, List<String> keys, Exchange<T> exchange) {
@@ -429,7 +307,7 @@ public abstract class TcpStoreClient implements Store {
      * keeps for this connection until its next command.
      */
     private static boolean leaveQueues(TcpConnection c) throws IOException {
-        c.send(new RequestWriter().command(Command.MULTI_SET).number(0));
+        c.send(new RequestWriter().request(NOTHING));
         return true;
     }
 
@@ -442,9 +320,7 @@ public abstract class TcpStoreClient implements Store {
         try {
             // If the command connection works, so does the server, and a new connection reaches the
             // same.
-            TcpConnection c =
-                    waiters.take(
-                            deadline, () -> confirmed(operation, List.of(), new RequestWriter()));
+            TcpConnection c = waiters.take(deadline, () -> execute(operation, NOTHING));
             try {
                 T answer = sendWait(c, keys, deadline) ? then.with(c) : null;
                 waiters.giveBack(c);
@@ -525,10 +401,10 @@ public abstract class TcpStoreClient implements Store {
         TcpConnection fresh = null;
         boolean replaced = false;
         try {
-            fresh = TcpConnection.open(server, false, Deadline.after(timeout));
+            fresh = TcpConnection.open(server, false, Deadline.after(timeout()));
             fresh.setReadTimeout(answerMillis);
-            if (sendCheck(fresh, List.of(key))) {
-                KeyValueMap.parseCounter(key, sendGet(fresh, key));
+            if (isSet(fresh, List.of(key))) {
+                KeyValueMap.parseCounter(key, value(fresh, List.of(key)));
             }
         } catch (IllegalArgumentException e) {
             commands.close();

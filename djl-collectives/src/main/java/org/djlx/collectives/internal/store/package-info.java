@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * Command           commands of the protocol, which is PyTorch's
  * Hello             handshake between clients and servers of this library
  * MemoryBudget      memory limit of a server for all clients
- * Request           a command with its arguments
  * RequestParser     parses requests
  * RequestWriter     writes requests
  * ServerConnection  one client's connection on the server
@@ -17,7 +15,11 @@
  * Implementation of the stores. Types are public only for other packages of this module.
  *
  * <ul>
- *   <li>{@link KeyValueMap} - semantics of set, add, compareSet and append
+ *   <li>{@link Command} - commands of the protocol, which is PyTorch's
+ *   <li>{@link KeyValueMap} - keys and queues: executes requests
+ *   <li>{@link Request} - a command with its arguments
+ *   <li>{@link RequestLog} - keys and queues that the requests in a file have made
+ *   <li>{@link RequestStore} - operations of a store as requests
  *   <li>{@link ServerAddress} - host, port and token of a server
  *   <li>{@link ServerLimits} - limits of a server
  *   <li>{@link StoreChecks} - argument checks
